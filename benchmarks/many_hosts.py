@@ -1,13 +1,18 @@
-"""What a save and a load ask of a store as processes grow in number: 1 to 8 real ones.
+"""What a save and a load ask of a store as processes grow in number: 1 to 8 real ones, 1,024 not.
 
-They share a state of some 100 MB through a server that speaks GCS's protocol and counts every
+Real ones share a state of some 100 MB through a server that speaks GCS's protocol and counts every
 request; for a load each process has one of its own, with the same objects. The reference of what is
 read are the bytes of the step's values.
 
-    python -m benchmarks.many_hosts [--counts 1 2 4 8] [--vocabulary 65536] [--json FILE]
+Of 64 to 1,024 processes and a state of 5 TB Cairn's code runs once for each, over a simulated
+network and bucket (`simulated/`); array bytes are left out. There a row's `requests`, `bytes`
+or `seconds` stand over its `budget`, which gives the `ratio`; of objects `requests` is the number.
 
-Counts are what counts here: the seconds are those of processes that share one machine's cores. The
-plot is drawn beside the rows.
+    python -m benchmarks.many_hosts [--counts 1 2 4 8] [--simulated 64 256 1024] [--json FILE]
+
+Rows in the file that are not measured this time stay: `--counts` with nothing behind it leaves the
+real ones as they are. Counts are what counts here: the seconds of real processes are those of some
+that share one machine's cores. The plot is drawn beside the rows.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.many_hosts_plot import drawing
+from benchmarks.simulated import rows as simulated_rows
 from tests.gcs.server import GcsServer
 from tests.multi_process.launcher import start
 from tests.multi_process.many_hosts import BUCKET
@@ -40,15 +46,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--simulated", type=int, nargs="*", default=[64, 256, 1024])
+    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--layers", type=int, help="of the simulated state: fewer make it smaller")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args(arguments)
     os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes: several can't share an accelerator
     rows: list[dict[str, Any]] = []
     for count in options.counts:
         rows += _printed(measure(count, options.vocabulary))
+    for count in options.simulated:
+        replicas = [one for one in options.replicas if one <= count // 2]
+        rows += _printed(simulated_rows.measure(count, replicas, layers=options.layers))
+    rows = _with_others(rows, options.json)
     options.json.write_text(json.dumps(rows, indent=2) + "\n")
     options.json.with_suffix(".svg").write_text("\n".join(drawing(rows)) + "\n")
     return 0
+
+
+def _with_others(rows: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """The rows, and those in the file of what was not measured now, real ones first."""
+    known = json.loads(file.read_text()) if file.exists() else []
+    measured = {(_is_simulated(row), row["processes"]) for row in rows}
+    kept = [row for row in known if (_is_simulated(row), row["processes"]) not in measured]
+    return sorted([*kept, *rows], key=lambda row: (_is_simulated(row), row["processes"]))
+
+
+def _is_simulated(row: dict[str, Any]) -> bool:
+    return str(row["row"]).startswith("simulated")
 
 
 def _printed(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,26 @@ PANELS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "ratio",
         {"load, sharded: values": "sharded", "load, replicated: values": "replicated"},
     ),
+    "5 TB, simulated: requests but for values": (
+        "requests",
+        {"simulated save, but for values": "save", "simulated save: objects": "objects"},
+    ),
+    "5 TB, simulated: seconds": (
+        "seconds",
+        {
+            "simulated save: publish": "publish",
+            "simulated a late process is named": "late, named",
+        },
+    ),
+    "5 TB, simulated: bytes read, of the bytes stored": (
+        "ratio",
+        {
+            "simulated load, sharded: values": "sharded",
+            "simulated load, 16 replicas: values": "16 replicas",
+        },
+    ),
 }
+_COLUMNS: Final = 3
 
 Points = list[tuple[int, float]]
 
@@ -50,18 +69,21 @@ def main() -> int:
 
 def drawing(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The lines of the SVG: a panel for each question, a line for each row."""
-    width = PANEL * len(PANELS)
+    width, height = PANEL * _COLUMNS, HEIGHT * -(-len(PANELS) // _COLUMNS)
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" '
-        f'viewBox="0 0 {width} {HEIGHT}" font-family="system-ui, sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">'
     )
-    yield f'<rect width="{width}" height="{HEIGHT}" fill="white"/>'
+    yield f'<rect width="{width}" height="{height}" fill="white"/>'
     for number, (title, (field, named)) in enumerate(PANELS.items()):
         found = {
             label: [(row["processes"], row[field]) for row in rows if row["row"] == name]
             for name, label in named.items()
         }
-        yield from _panel(number * PANEL, title, {k: v for k, v in found.items() if v})
+        row, column = divmod(number, _COLUMNS)
+        yield f'<g transform="translate(0 {row * HEIGHT})">'
+        yield from _panel(column * PANEL, title, {k: v for k, v in found.items() if v})
+        yield "</g>"
     yield "</svg>"
 
 

@@ -18,6 +18,7 @@ from benchmarks import (
     storage_limits,
     storage_rows,
 )
+from cairn.storage.training.processes import patience
 from examples.demo import servers
 from tests.programs.program import run
 from tests.service import planes
@@ -127,7 +128,8 @@ def test_row_whose_measurement_failed_is_left_out():
 
 def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path):
     output = tmp_path / "many_hosts.json"
-    assert many_hosts.main(["--counts", "2", "--vocabulary", "512", "--json", str(output)]) == 0
+    options = ["--counts", "2", "--vocabulary", "512", "--simulated", "--json", str(output)]
+    assert many_hosts.main(options) == 0
     rows = {row["row"]: row for row in json.loads(output.read_text())}
     for kind in ("sharded", "replicated"):
         read = rows[f"load, {kind}: values"]
@@ -137,6 +139,31 @@ def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path
     drawn = ElementTree.parse(output.with_suffix(".svg"))
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert set(many_hosts_plot.PANELS) <= texts
+
+
+def test_simulated_processes_run_the_real_code_and_stay_within_budgets(tmp_path, monkeypatch):
+    """A few of them, with two layers; the real rows of the file stay."""
+    monkeypatch.setattr(patience, "TOLD_SECONDS", 0.2)
+    output = tmp_path / "many_hosts.json"
+    real = {"row": "save", "processes": 2, **dict.fromkeys(("requests", "bytes", "ratio"), 7)}
+    output.write_text(json.dumps([real]))
+    options = ["--counts", "--simulated", "8", "--replicas", "1", "4", "--layers", "2"]
+    assert many_hosts.main([*options, "--json", str(output)]) == 0
+    first, *rows = json.loads(output.read_text())
+    assert first == real
+    found = {row["row"].removeprefix("simulated "): row for row in rows}
+    stored = found["save: objects"]["bytes"]
+    layer = 3 * 53_248 * 16_384 + 2 * 16_384**2 + 2 * 16_384 * 1_024 + 2 * 16_384
+    elements = 2 * 128_256 * 16_384 + 16_384 + 2 * layer
+    assert 3 * 4 * elements < stored < 1.001 * 3 * 4 * elements
+    for kind in ("sharded", "4 replicas"):
+        read = found[f"load, {kind}: values"]
+        whole = {"sharded": stored, "4 replicas": stored // 3}[kind]
+        assert read["reference"] == pytest.approx(whole, rel=1e-6)
+        assert read["reference"] <= read["bytes"] <= read["budget"] * read["reference"]
+        assert 0 < found[f"load, {kind}: metadata, any other process"]["ratio"] <= 1
+    for name in ("save: objects", "save: manifest"):
+        assert 0 < found[name]["ratio"] <= 1
 
 
 @pytest.fixture(scope="module")

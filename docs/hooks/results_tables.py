@@ -75,13 +75,14 @@ def _compared(row: Mapping[str, Any]) -> list[str]:
 
 def _many_hosts(rows: Any) -> str:
     return _table(
-        ["", "processes", "requests", "bytes", "ratio", "budget"],
+        ["", "processes", "requests", "bytes", "seconds", "ratio", "budget"],
         (
             [
                 row["row"],
                 str(row["processes"]),
-                str(row["requests"]),
-                f"{row['bytes'] / 1e6:.4g} MB",
+                _shown(row["requests"], "{:,}"),
+                _shown(row["bytes"] and row["bytes"] / 1e6, "{:,.4g} MB"),
+                _shown(row["seconds"], "{:.3g}"),
                 _shown(row["ratio"], "{:.3g}"),
                 _shown(row["budget"], "{:g}"),
             ]

@@ -73,7 +73,7 @@ class StoredCheckpoint:
         self.info = info
         self.uri = run.step_uri(info)
         self.manifest: Manifest = run.manifest(info)
-        self._reader = CheckpointReader.open(self.uri, self.manifest)
+        self._reader = CheckpointReader.open(self.uri, self.manifest, whole=True)
         self.model_item = MODEL_ITEM
         self.meta: Mapping[str, Any] = read_meta(self._reader)
         self._check_meta()

@@ -14,21 +14,36 @@ import numpy as np
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.store import (
     ALIGNMENT,
+    BLOCK_BYTES,
     ContentSum,
     ObjectStore,
     StoreURI,
     aligned_buffer,
     is_direct,
+    open_files,
     set_direct,
 )
 
-__all__ = ["FILE_BYTES", "REMOTE_FILE_BYTES", "Buffer", "ValueSink", "open_sink"]
+__all__ = [
+    "FILE_BYTES",
+    "MOST_FILE_BYTES",
+    "REMOTE_FILE_BYTES",
+    "Buffer",
+    "ValueSink",
+    "open_sink",
+]
 
 FILE_BYTES: Final = 64 << 20
 """A value file on a disk is closed once it would grow beyond this."""
 
 REMOTE_FILE_BYTES: Final = 16 << 20
 """The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
+
+MOST_FILE_BYTES: Final = 400 << 20
+"""The same for files of the largest items, which are written as a stream. See ADR 40."""
+
+_FILES_OF_ITEM: Final = 4_000
+"""About so many files hold an item, whatever its size, as long as files can grow."""
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
@@ -70,9 +85,19 @@ class ValueSink(Protocol):
         """Free threads."""
 
 
-def open_sink(folder: StoreURI) -> ValueSink:
-    """The sink for the database in `folder`."""
-    return _LocalSink(folder.local_path) if folder.scheme == "file" else _RemoteSink(folder)
+def open_sink(folder: StoreURI, *, item_bytes: int = 0) -> ValueSink:
+    """The sink for the database in `folder`.
+
+    Args:
+        folder: the database's.
+        item_bytes: what all processes together store of the item: the more, the larger its files.
+    """
+    wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
+    if folder.scheme == "file":
+        return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
+    if wanted > REMOTE_FILE_BYTES:
+        return _StreamSink(folder, wanted)
+    return _RemoteSink(folder)
 
 
 class _LocalSink:
@@ -81,8 +106,8 @@ class _LocalSink:
     Each is synced by another thread while the next is written. See ADR 0013.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.file_bytes = FILE_BYTES
+    def __init__(self, folder: str, file_bytes: int) -> None:
+        self.file_bytes = file_bytes
         self.writers = _WRITERS
         self._folder = folder
         os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
@@ -137,6 +162,45 @@ class _RemoteSink:
 
     def close(self) -> None:
         self._handing_over.shutdown()
+
+
+class _StreamSink:
+    """Large objects of a store, each an upload of many requests, of which it holds one or two.
+
+    The store's checksum of each is compared with ours when it is whole.
+    """
+
+    def __init__(self, folder: StoreURI, file_bytes: int) -> None:
+        self.file_bytes = file_bytes
+        self.writers = _REMOTE_WRITERS
+        self._files = open_files(folder)
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+        with self._files.open_write(name) as upload:
+            for block in _blocks(buffers):
+                upload.write(block)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def close(self) -> None:
+        """No threads."""
+
+
+def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:
+    """The same bytes, so many at a time as an upload sends."""
+    held = bytearray()
+    for buffer in buffers:
+        left = memoryview(buffer)
+        while left:
+            taken = left[: BLOCK_BYTES - len(held)]
+            held += taken
+            left = left[len(taken) :]
+            if len(held) == BLOCK_BYTES:
+                yield bytes(held)
+                held.clear()
+    if held:
+        yield bytes(held)
 
 
 class _Window:

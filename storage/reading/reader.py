@@ -134,7 +134,9 @@ class CheckpointReader:
         )
 
     @classmethod
-    def open(cls, step_uri: StoreURI, manifest: Manifest | None = None) -> CheckpointReader:
+    def open(
+        cls, step_uri: StoreURI, manifest: Manifest | None = None, *, whole: bool = False
+    ) -> CheckpointReader:
         """The reader of the step in the folder `step_uri`.
 
         Args:
@@ -142,6 +144,7 @@ class CheckpointReader:
             manifest: the step's manifest. With it, leaves are listed without opening them, and
                 what is stored is checked against it. With an index, nothing but that and what is
                 asked for is read; without, all files but the large ones of values are checked now.
+            whole: most leaves will be read: of a large index, too, all is read at once.
 
         Raises:
             StepNotFoundError: there is no such folder.
@@ -152,7 +155,7 @@ class CheckpointReader:
         if manifest is None:
             return cls._open(step_uri, None, None, check=False)
         try:
-            contents = open_contents(step_uri, manifest)
+            contents = open_contents(step_uri, manifest, whole=whole)
         except CorruptionError as exc:
             names = {entry.name for entry in open_files(step_uri).list()}
             if not names & {INDEX_FILE, COMMIT_FILE, STEP_METADATA}:

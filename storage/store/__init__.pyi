@@ -35,6 +35,7 @@ from .file_checksums import FileChecksum as FileChecksum
 from .file_checksums import read_crc32c as read_crc32c
 from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files
+from .files import BLOCK_BYTES as BLOCK_BYTES
 from .files import Entry as Entry
 from .files import Files as Files
 from .files import Held as Held

@@ -338,6 +338,14 @@ class ObjectStore:
         """Remove `key`; nothing happens if it does not exist."""
         self._wait("delete", self._kv.write(self._checked(key), None), key)
 
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Remove these, many at a time; nothing happens to those that do not exist."""
+        names = [self._checked(key) for key in keys]
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            for name, future in [(name, self._kv.write(name, None)) for name in window]:
+                self._wait("delete", future, name)
+
     def delete_if(self, key: str, *, generation: bytes) -> None:
         """Remove `key` if it is still as last seen; absent already is fine.
 
@@ -469,11 +477,7 @@ class ObjectStore:
         if self.uri.scheme != "gs":
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
-        names = self.list(prefix)
-        for start in range(0, len(names), _READS_AT_ONCE):
-            window = names[start : start + _READS_AT_ONCE]
-            for name, future in [(name, self._kv.write(name, None)) for name in window]:
-                self._wait("delete", future, name)
+        self.delete_many(self.list(prefix))
 
     def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(JSON object, generation) at `key`, or None.

@@ -186,7 +186,7 @@ def _fitted(
     """The target as trees, without its modules, and beside what is stored, if all fits."""
     given = as_items(target)
     opened = open_modules(given.trees)
-    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
     where = f"{run.uri}, step {info.step}"
     pattern = None if only is None else _pattern(only)
     fitted, problems = [], []

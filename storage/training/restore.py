@@ -57,7 +57,7 @@ def open_step(step_uri: StoreURI) -> CheckpointReader:
         CorruptionError: the metadata can't be read, or files are not what was saved.
         StoreUnavailableError: the store gives no answer.
     """
-    return CheckpointReader.open(step_uri, _manifest_of(step_uri))
+    return CheckpointReader.open(step_uri, _manifest_of(step_uri), whole=True)
 
 
 def stored_items(step: Step) -> list[str]:

@@ -168,7 +168,7 @@ class _Tables:
         self.origins: dict[tuple[int, int], int] = {}
         self._numbers: dict[str, int] = {}
         self._files: list[tuple[int, int, bytes, int, int, int]] = []
-        self._values: list[tuple[int, int, int]] = []
+        self._values: list[Rows] = []
         self._digests: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         for record in sorted(objects, key=operator.attrgetter("name")):
             found = _VALUE_FILE.fullmatch(record.name)
@@ -195,21 +195,23 @@ class _Tables:
     def add(self, leaf: LeafRecord, shards: Iterable[PlacedShard]) -> str | None:
         """Add the rows of a leaf; what is wrong with its shards, if anything is."""
         grid, chunks = shard_grid(leaf)
-        steps, per_shard = leaf.shards or (), math.prod(chunks)
-        expected = math.prod(grid)
-        given = [(tuple(map(operator.floordiv, one.origin, steps)), one) for one in shards]
-        if len(given) > 1:
-            given.sort(key=operator.itemgetter(0))
-        if len(given) != expected or len({cell for cell, _ in given}) != expected:
+        given, per_shard, expected = list(shards), math.prod(chunks), math.prod(grid)
+        order = _in_order(given, leaf.shards or (), grid) if given else np.empty(0, np.intp)
+        if len(given) != expected:
             return f"{expected} shards expected, found {len(given)}"
-        for cell, one in given:
-            if one.digests.size != per_shard or any(map(operator.ge, cell, grid)):
+        if isinstance(order, PlacedShard):
+            return f"a shard at {list(order.origin)} of {order.digests.size} chunks"
+        if order is None:
+            return f"{expected} shards expected, found {len({one.origin for one in given})}"
+        placed = [given[number] for number in order.tolist()]
+        for one in placed:
+            if one.digests.size != per_shard:
                 return f"a shard at {list(one.origin)} of {one.digests.size} chunks"
-            number = self._numbers.get(one.ref.file)
-            if number is None:
+            if one.ref.file not in self._numbers:
                 return f"in {one.ref.file}, which is not among the step's files"
-            self._values.append((number, one.ref.offset, one.ref.length))
             self._digests.append(one.digests.reshape(-1))
+        rows = [(self._numbers[file], offset, length) for _, (file, offset, length), _ in placed]
+        self._values.append(np.array(rows, VALUE_ROW))
         return None
 
     def files(self) -> Rows:
@@ -225,8 +227,35 @@ class _Tables:
 
     def values(self) -> Rows:
         """The table of values."""
-        return np.array(self._values, VALUE_ROW)
+        return np.concatenate([np.empty(0, VALUE_ROW), *self._values])
 
     def digests(self) -> Rows:
         """The table of digests."""
         return np.concatenate([np.empty(0, DIGEST_ROW), *self._digests]).astype(DIGEST_ROW)
+
+
+def _in_order(
+    shards: Sequence[PlacedShard], shape: Sequence[int], grid: Sequence[int]
+) -> np.ndarray[Any, np.dtype[np.intp]] | PlacedShard | None:
+    """The shards in C order of their places; one that has none; or None if two have the same.
+
+    Args:
+        shards: at least one.
+        shape: of each.
+        grid: how many there are along each axis.
+    """
+    for one in shards:
+        if len(one.origin) != len(shape):
+            return one
+    if len(shards) == 1:
+        cell = map(operator.floordiv, shards[0].origin, shape)
+        return shards[0] if any(map(operator.ge, cell, grid)) else np.zeros(1, np.intp)
+    if not shape:
+        return None
+    cells = np.array([one.origin for one in shards], np.int64) // np.array(shape, np.int64)
+    (beyond,) = np.nonzero((cells >= np.array(grid, np.int64)).any(axis=1))
+    if len(beyond):
+        return shards[int(beyond[0])]
+    places = np.ravel_multi_index(tuple(cells.T), tuple(grid))
+    order = np.argsort(places, kind="stable")
+    return None if (np.diff(places[order]) == 0).any() else order

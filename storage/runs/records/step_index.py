@@ -78,6 +78,9 @@ __all__ = [
 _WHOLE_BYTES: Final = 4 << 20
 """An index up to this size is read in one go."""
 
+_LOADED_BYTES: Final = 64 << 20
+"""The same where all leaves are wanted: each page asked for by itself costs more than its bytes."""
+
 FILE_ROW: Final = np.dtype(
     [
         ("folder", "<u4"),
@@ -212,8 +215,13 @@ def parse_index(
     return manifest, index
 
 
-def open_contents(step: StoreURI, manifest: Manifest) -> StepContents:
+def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) -> StepContents:
     """What the step in the folder `step` holds, of which this is the manifest.
+
+    Args:
+        step: the step's folder.
+        manifest: of it.
+        whole: most leaves are wanted: a large index is read in one go, too.
 
     Raises:
         CorruptionError: the index is missing, or is not what was written.
@@ -233,12 +241,12 @@ def open_contents(step: StoreURI, manifest: Manifest) -> StepContents:
 
     offset, length = known.directory
     read = fetch
-    if known.size <= _WHOLE_BYTES:
-        whole = fetch(0, known.size + 1)
-        _check_whole(whole, known, path)
+    if known.size <= (_LOADED_BYTES if whole else _WHOLE_BYTES):
+        data = fetch(0, known.size + 1)
+        _check_whole(data, known, path)
 
         def read(start: int, stop: int) -> memoryview:
-            return whole[start:stop]
+            return data[start:stop]
 
     stored = read(offset, offset + length)
     found = hashlib.sha256(stored).hexdigest()

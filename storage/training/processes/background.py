@@ -17,6 +17,7 @@ from cairn.storage.training.processes.agreement import as_json, from_json
 from cairn.storage.training.processes.coordination import Coordination, coordination
 from cairn.storage.training.processes.exchange import (
     LATE_SECONDS,
+    MOST_NAMED,
     POLL_SECONDS,
     absent,
     is_primary,
@@ -144,9 +145,15 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
     arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
     client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
     patience = Patience(f"{place!r} of a save ({key})")
+
+    def whom() -> str:
+        if is_primary() or jax.process_count() <= MOST_NAMED:
+            return named(absent(client, arrivals))
+        return "others, whom the log of process 0 names"
+
     while not _all_met(client, arrivals, all_there):
         _raise_reported(client, key)
-        if patience.waited(lambda: named(absent(client, arrivals))) > seconds:
+        if patience.waited(whom) > seconds:
             raise SaveError(
                 "some processes did not come",
                 path=key,

@@ -21,6 +21,7 @@ from cairn.storage.training.processes.patience import TOLD_SECONDS, Patience
 
 __all__ = [
     "LATE_SECONDS",
+    "MOST_NAMED",
     "POLL_SECONDS",
     "absent",
     "exchange",
@@ -37,6 +38,9 @@ POLL_SECONDS: Final = 1
 
 _PIECE_CHARACTERS: Final = 1 << 20
 """Of a text in one value: the service takes no message of more than 4 MiB."""
+
+MOST_NAMED: Final = 32
+"""Processes that errors and the log name; in a job of more, process 0 alone looks who they are."""
 
 _rounds = itertools.count()
 _numbering = threading.Lock()
@@ -107,12 +111,12 @@ def _answer(
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
     """What each process has said; without those that did not come in time."""
     patience = Patience(place)
-    while missing := absent(client, place_key):
+    while missing := _absent(found := _found(client, place_key)):
         if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
         is_set(client, f"{place_key}/{missing[0]}.0")
-    there = set(range(jax.process_count())) - set(missing)
-    return {index: json.loads(_said(client, f"{place_key}/{index}")) for index in sorted(there)}
+    there = sorted(set(range(jax.process_count())) - set(missing))
+    return {index: json.loads(_whole(found, index)) for index in there}
 
 
 def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
@@ -181,9 +185,24 @@ def _said(client: Coordination, key: str) -> str:
 
 def absent(client: Coordination, place: str) -> list[int]:
     """The processes that have said nothing below `place`."""
-    names = (name for name, _ in client.key_value_dir_get(f"{place}/"))
-    there = {name.rpartition("/")[2].partition(".")[0] for name in names}
+    return _absent(_found(client, place))
+
+
+def _found(client: Coordination, place: str) -> dict[str, str]:
+    """What there is below `place`, of all processes, by the last part of its key: one request."""
+    return {name.rpartition("/")[2]: text for name, text in client.key_value_dir_get(f"{place}/")}
+
+
+def _absent(found: Mapping[str, str]) -> list[int]:
+    there = {name.partition(".")[0] for name in found if name.partition(".")[2] in ("", "0")}
     return [index for index in range(jax.process_count()) if str(index) not in there]
+
+
+def _whole(found: Mapping[str, str], index: int) -> str:
+    """What a process has said, of its pieces."""
+    count, _, text = found[f"{index}.0"].partition(" ")
+    rest = (found[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))
+    return "".join([text, *rest])
 
 
 def is_set(client: Coordination, name: str) -> bool:
@@ -198,5 +217,7 @@ def is_set(client: Coordination, name: str) -> bool:
 
 
 def named(numbers: Sequence[int]) -> str:
-    """How errors and the log name processes."""
-    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    """How errors and the log name processes; of very many the first ones."""
+    first = ", ".join(map(str, numbers[:MOST_NAMED]))
+    more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+    return f"process{'es' if len(numbers) > 1 else ''} {first}{more}"

@@ -12,10 +12,14 @@ import numpy as np
 
 from cairn.storage.arrays import Index
 
-__all__ = ["PART_BYTES", "Part", "SharedLeaf", "batches", "shared_parts"]
+__all__ = ["PART_BYTES", "Part", "SharedLeaf", "batch_bytes", "batches", "shared_parts"]
 
 PART_BYTES: Final = 16 << 20
 """What a process reads at a time, unless a chunk is larger."""
+
+
+_MOST_BATCHES: Final = 64
+"""About so many, if each process holds as much as the others."""
 
 
 class SharedLeaf(NamedTuple):
@@ -77,6 +81,16 @@ def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
         turns = itertools.zip_longest(*columns)
         parts += [part for turn in turns for part in turn if part is not None]
     return parts
+
+
+def batch_bytes(parts: Sequence[Part], least: int) -> int:
+    """What a process may hold of a batch: `least`, or enough that there are not very many batches.
+
+    Before each all processes meet twice, which takes longer the more of them there are.
+    """
+    count = max((part.holders[-1] for part in parts), default=0) + 1
+    held = sum(part.nbytes * len(part.holders) for part in parts) // count
+    return max(least, held // _MOST_BATCHES)
 
 
 def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:

@@ -16,7 +16,13 @@ from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece
 from cairn.storage.store import sha256_of
 from cairn.storage.training import processes
 from cairn.storage.training.restoring.filling import Filling, made
-from cairn.storage.training.restoring.read_plan import Part, SharedLeaf, batches, shared_parts
+from cairn.storage.training.restoring.read_plan import (
+    Part,
+    SharedLeaf,
+    batch_bytes,
+    batches,
+    shared_parts,
+)
 from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
 
 __all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
@@ -25,7 +31,8 @@ READ_ONCE: Final = "CAIRN_READ_ONCE"
 """Environment variable: 0 lets each process read all that its devices hold."""
 
 BATCH_BYTES: Final = 128 << 20
-"""What a process has at a time of parts that are read for several, beside the leaves."""
+"""What a process has at a time of parts that are read for several, beside the leaves; if it holds
+much of them, a sixty-fourth of that."""
 
 
 def agreed_shared(
@@ -108,7 +115,7 @@ def read_shared(
         streams = processes.together(lambda: _read_streams(arrays, infos, batch))
         processes.together(lambda: share(batch, streams))
 
-    for batch in batches(parts, BATCH_BYTES):
+    for batch in batches(parts, batch_bytes(parts, BATCH_BYTES)):
         take(batch)
     return values
 

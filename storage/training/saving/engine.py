@@ -6,7 +6,7 @@ is one `StatefulCheckpointable`: it makes the folder, calls us, and commits. Imp
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -41,8 +41,15 @@ from cairn.storage.store import (
     sha256_of,
 )
 from cairn.storage.training import exit_guard, processes
+from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.iterators import TakenState
-from cairn.storage.training.saving.item_parts import ItemPart, part_file, take_parts
+from cairn.storage.training.saving.item_parts import (
+    ItemPart,
+    part_file,
+    parts_to_bytes,
+    read_parts,
+    remove_parts,
+)
 from cairn.storage.training.saving.item_writer import (
     HeldItem,
     WrittenItem,
@@ -241,16 +248,30 @@ class StepWrite:
             }
         self._files += beside.result()
         self._written = {name: one.result() for name, one in writing.items()}
-        if jax.process_count() > 1:
-            processes.meet(self.key, "written")
+        if jax.process_count() == 1:
+            self._complete(folder, [])
+            return
+        if not processes.is_primary():
+            parts = {name: one.parts[0] for name, one in self._written.items()}
+            told = parts_to_bytes(parts | {META_ITEM: ItemPart(beside.result(), {})})
+            write_files(folder, {part_file(int(jax.process_index())): told})
+        processes.meet(self.key, "written")
         if not processes.is_primary():
             return
-        if self._iterators and jax.process_count() > 1:
-            others = take_parts(folder / META_ITEM, range(1, jax.process_count()))
-            self._files += [file for part in others for file in part.files]
-        for name in trees:
-            self._written[name] = complete_item(folder / name, self._written[name])
-        self._files += write_files(folder, self._markers([*trees, META_ITEM]))
+        others = range(1, jax.process_count())
+        with no_collections(), ThreadPoolExecutor(1, "cairn-parts") as pool:
+            found = read_parts(folder, others)
+            removed = pool.submit(remove_parts, folder, others)
+            self._complete(folder, found)
+            removed.result()
+
+    def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ItemPart]]) -> None:
+        """In process 0: write what makes an Orbax step of what all have written."""
+        self._files += [file for part in others for file in part[META_ITEM].files]
+        for name, written in self._written.items():
+            parts = [part[name] for part in others]
+            self._written[name] = complete_item(folder / name, written, parts)
+        self._files += write_files(folder, self._markers([*self._written, META_ITEM]))
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
         """Write what is no tree: JSON, and the states of iterators."""
@@ -263,17 +284,15 @@ class StepWrite:
         return files
 
     def _write_positions(self, folder: StoreURI) -> list[StoredFile]:
-        """Write the states of this process's iterators, and tell process 0 of them."""
+        """Write the states of this process's iterators."""
         process, count = int(jax.process_index()), jax.process_count()
-        states = {
-            iterator_file(name, process, count): state.data
-            for name, state in self._iterators.items()
-        }
-        files = write_files(folder, states)
-        if process != 0:
-            told = ItemPart(files, {}).to_bytes()
-            write_files(folder, {f"{META_ITEM}/{part_file(process)}": told})
-        return files
+        return write_files(
+            folder,
+            {
+                iterator_file(name, process, count): state.data
+                for name, state in self._iterators.items()
+            },
+        )
 
     def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
         """What Orbax's older checkpointers want in each item on a bucket, which has no renames.

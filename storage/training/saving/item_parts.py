@@ -1,23 +1,30 @@
-"""What one process wrote of an item, as it tells process 0, which makes one index of all.
+"""What one process wrote of a step, as it tells process 0, which makes one index of all.
 
-With one process nothing is told. With several each leaves a record beside what it wrote, which
+With one process nothing is told. With several each leaves a record in the step's folder, which
 process 0 reads, and removes, before the step is committed. Imports no JAX.
 """
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Final, NamedTuple
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from cairn.storage.arrays import StoredFile, ValueRef
 from cairn.storage.errors import SaveError
 from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, Record, StoreURI
 
-__all__ = ["ItemPart", "WrittenShard", "part_file", "take_parts"]
-
-_FILES_AT_ONCE: Final = 16
+__all__ = [
+    "ItemPart",
+    "WrittenShard",
+    "parse_parts",
+    "part_file",
+    "parts_to_bytes",
+    "read_parts",
+    "remove_parts",
+]
 
 
 class WrittenShard(NamedTuple):
@@ -43,68 +50,113 @@ class ItemPart(NamedTuple):
     files: Sequence[StoredFile]
     shards: Mapping[bytes, WrittenShard]
 
-    def to_bytes(self) -> bytes:
-        """The record that tells process 0."""
-        numbers = {file.name: number for number, file in enumerate(self.files)}
-        rows = tuple(
-            _Row(
-                key.decode(),
-                path,
-                placed.origin,
-                numbers[placed.ref.file],
-                placed.ref.offset,
-                placed.ref.length,
-                np.ascontiguousarray(placed.digests, "<u8").tobytes().hex(),
-            )
-            for key, (path, placed) in self.shards.items()
-        )
-        return _PartRecord(files=tuple(self.files), shards=rows).to_bytes()
+
+class _Columns(BaseModel):
+    """An item's part. Numbers stand in columns, little-endian in base 64: there may be many rows.
+
+    Attributes:
+        files: all of its files.
+        paths: of the leaves.
+        keys: of each shard.
+        leaf, file: of each shard, as numbers among the others.
+        offset, length: where it lies there.
+        rank, origin: how many axes it has, and its first element along each.
+        chunks, digests: how many it has, and those of all shards one after another.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    files: tuple[StoredFile, ...]
+    paths: tuple[str, ...]
+    keys: tuple[str, ...]
+    leaf: str
+    file: str
+    offset: str
+    length: str
+    rank: str
+    origin: str
+    chunks: str
+    digests: str
 
     @classmethod
-    def parse(cls, data: bytes, path: object) -> "ItemPart":
-        """What `to_bytes` made.
+    def of(cls, part: ItemPart) -> "_Columns":
+        files = {file.name: number for number, file in enumerate(part.files)}
+        paths: dict[str, int] = {}
+        shards = part.shards.values()
+        placed = [shard.placed for shard in shards]
+        return cls(
+            files=tuple(part.files),
+            leaf=_column(paths.setdefault(shard.path, len(paths)) for shard in shards),
+            paths=tuple(paths),
+            keys=tuple(key.decode() for key in part.shards),
+            file=_column(files[one.ref.file] for one in placed),
+            offset=_column(one.ref.offset for one in placed),
+            length=_column(one.ref.length for one in placed),
+            rank=_column(len(one.origin) for one in placed),
+            origin=_column(number for one in placed for number in one.origin),
+            chunks=_column(one.digests.size for one in placed),
+            digests=_column(np.concatenate([_NONE, *(one.digests.reshape(-1) for one in placed)])),
+        )
 
-        Raises:
-            UnsupportedFormatError, CorruptionError: it is not that.
-        """
-        record = _PartRecord.parse(data, path)
-        shards = {}
-        for row in record.shards:
-            digests = np.frombuffer(bytes.fromhex(row.digests), "<u8").astype(np.uint64)
-            ref = ValueRef(record.files[row.file].name, row.offset, row.length)
-            shards[row.key.encode()] = WrittenShard(row.path, PlacedShard(row.origin, ref, digests))
-        return cls(record.files, shards)
+    def part(self) -> ItemPart:
+        names = [file.name for file in self.files]
+        columns = (self.leaf, self.file, self.offset, self.length, self.rank, self.chunks)
+        rows = zip(self.keys, *(_numbers(one).tolist() for one in columns), strict=True)
+        origins, digests = _numbers(self.origin).tolist(), _numbers(self.digests)
+        axis = chunk = 0
+        shards: dict[bytes, WrittenShard] = {}
+        for key, leaf, file, offset, length, rank, chunks in rows:
+            ref = ValueRef(names[file], offset, length)
+            origin = tuple(origins[axis : axis + rank])
+            placed = PlacedShard(origin, ref, digests[chunk : chunk + chunks])
+            shards[key.encode()] = WrittenShard(self.paths[leaf], placed)
+            axis, chunk = axis + rank, chunk + chunks
+        return ItemPart(self.files, shards)
 
 
-class _Row(NamedTuple):
-    """A shard: its digests in hexadecimal digits, its file by number."""
+_NONE: Final = np.empty(0, np.uint64)
 
-    key: str
-    path: str
-    origin: tuple[int, ...]
-    file: int
-    offset: int
-    length: int
-    digests: str
+
+def _column(numbers: Iterable[int] | np.ndarray[Any, Any]) -> str:
+    values = numbers if isinstance(numbers, np.ndarray) else np.array([*numbers], np.uint64)
+    return base64.b64encode(values.astype("<u8").tobytes()).decode()
+
+
+def _numbers(column: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.frombuffer(base64.b64decode(column), "<u8").astype(np.uint64, copy=False)
 
 
 class _PartRecord(Record):
-    FORMAT: ClassVar[str] = "cairn.item_part"
+    FORMAT: ClassVar[str] = "cairn.step_part"
 
-    files: tuple[StoredFile, ...]
-    shards: tuple[_Row, ...]
+    items: dict[str, _Columns]
+
+
+def parts_to_bytes(parts: Mapping[str, ItemPart]) -> bytes:
+    """The record that tells process 0 what this one wrote, by item."""
+    return _PartRecord(items={name: _Columns.of(part) for name, part in parts.items()}).to_bytes()
+
+
+def parse_parts(data: bytes, path: object) -> dict[str, ItemPart]:
+    """What `parts_to_bytes` made.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: it is not that.
+    """
+    record = _PartRecord.parse(data, path)
+    return {name: columns.part() for name, columns in record.items.items()}
 
 
 def part_file(process: int) -> str:
-    """The name of the record of a process, in the item's folder."""
+    """The name of the record of a process, in the step's folder."""
     return f"cairn.process_{process}.json"
 
 
-def take_parts(folder: StoreURI, processes: Sequence[int]) -> list[ItemPart]:
-    """What these processes wrote of an item; their records are removed.
+def read_parts(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, ItemPart]]:
+    """What these processes wrote of a step, by item.
 
     Args:
-        folder: the item's.
+        folder: the step's.
         processes: those that have written their records.
 
     Raises:
@@ -112,9 +164,8 @@ def take_parts(folder: StoreURI, processes: Sequence[int]) -> list[ItemPart]:
         UnsupportedFormatError, CorruptionError: a record is not what was written.
         StoreUnavailableError: the store gives no answer.
     """
-    objects = ObjectStore(folder, patient=True)
     names = [part_file(process) for process in processes]
-    found = objects.read_many(names)
+    found = ObjectStore(folder, patient=True).read_many(names)
     missing = [name for name in names if found[name] is None]
     if missing:
         raise SaveError(
@@ -125,8 +176,13 @@ def take_parts(folder: StoreURI, processes: Sequence[int]) -> list[ItemPart]:
             next_step="Have all processes write below the same folder and save again; the step "
             "is not listed.",
         )
-    parts = [ItemPart.parse(one.value, folder / name) for name, one in found.items() if one]
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(names))) as pool:
-        for done in [pool.submit(objects.delete, name) for name in names]:
-            done.result()
-    return parts
+    return [parse_parts(one.value, folder / name) for name, one in found.items() if one]
+
+
+def remove_parts(folder: StoreURI, processes: Sequence[int]) -> None:
+    """Remove the records of these processes.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer.
+    """
+    ObjectStore(folder, patient=True).delete_many(map(part_file, processes))

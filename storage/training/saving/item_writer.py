@@ -2,7 +2,7 @@
 
 The item's value files come straight from memory. The small files that make it an Orbax tree follow
 from shapes, dtypes and shardings alone, and are made once for each. With several processes each
-writes value files of its own parts and tells process 0 of them, which writes one database of all.
+writes value files of its own parts, and process 0, which is told of them, one database of all.
 Imports JAX. See ADR 0009 and 18.
 
 Source of the small files: orbax.checkpoint 0.12, `_src/metadata/{tree,sharding,
@@ -13,11 +13,12 @@ import base64
 import functools
 import itertools
 import json
+import math
 import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
@@ -47,12 +48,7 @@ from cairn.storage.arrays import (
 from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training.saving.held_arrays import HeldArray
-from cairn.storage.training.saving.item_parts import (
-    ItemPart,
-    WrittenShard,
-    part_file,
-    take_parts,
-)
+from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
 from cairn.storage.training.saving.unchanged import SavedItem, SavedShard, Unchanged
 
 __all__ = [
@@ -131,9 +127,8 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     item.arrays.clear()
     shards = list(shards_of(held, item.forms, item.compression))
     described = index_entries(held, item.compression)
-    files = dict([_layouts_file(held, process)])
-    if process == 0:
-        files |= _description(held)
+    files = _description(held) if process == 0 else {}
+    item_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in held.values())
     layouts = {
         path: (array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path))
         for path, array in held.items()
@@ -145,7 +140,7 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     del shards
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
-        sink = open_sink(database)
+        sink = open_sink(database, item_bytes=item_bytes)
         try:
             written = write_value_files(sink, _drained(reused.rest))
         finally:
@@ -174,25 +169,23 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     }
     values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
     part = ItemPart((*values, *small), placed)
-    if own is not None and process != 0:
-        write_files(folder, {part_file(process): part.to_bytes()})
     return WrittenItem((part,), own, SavedItem(database, layouts, stored, value_files), described)
 
 
-def complete_item(folder: StoreURI, written: WrittenItem) -> WrittenItem:
+def complete_item(
+    folder: StoreURI, written: WrittenItem, others: Sequence[ItemPart]
+) -> WrittenItem:
     """Make one database of what all processes wrote of an item; process 0 calls this.
 
     Args:
         folder: the item's.
-        written: what process 0 wrote. All others are done.
+        written: what process 0 wrote.
+        others: what the others did, all of them.
 
     Raises:
-        SaveError: a process did not tell what it wrote.
         StoreUnavailableError: the store gives no answer.
     """
-    parts = list(written.parts)
-    if jax.process_count() > 1:
-        parts += take_parts(folder, range(1, jax.process_count()))
+    parts = [*written.parts, *others]
     entries: dict[bytes, bytes | ValueRef] = dict(written.described)
     for part in parts:
         entries |= {key: shard.placed.ref for key, shard in part.shards.items()}
@@ -216,7 +209,7 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
     Returns:
         What they are, told from the bytes that were to be written.
     """
-    if folder.scheme != "file":
+    if files and folder.scheme != "file":
         objects = ObjectStore(folder, patient=True)
         pool = ThreadPoolExecutor(min(8, len(files)))
         try:
@@ -235,7 +228,8 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
 
 _SHARDINGS: Final = "_sharding"
 _DICT_KEY: Final = 2
-_LAYOUTS: Final = "array_metadatas/process_{}"
+_LAYOUTS: Final = "array_metadatas/process_0"
+"""Orbax has one of each process, and reads all there are. They would be the same: one is enough."""
 
 
 def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
@@ -245,14 +239,14 @@ def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
         for path, array in held.items()
         if (text := _sharding_text(array.sharding)) is not None
     }
-    files = {TREE_METADATA: _tree_metadata(held)}
+    files = {TREE_METADATA: _tree_metadata(held), _LAYOUTS: _layouts(held)}
     if shardings:
         files[_SHARDINGS] = json.dumps(shardings, separators=(",", ":")).encode()
     return files
 
 
-def _layouts_file(held: Mapping[str, HeldArray], process: int) -> tuple[str, bytes]:
-    """(name, content) of the file in which each process says how it cut the arrays."""
+def _layouts(held: Mapping[str, HeldArray]) -> bytes:
+    """The file that says how the arrays were cut."""
     layouts = [
         {
             "array_metadata": {
@@ -265,7 +259,7 @@ def _layouts_file(held: Mapping[str, HeldArray], process: int) -> tuple[str, byt
         for path, array in held.items()
         if array.sharding is not None
     ]
-    return _LAYOUTS.format(process), json.dumps({"array_metadatas": layouts}).encode()
+    return json.dumps({"array_metadatas": layouts}).encode()
 
 
 def index_entries(

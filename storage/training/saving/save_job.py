@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import jax
 
-from cairn.storage.arrays import StoredFile
+from cairn.storage.arrays import StoredFile, ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate
 from cairn.storage.runs import (
     INDEX_FILE,
@@ -39,6 +39,7 @@ from cairn.storage.store import (
     within,
 )
 from cairn.storage.training import processes
+from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.saving import listeners
 from cairn.storage.training.saving.arrival import check_files
 from cairn.storage.training.saving.engine import TEMPORARY, StepWrite, commit_text
@@ -92,7 +93,8 @@ class SaveJob:
             self.items.describe()
             written = processes.wait_for(self.write.result, key)
             if processes.is_primary():
-                self._publish(written)
+                with no_collections():
+                    self._publish(written)
         except BaseException as exc:
             error = failure(exc, handle.uri)
             _let_go(exc)
@@ -167,8 +169,12 @@ def _shards_of(written: Mapping[str, WrittenItem]) -> dict[tuple[str, str], list
     found: dict[tuple[str, str], list[PlacedShard]] = {}
     for name, item in written.items():
         for part in item.parts:
-            for path, (origin, ref, digests) in part.shards.values():
-                placed = PlacedShard(origin, ref._replace(file=f"{name}/{ref.file}"), digests)
+            files: dict[str, str] = {}
+            for path, (origin, (file, offset, length), digests) in part.shards.values():
+                within = files.get(file)
+                if within is None:
+                    within = files[file] = f"{name}/{file}"
+                placed = PlacedShard(origin, ValueRef(within, offset, length), digests)
                 found.setdefault((name, path), []).append(placed)
     return found
 

@@ -7,6 +7,7 @@ JAX.
 import json
 import math
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -275,6 +276,7 @@ class HeldItems(Mapping[str, HeldItem]):
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
+        self._describing = threading.Lock()
 
     @property
     def leaves(self) -> tuple[LeafDraft, ...]:
@@ -283,7 +285,14 @@ class HeldItems(Mapping[str, HeldItem]):
         return self._leaves
 
     def describe(self) -> None:
-        """Work out what there is to know of the leaves, and let go of those that were given."""
+        """Work out what there is to know of the leaves, and let go of those that were given.
+
+        Whoever comes second waits: what writes the items may begin while this goes on.
+        """
+        with self._describing:
+            self._describe()
+
+    def _describe(self) -> None:
         leaves: list[LeafDraft] = []
         while self._given:
             name, item = next(iter(self._given.items()))
@@ -486,7 +495,8 @@ def leaf_records(
 
 def _total(shards: Iterable[PlacedShard]) -> int:
     """The digest of a leaf."""
-    return sum(total(shard.digests) for shard in shards) % 2**64
+    digests = [shard.digests.reshape(-1) for shard in shards]
+    return total(np.concatenate(digests)) if len(digests) > 1 else sum(map(total, digests))
 
 
 def _dtype_of(leaf: Any) -> str:

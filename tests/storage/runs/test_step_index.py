@@ -29,6 +29,7 @@ from cairn.storage.runs.records.step_index import (
     parse_index,
     shard_grid,
 )
+from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Place
 from cairn.storage.store.uri import parse_uri
@@ -313,6 +314,23 @@ def test_few_bytes_of_a_large_index_are_read_for_one_leaf(tmp_path, monkeypatch)
     other = [one for one in parts["leaves"] if one.shards is not None][-1]
     with pytest.raises(CorruptionError, match=r"cairn\.index"):
         contents.item(other.item).total(other.path)
+
+
+def test_who_wants_most_leaves_reads_a_large_index_in_one_request(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_index, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(paged_table, "PAGE_BYTES", 128)
+    data, indexed, _ = made(2, 60)
+    uri = stored(tmp_path, data)
+    asked = []
+    reads = LocalFiles.read_range
+    monkeypatch.setattr(
+        LocalFiles, "read_range", lambda *given: asked.append(given[2:]) or reads(*given)
+    )
+    open_contents(uri, indexed).check()
+    several = len(asked)
+    asked.clear()
+    open_contents(uri, indexed, whole=True).check()
+    assert (several > 1, asked) == (True, [(0, len(data) + 1)])
 
 
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 30])

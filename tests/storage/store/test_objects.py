@@ -390,3 +390,11 @@ def test_calls_that_are_made_at_once_have_ended_when_one_of_them_raises(gcs):
     with pytest.raises(StoreUnavailableError, match="no answer"):
         objects.at_once(fails, writes)
     assert objects.read("b").value == b"two"
+
+
+def test_many_objects_are_removed_at_once_and_others_stay(objects):
+    names = [f"folder/{number}" for number in range(150)]
+    for name in (*names, "other"):
+        objects.write(name, b"value")
+    objects.delete_many([*names, "was never there"])
+    assert objects.list() == ["other"]

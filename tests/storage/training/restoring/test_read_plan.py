@@ -7,7 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.training.restoring.read_plan import PART_BYTES, SharedLeaf, batches, shared_parts
+from cairn.storage.training.restoring.read_plan import (
+    PART_BYTES,
+    SharedLeaf,
+    batch_bytes,
+    batches,
+    shared_parts,
+)
 
 AXIS = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 """(slices, elements of each, elements of a chunk)"""
@@ -75,3 +81,17 @@ def test_a_large_leaf_is_read_in_stretches_of_bounded_size():
     parts = shared_parts([leaf])
     assert max(part.nbytes for part in parts) <= PART_BYTES
     assert {part.reader for part in parts} == {0, 1}
+
+
+def test_who_holds_much_reads_it_in_some_64_batches():
+    slices = {(at,): (0, 1) if at < 2**33 else (2, 3) for at in range(0, 2**34, 2**32)}
+    parts = shared_parts([SharedLeaf("leaf", 1, (2**22,), (2**32,), slices)])
+    limit = batch_bytes(parts, 1)
+    assert limit == 2**33 // 64
+    assert 64 <= len(batches(parts, limit)) <= 68
+
+
+def test_who_holds_little_reads_as_much_at_a_time_as_is_always_allowed():
+    leaf = SharedLeaf("leaf", 4, (8,), (64,), {(0,): (0, 1, 2)})
+    assert batch_bytes(shared_parts([leaf]), 100) == 100
+    assert batch_bytes([], 100) == 100

@@ -13,8 +13,11 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.saving.item_parts import (
     ItemPart,
     WrittenShard,
+    parse_parts,
     part_file,
-    take_parts,
+    parts_to_bytes,
+    read_parts,
+    remove_parts,
 )
 
 
@@ -48,46 +51,49 @@ def told(part):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_part_comes_back_as_it_was(seed):
-    part = random_part(seed)
-    found = ItemPart.parse(part.to_bytes(), "p")
-    assert told(found) == told(part)
-    assert all(isinstance(file, StoredFile) for file in found.files)
-    assert all(one.placed.digests.dtype == np.uint64 for one in found.shards.values())
+    parts = {"model": random_part(seed), "optimizer": random_part(seed + 100)}
+    found = parse_parts(parts_to_bytes(parts), "p")
+    assert [*found] == [*parts]
+    for name, part in parts.items():
+        assert told(found[name]) == told(part)
+        assert all(isinstance(file, StoredFile) for file in found[name].files)
+        assert all(one.placed.digests.dtype == np.uint64 for one in found[name].shards.values())
 
 
 def test_every_flipped_bit_of_a_part_is_an_error_that_names_it():
-    data = random_part(3).to_bytes()
+    data = parts_to_bytes({"model": random_part(3)})
     for bit in range(0, 8 * len(data), 3):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((CorruptionError, UnsupportedFormatError), match="model/cairn"):
-            ItemPart.parse(bytes(changed), "model/cairn.process_1.json")
+        with pytest.raises((CorruptionError, UnsupportedFormatError), match="1/cairn"):
+            parse_parts(bytes(changed), "1/cairn.process_1.json")
 
 
 def test_parts_of_all_processes_are_taken_and_their_records_removed(root_uri):
     objects = ObjectStore(root_uri)
     parts = {process: random_part(process) for process in range(1, 5)}
     for process, part in parts.items():
-        objects.write(part_file(process), part.to_bytes())
+        objects.write(part_file(process), parts_to_bytes({"model": part}))
     objects.write("manifest.ocdbt", b"stays")
-    found = take_parts(root_uri, range(1, 5))
-    assert [told(part) for part in found] == [told(part) for part in parts.values()]
+    found = read_parts(root_uri, range(1, 5))
+    assert [told(part["model"]) for part in found] == [told(part) for part in parts.values()]
+    remove_parts(root_uri, range(1, 5))
     assert objects.list() == ["manifest.ocdbt"]
 
 
 def test_a_process_that_told_nothing_is_named_and_no_record_is_removed(root_uri):
     objects = ObjectStore(root_uri)
     for process in (1, 3):
-        objects.write(part_file(process), random_part(process).to_bytes())
+        objects.write(part_file(process), parts_to_bytes({"model": random_part(process)}))
     with pytest.raises(SaveError, match=r"found no cairn\.process_2\.json, cairn\.process_4\.json"):
-        take_parts(root_uri, range(1, 5))
+        read_parts(root_uri, range(1, 5))
     assert objects.list() == [part_file(1), part_file(3)]
 
 
 def test_a_damaged_record_of_a_process_is_an_error_that_names_it(root_uri):
     objects = ObjectStore(root_uri)
-    data = bytearray(random_part(1).to_bytes())
+    data = bytearray(parts_to_bytes({"model": random_part(1)}))
     data[len(data) // 2] ^= 4
     objects.write(part_file(1), bytes(data))
     with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"cairn\.process_1\.json"):
-        take_parts(root_uri, [1])
+        read_parts(root_uri, [1])
