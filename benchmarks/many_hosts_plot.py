@@ -41,15 +41,12 @@ PANELS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "seconds",
         {
             "simulated save: publish": "publish",
-            "simulated a late process is named": "late, named",
+            "simulated a late process is named": "named",
         },
     ),
     "5 TB, simulated: bytes read, of the bytes stored": (
         "ratio",
-        {
-            "simulated load, sharded: values": "sharded",
-            "simulated load, 16 replicas: values": "16 replicas",
-        },
+        {"simulated load, sharded: values": "sharded"},
     ),
 }
 _COLUMNS: Final = 3
