@@ -40,7 +40,7 @@ REMOTE_FILE_BYTES: Final = 16 << 20
 """The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
 
 MOST_FILE_BYTES: Final = 400 << 20
-"""The same for files of the largest items, which are written as a stream. See ADR 40."""
+"""The same for files of the largest items, which are written as a stream. See ADR 43."""
 
 _FILES_OF_ITEM: Final = 4_000
 """About so many files hold an item, whatever its size, as long as files can grow."""
