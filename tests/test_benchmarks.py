@@ -128,7 +128,7 @@ def test_row_whose_measurement_failed_is_left_out():
 
 def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path):
     output = tmp_path / "many_hosts.json"
-    options = ["--counts", "2", "--vocabulary", "512", "--simulated", "--json", str(output)]
+    options = ["--counts", "2", "--vocabulary", "16384", "--simulated", "--json", str(output)]
     assert many_hosts.main(options) == 0
     rows = {row["row"]: row for row in json.loads(output.read_text())}
     for kind in ("sharded", "replicated"):

@@ -62,7 +62,10 @@ exchange, background = (
     _module(f"training.processes.{name}") for name in ("exchange", "background")
 )
 engine, held_arrays = (_module(f"training.saving.{name}") for name in ("engine", "held_arrays"))
-restore = _module("training.restore")
+filling, shared_leaves, targets = (
+    _module(f"training.restoring.{name}") for name in ("filling", "shared_leaves", "targets")
+)
+leaf_reads = _module("reading.leaf_reads")
 
 
 class _Device:
@@ -279,12 +282,12 @@ class SimulatedJob:
             patch(exchange, "_answered", self._answered)
             patch(objects, "_open_stores", OfEach(self.process))
             patch(held_arrays, "_layout", cached(held_arrays._layout))
-            patch(restore, "_places", cached(restore._places))
+            patch(targets, "_places", cached(targets._places))
             patch(paged_table, "_sha256", _once_of_memory(paged_table._sha256))
             patch(step_index, "hashlib", SimpleNamespace(sha256=_once_of_memory(hashlib.sha256)))
-            patch(restore, "shared_parts", self._once(restore.shared_parts))
-            patch(restore, "batch_bytes", self._once(restore.batch_bytes))
-            patch(restore, "batches", self._once(restore.batches))
+            patch(shared_leaves, "shared_parts", self._once(shared_leaves.shared_parts))
+            patch(shared_leaves, "batch_bytes", self._once(shared_leaves.batch_bytes))
+            patch(shared_leaves, "batches", self._once(shared_leaves.batches))
             # Array bytes are left out from here on.
             patch(value_files, "_encoded", _left_out)
             patch(value_files, "ContentSum", _NoSum)
@@ -292,12 +295,13 @@ class SimulatedJob:
             patch(value_sinks, "_REMOTE_WRITERS", _WRITERS)
             patch(value_sinks._StreamSink, "write", functools.partialmethod(_streamed, self))
             patch(engine.StepWrite, "_open", functools.partialmethod(_orbax, self))
-            patch(
-                restore, "aligned_empty", lambda shapes, dtype: [_Nothing(s, dtype) for s in shapes]
-            )
-            patch(restore, "SmallArrays", _NoArrays)
-            patch(restore.PlacedLeaf, "value", lambda leaf, key_impl: _Nothing((), leaf._dtype))
-            patch(restore.TargetLeaf, "finish", lambda leaf, value: value)
+            for module in (shared_leaves, targets):
+                patch(module, "aligned_empty", _no_memory)
+            for module in (filling, shared_leaves):
+                patch(module, "SmallArrays", _NoArrays)
+            patch(targets.PlacedLeaf, "value", lambda leaf, key_impl: _Nothing((), leaf._dtype))
+            patch(targets.TargetLeaf, "finish", lambda leaf, value: value)
+            patch(leaf_reads.LeafReads, "pieces", lambda *_: None)  # their requests are not counted
             patch(item_arrays.ItemArrays, "array", functools.partialmethod(_reads, self))
             patch(item_arrays.ItemArrays, "wait", lambda _, pending, path: pending)
             patch(processes, "gather_bytes", self._gather)
@@ -360,6 +364,10 @@ class _NoSum:
         return f"words-64:{0:016x}"
 
 
+def _no_memory(shapes: Iterable[Sequence[int]], dtype: Any) -> list[_Nothing]:
+    return [_Nothing(shape, dtype) for shape in shapes]
+
+
 class _NoArrays:
     def empty(self, shape: Sequence[int], dtype: Any) -> _Nothing:
         return _Nothing(shape, dtype)
@@ -382,7 +390,10 @@ class _Response:
         self.result = outcome.result
 
 
-def _streamed(sink: Any, job: SimulatedJob, name: str, buffers: Iterable[LeftOut]) -> Future[None]:
+def _streamed(
+    sink: Any, job: SimulatedJob, name: str, buffers: Iterable[LeftOut], content: _NoSum
+) -> Future[None]:
+    del content
     uri = sink._files.uri
     job.store.upload(f"{uri.bucket}/{uri.path}/{name}", sum(map(len, buffers)))
     done: Future[None] = Future()

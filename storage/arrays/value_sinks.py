@@ -175,9 +175,10 @@ class _StreamSink:
         self.writers = _REMOTE_WRITERS
         self._files = open_files(folder)
 
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
         with self._files.open_write(name) as upload:
             for block in _blocks(buffers):
+                content.update(block)
                 upload.write(block)
         done: Future[None] = Future()
         done.set_result(None)
