@@ -430,7 +430,7 @@ def test_as_much_is_read_as_was_planned(tmp_path, monkeypatch):
     with Checkpointer(str(tmp_path / "run")) as checkpointer:
         checkpointer.save(1, {"model": tree}, meta={}).wait()
     read, chunks = 0, []
-    real = local_shards._read_all
+    real = local_shards.read_into
 
     def counted(file, buffers, offset):
         nonlocal read
@@ -438,7 +438,7 @@ def test_as_much_is_read_as_was_planned(tmp_path, monkeypatch):
         read += sum(len(one) for one in buffers if len(one) > 1024)  # not checksums
         return real(file, buffers, offset)
 
-    monkeypatch.setattr(local_shards, "_read_all", counted)
+    monkeypatch.setattr(local_shards, "read_into", counted)
     mesh = make_mesh((8,), ("a",))
     specs = {"w": P(None, "a"), "odd": P()}
     target = {

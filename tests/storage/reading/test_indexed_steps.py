@@ -52,6 +52,7 @@ def reading(request, monkeypatch):
     """Small indexes are read whole, larger ones by pages."""
     if request.param == "by pages":
         monkeypatch.setattr(step_index, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(step_index, "_LOADED_BYTES", 0)
     return request.param
 
 

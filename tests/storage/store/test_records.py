@@ -21,7 +21,7 @@ from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.soundness.record import StoreRecord
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json
-from cairn.storage.training.saving.item_parts import _PartRecord, _Row
+from cairn.storage.training.saving.item_parts import _Columns, _PartRecord
 
 AT = "2026-11-21T12:00:00Z"
 RECORDS = [
@@ -65,8 +65,21 @@ RECORDS = [
         digests=TablePlace(65, 0, ()),
     ),
     _PartRecord(
-        files=(StoredFile("d/checksum", 2, "0" * 8, "words-64:" + "0" * 16),),
-        shards=(_Row("w/c/0", "w", (0,), 0, 0, 2, "0" * 16),),
+        items={
+            "model": _Columns(
+                files=(StoredFile("d/checksum", 2, "0" * 8, "words-64:" + "0" * 16),),
+                paths=("w",),
+                keys=("w/c/0",),
+                leaf="",
+                file="",
+                offset="",
+                length="",
+                rank="",
+                origin="",
+                chunks="",
+                digests="",
+            )
+        },
     ),
     RunInfo(name="run", created=AT, labels={"checksum": "sha256:" + "0" * 64}),
     Tombstone(at=AT, expires=AT, by="job", reason="old"),

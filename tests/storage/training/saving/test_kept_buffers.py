@@ -36,9 +36,9 @@ def writes(monkeypatch):
     allowed = threading.Event()
     open_sink = item_writer.open_sink
 
-    def waiting(folder):
+    def waiting(folder, **options):
         assert allowed.wait(60)
-        return open_sink(folder)
+        return open_sink(folder, **options)
 
     monkeypatch.setattr(item_writer, "open_sink", waiting)
     yield allowed
