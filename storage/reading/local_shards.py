@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -118,12 +119,8 @@ class LocalShards:
         Raises:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
-        shard, chunk = array.cut
         ref = self._ref(array, origin)
-        expected = stored_bytes(shard, chunk, array.dtype.itemsize)
-        if ref.length != expected:
-            raise damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
-        data = math.prod(chunk) * array.dtype.itemsize
+        data = math.prod(array.cut.chunk) * array.dtype.itemsize
         with self._opened(ref.file, array) as file:
             for run in _runs(self._chunks(array, origin, regions)):
                 number = run[0][0]
@@ -226,11 +223,7 @@ class LocalShards:
             raise damaged(array, origin, "the index of its shard", "another")
 
     def _ref(self, array: StoredCut, origin: Index) -> ValueRef:
-        cell = tuple(map(operator.floordiv, origin, array.cut.shard))
-        ref = self._stored(array, cell) if array.place is None else array.place(cell)
-        if ref is None:
-            raise damaged(array, origin, "a stored shard", "none")
-        return ref
+        return checked_place(array, origin, array.place or partial(self._stored, array))
 
     def _stored(self, array: StoredCut, cell: Index) -> ValueRef | None:
         """Where a shard lies, as the item's database says it."""
@@ -272,14 +265,20 @@ class LocalShards:
             os.close(file)
 
 
-def checked_place(array: StoredCut, origin: Index) -> ValueRef:
-    """Where a shard lies, of an array whose places are told.
+def checked_place(
+    array: StoredCut, origin: Index, place: Callable[[Index], ValueRef | None]
+) -> ValueRef:
+    """Where a shard lies.
+
+    Args:
+        array: what it is a shard of.
+        origin: index of its first element.
+        place: as `StoredCut` has it.
 
     Raises:
         CorruptionError: there is none, or it has another size than it must have.
     """
-    cell = tuple(map(operator.floordiv, origin, array.cut.shard))
-    ref = None if array.place is None else array.place(cell)
+    ref = place(tuple(map(operator.floordiv, origin, array.cut.shard)))
     if ref is None:
         raise damaged(array, origin, "a stored shard", "none")
     expected = stored_bytes(*array.cut, array.dtype.itemsize)
@@ -340,26 +339,16 @@ def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
     Args:
         one: the chunk.
         stored: its shard's value, as far as there is one.
-        length: of the value, as its database says.
+        length: of the value, which is as long as such a shard must be.
     """
     array, (origin, values) = one
     size = values.nbytes
-    index = shard_index(*array.cut, values.itemsize)
-    expected = size + CRC_BYTES + len(index)
-    if length != expected:
-        raise damaged(array, origin, f"a shard of {expected} bytes", f"{length} bytes")
     if len(stored) < length:
         raise damaged(array, origin, f"{length} bytes", f"{len(stored)} before the end")
     data, sums = stored[:size], stored[size:]
     bytes_of(values)[:] = data
-    crc, kept = crc_bytes(data), bytes(sums[:CRC_BYTES])
-    if crc != kept:
-        raise damaged(array, origin, f"crc32c {kept.hex()}", f"crc32c {crc.hex()}")
-    digest = box_digest(values, origin)
-    wanted = array.expected(tuple(map(operator.floordiv, origin, array.cut.chunk)))
-    if digest != wanted:
-        raise damaged(array, origin, f"digest {wanted}", f"digest {digest}")
-    if sums[CRC_BYTES:] != index:
+    ensure_saved(array, origin, values, bytes(sums[:CRC_BYTES]))
+    if sums[CRC_BYTES:] != shard_index(*array.cut, values.itemsize):
         raise damaged(array, origin, "the index of its shard", "another")
 
 

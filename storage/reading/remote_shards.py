@@ -187,7 +187,8 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
     Raises:
         CorruptionError: there is no such shard, or it has another size than it must have.
     """
-    ref = checked_place(array, origin)
+    assert array.place is not None
+    ref = checked_place(array, origin, array.place)
     size = math.prod(array.cut.chunk) * array.dtype.itemsize + CRC_BYTES
     for run in _runs(array, origin, regions, size):
         start = ref.offset + run[0][0] * size

@@ -22,7 +22,6 @@ from .deadlines import own_seconds_left as own_seconds_left
 from .deadlines import silence as silence
 from .deadlines import within as within
 from .disk.direct_io import ALIGNMENT as ALIGNMENT
-from .disk.direct_io import BUFFER_BYTES as BUFFER_BYTES
 from .disk.direct_io import aligned_buffer as aligned_buffer
 from .disk.direct_io import goes_direct as goes_direct
 from .disk.direct_io import is_direct as is_direct
