@@ -56,6 +56,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     return markdown.replace("```console\n", '```sh title="Not run by the tests"\n')
 
 
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    """Names what the theme leaves without a name for who hears a page; MkDocs calls this."""
+    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages to those in the folder; MkDocs calls this."""
     from mkdocs.structure.files import File
