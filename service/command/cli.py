@@ -45,6 +45,7 @@ from cairn.service.command.failures import (
     problem_of,
     usage_problem,
 )
+from cairn.service.command.looking import aliases as alias_commands
 from cairn.service.command.looking import plan as plan_commands
 from cairn.service.command.looking import show as show_commands
 from cairn.service.command.looking import tensors as tensor_commands
@@ -115,6 +116,7 @@ app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(pull_commands.app)
 app.add_typer(top_commands.app)
+app.add_typer(alias_commands.app)
 app.add_typer(show_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 import cairn
-from cairn.service.schemas import AuditEventList, CheckpointList
+from cairn.service.schemas import AliasHistory, AliasList, AuditEventList, CheckpointList
 from cairn.storage.runs.trash import delete_step
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
@@ -20,7 +20,7 @@ def url(tmp_path_factory):
     run = make_run(folder / "store" / "llama-sft", [1, 2, 3, 4], labels={"team": "nlp"})
     for step, loss in ((1, 0.75), (2, 0.25), (3, 0.5), (4, float("nan"))):
         annotate(run, step, metrics={"eval/loss": loss}, labels={"stage": "mid"})
-    make_run(folder / "store" / "other", [9])
+    make_run(folder / "store" / "other", [8, 9])
     with running_plane(folder / "store", folder / "data") as (url, _):
         yield url
 
@@ -153,3 +153,23 @@ def test_best_is_taken_wherever_a_command_takes_a_checkpoint(noted):
     assert (done.returncode, "--run takes a RUN alone" in done.stderr) == (2, True)
     done = cairn_here("delete", "run@best:eval/loss", url=url)
     assert (done.returncode, "expected a step as RUN/steps/N" in done.stderr) == (2, True)
+
+
+def test_aliases_say_where_they_point_and_who_moved_them(url):
+    first = ("8", "candidate", "--create", "--reason", "first")
+    for arguments in (first, ("9", "candidate", "--reason", "lower loss")):
+        assert cairn_here("promote", "other", *arguments, url=url).returncode == 0
+    (found,) = rows(cairn_here("aliases", "other", url=url))
+    assert (found["alias"], found["step"], found["reason"]) == ("candidate", "9", "lower loss")
+    moves = rows(cairn_here("aliases", "other", "candidate", url=url))
+    assert [(one["step"], one["by"], one["reason"]) for one in moves] == [
+        ("9", "loopback", "lower loss"),
+        ("8", "loopback", "first"),
+    ]
+    done = cairn_here("aliases", "other", "candidate", "--json", url=url)
+    assert [one.step for one in AliasHistory.model_validate_json(done.stdout).events] == [9, 8]
+    done = cairn_here("aliases", "other", "--json", url=url)
+    assert [one.step for one in AliasList.model_validate_json(done.stdout).aliases] == [9]
+    done = cairn_here("aliases", "other", "nobody", url=url)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "nobody" in done.stderr

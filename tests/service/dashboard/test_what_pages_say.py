@@ -103,3 +103,25 @@ def test_marks_of_an_axis_are_told_apart(page):
     assert marks([1e-6, 2e-6]) == ["1e-6", "2e-6"]
     assert marks([-200, 0, 200]) == ["-200", "0", "200"]
     assert marks([0]) == ["0"]
+
+
+def test_alias_goes_back_from_its_history_if_nobody_was_faster(browser, plane):
+    with opened(browser, plane, "412 (Precondition Failed)") as page, Client(plane) as client:
+        first = client.promote("tiny", 1, "candidate", expect=None)
+        now = client.promote("tiny", 2, "candidate", expect=first.sequence)
+        page.goto(f"{RUN}/aliases")
+        section = page.get_by_role("region", name="Alias candidate")
+        expect(section.get_by_text("Back to step")).to_have_count(1)
+        faster = client.promote("tiny", 2, "candidate", reason="again", expect=now.sequence)
+        section.get_by_text("Back to step 1").click()
+        section.get_by_label("Why").fill("step 2 repeats itself")
+        section.get_by_role("button", name="Move candidate back").click()
+        expect(page.get_by_role("alert")).to_contain_text("Somebody was faster")
+        page.reload()
+        section.get_by_text("Back to step 1").click()
+        section.get_by_label("Why").fill("step 2 repeats itself")
+        section.get_by_role("button", name="Move candidate back").click()
+        expect(page.get_by_role("alert")).to_contain_text("candidate points at step 1 now")
+        page.get_by_role("link", name="Its history").click()
+        expect(section.get_by_role("row").nth(1)).to_contain_text("step 2 repeats itself")
+        assert client.alias_history("tiny", "candidate").events[0].sequence == faster.sequence + 1

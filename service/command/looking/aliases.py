@@ -1,0 +1,57 @@
+"""The command of `cairn` that tells where a run's aliases point, and who moved one."""
+
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.command import completion
+from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import Cell, print_table
+from cairn.service.schemas import Alias, AliasList, AliasMove
+
+_TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
+
+app: Final = typer.Typer()
+
+
+@app.command()
+def aliases(
+    run: RunArgument,
+    alias: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ALIAS", help="Its history, newest first.", autocompletion=completion.aliases
+        ),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show where a run's aliases point, or who moved one, and why.
+
+    The history has the last hundred moves, also of an alias that was deleted.
+    """
+    with Client(url) as client:
+        if alias is None:
+            found = client.aliases(run, root=root, refresh=True)
+            if json:
+                print_document(AliasList(aliases=found))
+            else:
+                print_table(console, ("alias", *_TITLES), map(_alias, found))
+            return
+        history = client.alias_history(run, alias, root=root)
+        if json:
+            print_document(history)
+        else:
+            print_table(console, _TITLES, map(_move, history.events))
+
+
+def _alias(one: Alias) -> tuple[Cell, ...]:
+    return one.alias, one.step, one.attempt, one.by, one.at, one.reason
+
+
+def _move(one: AliasMove) -> tuple[Cell, ...]:
+    return "(deleted)" if one.deleted else one.step, one.attempt, one.by, one.at, one.reason
