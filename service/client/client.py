@@ -27,7 +27,7 @@ from cairn.service.client.protocol import (
     segment,
     step_path,
 )
-from cairn.service.client.tensors import TensorsConnection
+from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
     Alias,
@@ -58,7 +58,7 @@ from cairn.service.schemas import (
 )
 
 
-class Client(TensorsConnection, EventsConnection):
+class Client(StepFilesConnection, EventsConnection):
     """Asks one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`

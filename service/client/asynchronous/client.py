@@ -16,7 +16,7 @@ from typing import Literal
 from cairn.service.client.asynchronous.download import blocks, download
 from cairn.service.client.asynchronous.events import AsyncEventsConnection
 from cairn.service.client.asynchronous.following import follow_operation
-from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
+from cairn.service.client.asynchronous.step_files import AsyncStepFilesConnection
 from cairn.service.client.protocol import (
     DEFAULT_ROOT,
     Patience,
@@ -57,7 +57,7 @@ from cairn.service.schemas import (
 )
 
 
-class AsyncClient(AsyncTensorsConnection, AsyncEventsConnection):
+class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
     """Asks one control plane; safe to share between the tasks of one event loop.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
