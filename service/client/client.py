@@ -12,7 +12,7 @@ with Client("http://127.0.0.1:8321") as cairn:
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cairn.service.client.download import blocks, download
 from cairn.service.client.events import EventsConnection
@@ -157,23 +157,31 @@ class Client(StepFilesConnection, EventsConnection):
         run: str,
         *,
         step: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        map: Mapping[str, str] | None = None,
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """List what plain Orbax has saved in a folder as the steps of a run, where it lies.
+        r"""List what plain Orbax has saved in a folder as the steps of a run, where it lies.
 
         Args:
             folder: Its path within the run's root, or its URI in any root.
             run: Name of the run: a new one, or that which adopts the folder already.
             step: The folder is one checkpoint, and this its step.
+            config: Hugging Face's config.json of the model that the steps hold; with `map`.
+            map: Regular expressions of whole paths, `<item>/<path>`, and the model's own path, with
+                groups as `\1`. The first that matches counts.
             root: Name of the run's root.
             idempotency_key: Of this one request.
 
         Raises:
-            ProblemResponseError: 404 or 422 if there is nothing to adopt, or the folder is in no
-                root; 409 if the name is taken, or another run adopts the folder.
+            ProblemResponseError: 404 or 422 if there is nothing to adopt, the folder is in no root,
+                or the config or the map is none; 409 if the name is taken, or another run adopts
+                the folder.
         """
-        body = {"folder": folder, "run": run, "step": step}
+        body: dict[str, Any] = {"folder": folder, "run": run, "step": step}
+        if config is not None or map is not None:  # one without the other is refused
+            body["model"] = {"config": config, "map": map}
         headers = idempotency(idempotency_key)
         path = f"/v1/roots/{segment(root)}/runs:adopt"
         return self._send(Operation, "POST", path, body, headers=headers)
