@@ -656,6 +656,33 @@ class WorkerList(Response):
     workers: list[Worker]
 
 
+class RunWriter(Response):
+    """Who writes a run, as the store says."""
+
+    writer: str | None = Field(description="Its id; null: nobody ever has.")
+    attempt: int | None = Field(description="The attempt that it holds, or held last.")
+    expires: datetime | None = Field(description="When the lease ends, if it is not renewed.")
+    holds: bool = Field(description="It does now: another one can't begin.")
+
+
+class TakeOverRequest(Request):
+    """Take a run from the writer that holds it."""
+
+    attempt: Whole = Field(description="The attempt that holds it, as it was seen.")
+    reason: Annotated[PlainText, Field(max_length=2000)] = Field(
+        default="", description="For the audit trail."
+    )
+
+
+class RunTakenOver(Response):
+    """What a take-over ended."""
+
+    writer: str = Field(description="Id of the one that held the run.")
+    ended: int = Field(description="Its attempt. What it saves from now on does not count.")
+    attempt: int = Field(description="The one that began, and ended, in its place.")
+    latest_step: int | None = Field(description="The latest step, which stays.")
+
+
 class TakenOver(Response):
     """What a worker had left, and other workers execute now."""
 

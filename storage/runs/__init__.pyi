@@ -112,6 +112,8 @@ from .step_files import listed_problems as listed_problems
 from .step_files import removed_by_owner as removed_by_owner
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
+from .takeover import TakeOver as TakeOver
+from .takeover import take_over as take_over
 from .trash import GRACE_SECONDS as GRACE_SECONDS
 from .trash import Tombstone as Tombstone
 from .trash import deletable_step as deletable_step

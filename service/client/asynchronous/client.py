@@ -50,7 +50,9 @@ from cairn.service.schemas import (
     RootList,
     Run,
     RunList,
+    RunTakenOver,
     RunUsage,
+    RunWriter,
     TakenOver,
     Worker,
     WorkerList,
@@ -304,6 +306,29 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
     ) -> None:
         """Delete an alias that is still at sequence number `expect`."""
         await self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
+
+    async def writer(self, run: str, *, root: str = DEFAULT_ROOT) -> RunWriter:
+        """Who writes a run, or did last; the store is asked now."""
+        return await self._get(RunWriter, f"{run_path(root, run)}/writer")
+
+    async def take_over_run(
+        self, run: str, *, attempt: int, reason: str = "", root: str = DEFAULT_ROOT
+    ) -> RunTakenOver:
+        """End the attempt of the writer that holds a run, so that another begins at once.
+
+        Listed steps stay; what that writer saves from then on fails.
+
+        Args:
+            run: Name of the run.
+            attempt: Which holds it, as `writer` has it.
+            reason: For the audit trail.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 412 if it is not held so, 409 if another took it just now.
+        """
+        body = {"attempt": attempt, "reason": reason}
+        return await self._send(RunTakenOver, "POST", f"{run_path(root, run)}:takeOver", body)
 
     async def workers(self) -> list[Worker]:
         """Every job worker that was started, by name."""

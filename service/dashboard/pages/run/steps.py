@@ -11,7 +11,7 @@ from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dashboard.drawing.timeline import kind_of, timeline
-from cairn.service.dashboard.page_routes import CatalogPage, StorePage
+from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import HEADERS, page
 from cairn.service.dependencies import (
     Filter,
@@ -73,18 +73,6 @@ def run_page(
         states=list(CheckpointState),
         asked={"filter": filter, "order_by": order_by, "state": state},
     )
-
-
-def writer_part(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
-    """Who writes the run now, as the store says."""
-    return page(request, "run/writer.html", holder=actions.run_holder(plane, root, run))
-
-
-router.add_api_route(
-    "/ui/{root}/{run}/writer", writer_part, methods=["GET"], route_class_override=StorePage
-)
 
 
 @router.get("/ui/{root}/{run}/curves")
