@@ -99,6 +99,7 @@ from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .rollback import stranded_aliases as stranded_aliases
+from .rollback import take_over as take_over
 from .run import Run as Run
 from .run import create_run as create_run
 from .run import list_runs as list_runs
@@ -112,8 +113,6 @@ from .step_files import listed_problems as listed_problems
 from .step_files import removed_by_owner as removed_by_owner
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
-from .takeover import TakeOver as TakeOver
-from .takeover import take_over as take_over
 from .trash import GRACE_SECONDS as GRACE_SECONDS
 from .trash import Tombstone as Tombstone
 from .trash import deletable_step as deletable_step

@@ -39,9 +39,9 @@ from cairn.storage.runs.records import (
     step_dir,
 )
 from cairn.storage.runs.retention import PolicyJudge
+from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.takeover import last_to_keep
 from cairn.storage.runs.trash import (
     StepKey,
     begin_removal,

@@ -5,7 +5,7 @@ import pytest
 from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError
 from cairn.storage.runs import writer as writing
 from cairn.storage.runs.records.lease import read_lease
-from cairn.storage.runs.takeover import TakeOver, take_over
+from cairn.storage.runs.rollback import TakeOver, take_over
 from cairn.storage.runs.writer import Writer
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import begin, states
@@ -82,7 +82,7 @@ def test_run_that_another_takes_just_now_stays_its(run, clock, writer, monkeypat
     seen = read_lease(run.objects)
     writer.close()
     begin(run, 12, writer="other")
-    monkeypatch.setattr("cairn.storage.runs.takeover.read_lease", lambda objects: seen)
+    monkeypatch.setattr("cairn.storage.runs.rollback.read_lease", lambda objects: seen)
     with pytest.raises(LeaseHeldError, match="other"):
         take_over(run, 2, by="ann")
     assert read_lease(run.objects).writer == "other"
