@@ -2,14 +2,13 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName
 
 router: Final = APIRouter(
     prefix="/ui/{root}/{run}",
@@ -20,18 +19,14 @@ router: Final = APIRouter(
 
 
 @router.get("/writer")
-def writer_part(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
+def writer_part(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Who writes the run now, as the store says."""
-    writer = actions.get_writer(plane, root, run)
-    return page(request, "run/writer.html", root=root, name=run, writer=writer)
+    writer = actions.get_writer(asked.plane, *asked.names)
+    return asked.page("run/writer.html", root=asked.root, name=asked.run, writer=writer)
 
 
 @router.get("/take-over")
-def take_over_page(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
+def take_over_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """What it means to take the run from who holds it, and the form that does."""
-    writer = actions.get_writer(plane, root, run)
-    return page(request, "run/take_over.html", root=root, name=run, writer=writer)
+    writer = actions.get_writer(asked.plane, *asked.names)
+    return asked.page("run/take_over.html", root=asked.root, name=asked.run, writer=writer)
