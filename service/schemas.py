@@ -1388,7 +1388,11 @@ class Operation(Response):
     """A durable job: it survives restarts of the server."""
 
     id: str
-    kind: OperationKind
+    kind: OperationKind | str = Field(
+        union_mode="left_to_right",
+        description="Another text: a newer server started it, and this one does not know how to go "
+        "on with it. It is shown, and neither cancelled nor resumed.",
+    )
     state: OperationState
     progress: Progress
     request: dict[str, Any] = Field(description="What was asked for, with its root, run and step.")

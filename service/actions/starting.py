@@ -120,7 +120,7 @@ class Start:
 
 def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     """How a request is another one than that of an operation."""
-    before = {"kind": used.kind.value, **_flat(used.request)}
+    before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [
         f"{name} {_shown(now, name)} where it was {_shown(before, name)}"
@@ -129,7 +129,7 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     ]
     place = "/".join(str(used.request[name]) for name in ("root", "run"))
     step = f"/steps/{used.request['step']}" if "step" in used.request else ""
-    return f"another one than its {used.kind.value} of {place}{step}: {', '.join(different)}"
+    return f"another one than its {used.kind} of {place}{step}: {', '.join(different)}"
 
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
