@@ -31,6 +31,7 @@ from cairn.service.schemas import (
     ScheduledAction,
     Scope,
 )
+from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
@@ -198,7 +199,7 @@ class Settings(BaseSettings):
         ', "gs://bucket/teams"]; empty list: nowhere; none: wherever the server may read.',
     )
     data_dir: Path = Field(
-        default_factory=lambda: _default_data_dir(),
+        default_factory=Path,
         description="Folder of the SQLite databases; made with mode 700 where it is missing.",
     )
     database_url: str = Field(
@@ -424,12 +425,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _place_databases(self) -> "Settings":
-        folder = self.data_dir.expanduser().absolute()
+        if "data_dir" in self.model_fields_set:
+            folder = self.data_dir.expanduser().absolute()
+        else:
+            folder = folder_of_store(str(self.root_uris[DEFAULT_ROOT]))
         chosen: dict[str, object] = {"data_dir": folder}
         if not self.database_url:
-            chosen["database_url"] = f"sqlite:///{folder / 'catalog.sqlite'}"
+            chosen["database_url"] = f"sqlite:///{folder / CATALOG}"
         if not self.jobs_database_url:
-            chosen["jobs_database_url"] = f"sqlite:///{folder / 'jobs.sqlite'}"
+            chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
             object.__setattr__(self, name, value)  # frozen: filled in once, here
         return self
@@ -497,6 +501,25 @@ def load_settings(**given: Any) -> Settings:
         ) from exc
 
 
+def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
+    """The settings of who administers a server, and need not say of which store.
+
+    Args:
+        data_dir: Of the server; None: that of the store, if one is named, or the only one.
+
+    Returns:
+        They, and the store that the data folder is of, if that was not said.
+
+    Raises:
+        SettingsError: As `load_settings`; or it is not clear whose databases are meant.
+    """
+    settings, owner = load_settings(data_dir=data_dir), None
+    if not {"data_dir", "root", "roots"} & settings.model_fields_set:
+        folder, owner = folder_of_any(str(settings.root_uris[DEFAULT_ROOT]))
+        settings = load_settings(data_dir=folder)
+    return settings, owner
+
+
 _JSON: Final = {
     "ROOTS": 'object {"name": "uri"}',
     "ROOTS_WITHIN": 'list ["/data", "gs://bucket/teams"]',
@@ -520,15 +543,3 @@ def is_loopback(host: str) -> bool:
 
 def _networks(text: str) -> Networks:
     return tuple(ipaddress.ip_network(one) for one in text.replace(",", " ").split())
-
-
-def _default_data_dir() -> Path:
-    state_home = os.environ.get("XDG_STATE_HOME")
-    try:
-        base = Path(state_home) if state_home else Path.home() / ".local" / "state"
-    except RuntimeError:  # a user without a home folder
-        return Path(".cairn").absolute()
-    nearest = next((parent for parent in (base, *base.parents) if parent.exists()), None)
-    if nearest is None or not os.access(nearest, os.W_OK):
-        return Path(".cairn").absolute()
-    return base / "cairn"

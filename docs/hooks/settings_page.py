@@ -16,7 +16,9 @@ that names every such variable.
 
 TAIL = """
 Without `CAIRN_DATA_DIR` the databases are in `$XDG_STATE_HOME/cairn`, else `~/.local/state/cairn`,
-else `./.cairn`: the first that can be written.
+else `./.cairn`: the first that can be written. That folder is of the first store that is served
+from there; each other one has its own below `stores/` in it, by its URI. Nothing is moved: whoever
+moves a store, and wants its keys, audit trail and jobs to go on with it, says `CAIRN_DATA_DIR`.
 
 The client and the commands that ask a server read `CAIRN_URL` (default `http://127.0.0.1:8321`),
 and their key from `CAIRN_KEY` or the file that `CAIRN_KEY_FILE` names.

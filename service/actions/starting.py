@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cairn.service.access import Caller
@@ -33,6 +33,7 @@ class Start:
         kind: Of the job.
         action: What the audit trail calls it.
         idempotency_key: The same key is the same operation, for good.
+        briefly: What the audit trail has of fields that are too large for it.
     """
 
     plane: ControlPlane
@@ -40,6 +41,7 @@ class Start:
     kind: str
     action: str
     idempotency_key: str | None
+    briefly: Mapping[str, Any] = field(default_factory=dict)
 
     def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
         """The operation that the key names, if that was asked for; None: it is to be made.
@@ -110,14 +112,15 @@ class Start:
         return operation
 
     def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
-        detail = {name: value for name, value in request.items() if name not in _PLACE}
+        told = {**request, **self.briefly}
+        detail = {name: value for name, value in told.items() if name not in _PLACE}
         place = {"root": request["root"], "run": request["run"]}
         return audited(self.plane, self.caller, self.action, **place, **detail)
 
 
 def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     """How a request is another one than that of an operation."""
-    before = {"kind": used.kind.value, **_flat(used.request)}
+    before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [
         f"{name} {_shown(now, name)} where it was {_shown(before, name)}"
@@ -126,7 +129,7 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     ]
     place = "/".join(str(used.request[name]) for name in ("root", "run"))
     step = f"/steps/{used.request['step']}" if "step" in used.request else ""
-    return f"another one than its {used.kind.value} of {place}{step}: {', '.join(different)}"
+    return f"another one than its {used.kind} of {place}{step}: {', '.join(different)}"
 
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
+from cairn.service.command.administration.data_folder import administered
 from cairn.service.command.options import DataOption
 from cairn.service.command.printing.documents import JsonOption, print_document
 
@@ -20,9 +21,8 @@ def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """
     from cairn.service.catalog import upgrade_catalog  # takes seconds
     from cairn.service.jobs import upgrade_jobs
-    from cairn.service.settings import load_settings
 
-    settings = load_settings(data_dir=data_dir)
+    settings = administered(data_dir)
     settings.prepare()
     done = {
         "catalog": upgrade_catalog(settings.database_url),
@@ -53,9 +53,8 @@ def backup(
     started with. Of PostgreSQL it says what to run.
     """
     from cairn.service.command.processes.backup import back_up  # takes seconds
-    from cairn.service.settings import load_settings
 
-    settings = load_settings(data_dir=data_dir)
+    settings = administered(data_dir)
     copies = back_up(settings, folder)
     if json:
         print_document({"copies": [str(copy) for copy in copies]})

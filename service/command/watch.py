@@ -126,4 +126,4 @@ def _title(operation: Operation) -> str:
     message = operation.progress.message
     if operation.state is not OperationState.RUNNING or not message:
         message = operation.state.value
-    return f"{operation.kind.value}: {message}"
+    return f"{operation.kind}: {message}"

@@ -55,6 +55,11 @@ def step_file(checkpoint: Checkpoint, name: str) -> str:
     return f"{place}/files/{quote(name)}"
 
 
+def leaf(root: str, name: str, number: int, path: str) -> str:
+    """Where the values of a leaf of a step are downloaded."""
+    return f"/v1/roots/{root}/runs/{name}/checkpoints/{number}/tensors/{quote(path, safe='')}"
+
+
 def with_query(path: str, query: Mapping[str, str], **changes: object) -> str:
     """The same page, asked otherwise: parameters that are None or empty are left out."""
     asked = {**query, **changes}

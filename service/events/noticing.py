@@ -96,7 +96,7 @@ def _end_of(operation: Operation, state: OperationState, ended: datetime) -> lis
     error = operation.error
     detail = {
         "operation": operation.id,
-        "kind": operation.kind.value,
+        "kind": str(operation.kind),
         "state": state.value,
         "ended": rfc3339(ended),
         "step": request.get("step"),

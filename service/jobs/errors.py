@@ -7,6 +7,7 @@ ServiceError
 └── ProblemError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
+    ├── UnknownKindError           409
     ├── DamagedError               500
     ├── NotAllAdoptedError         422
     ├── JobEngineError             500
@@ -63,6 +64,12 @@ class OperationStateError(ProblemError):
     """The operation is in a state in which this cannot be done."""
 
     status, slug, title = 409, "operation-state", "The operation's state forbids this"
+
+
+class UnknownKindError(ProblemError):
+    """A newer server started the operation, of a kind that this one does not know."""
+
+    status, slug, title = 409, "unknown-kind", "The operation is of an unknown kind"
 
 
 class WorkerNotFoundError(ProblemError):

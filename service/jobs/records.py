@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.service.http import problem_from
-from cairn.service.schemas import Operation, OperationKind, OperationState, Problem, Progress
+from cairn.service.schemas import Operation, OperationState, Problem, Progress
 
 _WORKFLOW_PREFIX: Final = "cairn."
 _PART_MARK: Final = "."  # in no operation's id
@@ -37,6 +37,11 @@ def workflow_name(kind: str) -> str:
 def kind_of(name: str) -> str:
     """The kind of the jobs that are kept under a name."""
     return name.removeprefix(_WORKFLOW_PREFIX)
+
+
+def is_operation(name: str) -> bool:
+    """Whether what is kept under a name are operations, of whatever kind."""
+    return name.startswith(_WORKFLOW_PREFIX) and name != workflow_name(PART)
 
 
 def part_id(operation: str, token: str, number: int) -> str:
@@ -106,7 +111,7 @@ def operation_of(
     error = failure_of(status, error_data, instance) if state is OperationState.FAILED else None
     return Operation(
         id=workflow_id,
-        kind=OperationKind(name.removeprefix(_WORKFLOW_PREFIX)),
+        kind=kind_of(name),
         state=state,
         progress=Progress.model_validate(dict(progress)),
         request=dict(request),

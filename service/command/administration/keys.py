@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cairn.service.command.administration.data_folder import administered
 from cairn.service.command.durations import parse_duration
 from cairn.service.command.options import DataOption, console, errors
 from cairn.service.command.printing.documents import JsonOption, print_document
@@ -144,9 +145,8 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     from cairn.service.access import Caller
     from cairn.service.actions import ControlPlane
     from cairn.service.catalog import Catalog, Index, Roots
-    from cairn.service.settings import load_settings
 
-    settings = load_settings(data_dir=data_dir)
+    settings = administered(data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:

@@ -166,7 +166,7 @@ def _job_rows(activity: Activity) -> list[tuple[Cell, ...]]:
     return [
         (
             job.id,
-            job.kind.value,
+            str(job.kind),
             job.state.value,
             *_sizes(rated),
             subject(job),

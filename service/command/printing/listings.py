@@ -85,7 +85,7 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
     progress = operation.progress
     return (
         operation.id,
-        operation.kind.value,
+        str(operation.kind),
         operation.state.value,
         Size(progress.done_bytes),
         None if progress.total_bytes is None else Size(progress.total_bytes),

@@ -3,16 +3,15 @@
 from http import HTTPStatus
 from typing import Final
 
-from fastapi import APIRouter, BackgroundTasks, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Operator
 from cairn.service.dashboard import addresses
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.forms import Form, FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.errors import AliasMovedError, InvalidRequestError
 from cairn.service.http import Seen, body_etag
 from cairn.service.schemas import (
@@ -20,7 +19,6 @@ from cairn.service.schemas import (
     Alias,
     AnnotateRequest,
     ConvertRequest,
-    Operation,
     PromoteRequest,
     RestoreMode,
     RestoreRequest,
@@ -36,24 +34,15 @@ router: Final = APIRouter(
 
 @router.post("/promote")
 def promote_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-    background: BackgroundTasks,
+    caller: Operator, asked: OfStep, form: FormDependency, background: BackgroundTasks
 ) -> HTMLResponse:
     """Point an alias at the step, if it is where the page showed it."""
     body = body_of(PromoteRequest, alias=form.text("alias"), reason=form.text("reason"))
     try:
         moved = actions.promote(
-            plane,
+            asked.plane,
             caller,
-            root,
-            run,
-            step,
+            *asked.names,
             alias=body.alias,
             reason=body.reason,
             expect=seen_sequence(form, body.alias),
@@ -61,25 +50,23 @@ def promote_form(
         )
     except AliasMovedError as exc:
         current = (exc.extra or {}).get("current")
-        return page(
-            request,
+        return asked.page(
             "step/conflict.html",
             status=HTTPStatus.PRECONDITION_FAILED,
-            here=addresses.step(root, run, step),
-            root=root,
-            name=run,
-            step=step,
+            here=addresses.step(*asked.names),
+            root=asked.root,
+            name=asked.run,
+            step=asked.step,
             asked=body,
             current=None if current is None else Alias.model_validate(current),
         )
-    answer = page(
-        request,
+    answer = asked.page(
         "step/promoted.html",
         moved=moved,
-        root=root,
-        name=run,
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
-        aliases=actions.list_aliases(plane, root, run, refresh=False),
+        root=asked.root,
+        name=asked.run,
+        checkpoint=asked.checkpoint(),
+        aliases=actions.list_aliases(asked.plane, asked.root, asked.run, refresh=False),
     )
     answer.background = background
     return answer
@@ -95,15 +82,7 @@ def seen_sequence(form: Form, alias: str) -> int | None:
 
 
 @router.post("/notes")
-def notes_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> HTMLResponse:
+def notes_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Set a label or a metric of the step, or remove it."""
     name, text = form.text("name"), form.text("value")
     if form.text("kind") == "metric":
@@ -111,29 +90,19 @@ def notes_form(
     else:
         wanted = body_of(AnnotateRequest, labels={name: text or None})
     changed = actions.annotate_checkpoint(
-        plane,
+        asked.plane,
         caller,
-        root,
-        run,
-        step,
+        *asked.names,
         labels=wanted.labels,
         metrics=wanted.metrics,
         better={},
         seen=Seen(None),  # one entry is set: whatever the others are, nobody's is overwritten
     )
-    return page(request, "step/notes.html", checkpoint=changed)
+    return asked.page("step/notes.html", checkpoint=changed)
 
 
 @router.post("/convert")
-def convert_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> HTMLResponse:
+def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Start an export of the step."""
     wanted = body_of(
         ConvertRequest,
@@ -145,109 +114,64 @@ def convert_form(
         check_logits=form.checked("check_logits"),
     )
     started = actions.convert_checkpoint(
-        plane, caller, root, run, step, wanted, idempotency_key=None
+        asked.plane, caller, *asked.names, wanted, idempotency_key=None
     )
-    return _card(request, started)
+    return asked.page("operations/card.html", operation=started)
 
 
 @router.post("/fork")
-def fork_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> HTMLResponse:
+def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Start a new run from the step."""
     wanted = body_of(RestoreRequest, mode=RestoreMode.FORK, run=form.text("run"))
     started = actions.restore_checkpoint(
-        plane, caller, root, run, step, wanted, seen=None, idempotency_key=None
+        asked.plane, caller, *asked.names, wanted, seen=None, idempotency_key=None
     )
-    return _card(request, started)
+    return asked.page("operations/card.html", operation=started)
 
 
 @router.post("/rollback")
-def rollback_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> HTMLResponse:
+def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Set later steps of the run aside, unless more were saved than the page showed."""
     wanted = body_of(RestoreRequest, mode=RestoreMode.ROLLBACK, strand=form.texts("strand"))
-    known = actions.get_run(plane, root, run, refresh=True)
+    known = actions.get_run(asked.plane, asked.root, asked.run, refresh=True)
     if known.latest_step != form.number("latest"):
         raise InvalidRequestError(
-            f"{run}: expected step {form.text('latest')} as the latest, as the page showed, found "
-            f"{known.latest_step}. Reload the page to see what would be set aside."
+            f"{asked.run}: expected step {form.text('latest')} as the latest, as the page showed, "
+            f"found {known.latest_step}. Reload the page to see what would be set aside."
         )
     seen = Seen(frozenset({body_etag(known)}))
     started = actions.restore_checkpoint(
-        plane, caller, root, run, step, wanted, seen=seen, idempotency_key=None
+        asked.plane, caller, *asked.names, wanted, seen=seen, idempotency_key=None
     )
-    return _card(request, started)
+    return asked.page("operations/card.html", operation=started)
 
 
 @router.post("/verify")
-def verify_step_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-) -> HTMLResponse:
+def verify_step_form(caller: Operator, asked: OfStep) -> HTMLResponse:
     """Start to read every byte of the step."""
-    started = actions.verify_checkpoint(plane, caller, root, run, step, idempotency_key=None)
-    return _card(request, started)
+    started = actions.verify_checkpoint(asked.plane, caller, *asked.names, idempotency_key=None)
+    return asked.page("operations/card.html", operation=started)
 
 
 @router.post("/delete")
-def delete_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> Response:
+def delete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Response:
     """Move the step to the trash, and show it there."""
     actions.delete_checkpoint(
-        plane,
+        asked.plane,
         caller,
-        root,
-        run,
-        step,
+        *asked.names,
         attempt=form.number("attempt"),
         reason=form.text("reason"),
         grace=GRACE_SECONDS,
     )
-    return _anew(root, run, step)
+    return _anew(*asked.names)
 
 
 @router.post("/undelete")
-def undelete_form(
-    request: Request,
-    caller: Operator,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    form: FormDependency,
-) -> Response:
+def undelete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Response:
     """Take the deletion of the step back, and show it listed."""
-    actions.undelete_checkpoint(plane, caller, root, run, step, form.number("attempt"))
-    return _anew(root, run, step)
-
-
-def _card(request: Request, operation: Operation) -> HTMLResponse:
-    return page(request, "operations/card.html", operation=operation)
+    actions.undelete_checkpoint(asked.plane, caller, *asked.names, form.number("attempt"))
+    return _anew(*asked.names)
 
 
 def _anew(root: str, run: str, step: int) -> Response:

@@ -1,19 +1,21 @@
 """Two steps side by side: `/compare` asks which, `/ui/{root}/{run}/steps/{step}/compare` tells."""
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from cairn.service import actions
 from cairn.service.access import Caller, Reader, Scope
 from cairn.service.actions import ControlPlane, Side, Wanted
 from cairn.service.dashboard import addresses
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import MAX_STEP, PlaneDependency, RootName, RunName, StepNumber
+from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http import LongRead
 from cairn.service.routes import page_of_runs
 from cairn.service.schemas import NAME_PATTERN, PLAIN_PATTERN
@@ -73,77 +75,75 @@ def compare_page(
     )
 
 
-OtherStep = Annotated[int, Query(ge=0, le=MAX_STEP)]
+@dataclass(frozen=True)
+class OtherStep:
+    """What a step is compared with.
+
+    Attributes:
+        names: Its root's, its run's and its number; empty: as of the first.
+        prefix: Of the leaves that are shown.
+    """
+
+    names: tuple[str, str, int]
+    prefix: str
 
 
-def comparison_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    other: OtherStep,
+async def _other_step(
+    other: Annotated[int, Query(ge=0, le=MAX_STEP)],
     other_root: Name = "",
     other_run: Name = "",
     prefix: Text = "",
-) -> HTMLResponse:
+) -> OtherStep:
+    return OtherStep((other_root, other_run, other), prefix)
+
+
+Other = Annotated[OtherStep, Depends(_other_step)]
+
+
+def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse:
     """What differs between two steps, by digests: none of their values is read."""
-    this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
-    wanted = Wanted(item=None, prefix=prefix, values=False, after=0, limit=ROWS)
+    this, that = _sides(asked.plane, caller, asked.names, other.names)
+    wanted = Wanted(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
     found, more = actions.diff_steps(this, that, wanted)
     item = _weighed(this)
     changed = [
         one for one in found.differences if one.change == "values" and item in (None, one.item)
     ]
     nbytes = sum(one.this.bytes for one in changed if one.this is not None)
-    kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(other)}
-    return page(
-        request,
+    kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(that.name.step)}
+    return asked.page(
         "compare/comparison.html",
         diff=found,
         more=more,
         rows=ROWS,
-        prefix=prefix,
+        prefix=other.prefix,
         metrics=_metrics(this, that),
         comparable=len(changed),
         at_once=nbytes <= AT_ONCE_BYTES,
         nbytes=nbytes,
         values_url=addresses.with_query(
-            addresses.step(root, run, step, "compare/values"), kept, prefix=prefix
+            addresses.step(*asked.names, "compare/values"), kept, prefix=other.prefix
         ),
         kept=kept,
     )
 
 
-def values_part(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    other: OtherStep,
-    other_root: Name = "",
-    other_run: Name = "",
-    prefix: Text = "",
-) -> Response:
+def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
     """How far apart the leaves are that differ: their values are read."""
-    this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
+    this, that = _sides(asked.plane, caller, asked.names, other.names)
     most = actions.MOST_COMPARED_BYTES
-    wanted = Wanted(_weighed(this), prefix, values=True, after=0, limit=ROWS, most_bytes=most)
+    wanted = Wanted(_weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most)
 
     def answer() -> Response:
         found, more = actions.diff_steps(this, that, wanted)
-        return page(
-            request,
+        return asked.page(
             "compare/bars.html",
             layers=layers_of(found.differences),
             bars=bars_of(found.differences),
             more=more,
         )
 
-    return LongRead(answer, request, root)
+    return LongRead(answer, asked.request, asked.root)
 
 
 for _path, _endpoint in (
@@ -166,10 +166,7 @@ def _weighed(side: Side) -> str | None:
 
 
 def _sides(
-    plane: ControlPlane,
-    caller: Caller,
-    this: tuple[str, str, int],
-    that: tuple[str, str, int],
+    plane: ControlPlane, caller: Caller, this: tuple[str, str, int], that: tuple[str, str, int]
 ) -> tuple[Side, Side]:
     root, run, step = this
     other_root, other_run, other = that

@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader, Scope
+from cairn.service.dashboard.asked import OfOperation
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PageToken, PlaneDependency
 from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
@@ -45,39 +46,31 @@ def operations_page(
 
 
 @router.get("/operations/{operation}")
-def operation_page(
-    request: Request, caller: Reader, operation: OperationId, plane: PlaneDependency
-) -> HTMLResponse:
+def operation_page(caller: Reader, asked: OfOperation) -> HTMLResponse:
     """One job: how far it is, what was asked, and what came of it."""
-    found = actions.get_operation(plane, caller, operation)
-    return page(request, "operations/operation.html", operation=found)
+    found = actions.get_operation(asked.plane, caller, asked.operation)
+    return asked.page("operations/operation.html", operation=found)
 
 
 @router.get("/operations/{operation}/card")
-def operation_card(
-    request: Request, caller: Reader, operation: OperationId, plane: PlaneDependency
-) -> HTMLResponse:
+def operation_card(caller: Reader, asked: OfOperation) -> HTMLResponse:
     """One job as lists show it."""
-    found = actions.get_operation(plane, caller, operation)
-    return page(request, "operations/card.html", operation=found)
+    found = actions.get_operation(asked.plane, caller, asked.operation)
+    return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/cancel")
-def cancel_form(
-    request: Request, caller: Operator, operation: OperationId, plane: PlaneDependency
-) -> HTMLResponse:
+def cancel_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
     """Stop a job."""
-    found = actions.cancel_operation(plane, caller, operation)
-    return page(request, "operations/card.html", operation=found)
+    found = actions.cancel_operation(asked.plane, caller, asked.operation)
+    return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/resume")
-def resume_form(
-    request: Request, caller: Operator, operation: OperationId, plane: PlaneDependency
-) -> HTMLResponse:
+def resume_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
     """Run a job again that failed or was cancelled."""
-    found = actions.resume_operation(plane, caller, operation)
-    return page(request, "operations/card.html", operation=found)
+    found = actions.resume_operation(asked.plane, caller, asked.operation)
+    return asked.page("operations/card.html", operation=found)
 
 
 @router.get("/artifacts/{artifact}")

@@ -64,6 +64,11 @@ class JobCounts:
                 counts[kind_of(of), state_of(was)] += count
         return dict(counts)
 
+    def names(self) -> list[str]:
+        """The names of all workflows that there are, of whatever release."""
+        with self._engine.connect() as connection:
+            return [*connection.execute(select(self._table.c.name).distinct()).scalars()]
+
     def any_waits(self, names: list[str]) -> bool:
         """Whether a job could be started.
 

@@ -3,6 +3,7 @@
 import builtins
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -24,11 +25,13 @@ from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     OperationNotFoundError,
     OperationStateError,
+    UnknownKindError,
 )
 from cairn.service.jobs.kinds import KINDS
 from cairn.service.jobs.observed import origin
 from cairn.service.jobs.records import (
     PART,
+    is_operation,
     kind_of,
     moment,
     operation_id,
@@ -44,6 +47,8 @@ from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
 
 SMALLEST_CHUNK: Final = 50
+NAMES_SECONDS: Final = 30.0
+"""How often it is looked for jobs of kinds that are not known here: that reads all of them."""
 _NOT_STARTED: Final = frozenset({"DELAYED", "ENQUEUED"})
 
 
@@ -75,6 +80,8 @@ class Jobs:
         self.stopping = False
         self._client = client
         self._counts = counts
+        self._other_names: builtins.list[str] = []
+        self._look_for_names_at = 0.0
 
     def close(self) -> None:
         """Stop the worker, if there is one, and close every connection."""
@@ -136,8 +143,8 @@ class Jobs:
         Raises:
             OperationNotFoundError: There is none of that id.
         """
-        found = self._client.list_workflows(workflow_ids=[operation_id], name=self._names())
-        if not found:
+        found = self._client.list_workflows(workflow_ids=[operation_id])
+        if not found or not is_operation(found[0].name):
             raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
         return self._describe(found[0])
 
@@ -151,7 +158,7 @@ class Jobs:
             known: By id, as they were found before.
         """
         rows = self._client.list_workflows(
-            workflow_ids=[*known], name=self._names(), load_input=False, load_output=False
+            workflow_ids=[*known], load_input=False, load_output=False
         )
         ended = [row.workflow_id for row in rows if state_of(row.status).final]
         found = {
@@ -166,7 +173,7 @@ class Jobs:
             if row.workflow_id not in ended
         }
         if ended:
-            whole = self._client.list_workflows(workflow_ids=ended, name=self._names())
+            whole = self._client.list_workflows(workflow_ids=ended)
             found.update((row.workflow_id, self._describe(row)) for row in whole)
         return found
 
@@ -186,10 +193,10 @@ class Jobs:
             state: Only those in this state.
         """
         found: dict[tuple[datetime, str], WorkflowStatus] = {}
-        size, offset = max(limit, SMALLEST_CHUNK), 0
+        size, offset, names = max(limit, SMALLEST_CHUNK), 0, self._all_names()
         while True:
             chunk = self._client.list_workflows(
-                name=self._names(),
+                name=names,
                 limit=size,
                 offset=offset,
                 end_time=(after[0] + timedelta(milliseconds=1)).isoformat() if after else None,
@@ -218,8 +225,9 @@ class Jobs:
         Raises:
             OperationNotFoundError: There is none of that id.
             OperationStateError: It has ended otherwise.
+            UnknownKindError: A newer server started it.
         """
-        operation = self.get(operation_id)
+        operation = self._known(operation_id)
         if not operation.state.final:
             self._client.cancel_workflow(operation_id)
             self._cancel_parts(operation_id)
@@ -241,8 +249,9 @@ class Jobs:
         Raises:
             OperationNotFoundError: There is none of that id.
             OperationStateError: It is under way or has succeeded.
+            UnknownKindError: A newer server started it.
         """
-        operation = self.get(operation_id)
+        operation = self._known(operation_id)
         if operation.state not in (OperationState.FAILED, OperationState.CANCELLED):
             raise OperationStateError(
                 f"operation {operation_id}: expected a failed or cancelled one, found it "
@@ -321,6 +330,28 @@ class Jobs:
 
     def _reused(self, key: str | None) -> IdempotencyKeyReusedError:
         return IdempotencyKeyReusedError(key, self.get(operation_id(key)))
+
+    def _known(self, operation_id: str) -> Operation:
+        operation = self.get(operation_id)
+        if operation.kind not in self.kinds:
+            raise UnknownKindError(
+                f"operation {operation_id}: expected one of a kind that this server knows "
+                f"({', '.join(sorted(self.kinds))}), found {str(operation.kind)!r}: a newer server "
+                "started it. Ask that one, or upgrade this one."
+            )
+        return operation
+
+    def _all_names(self) -> builtins.list[str]:
+        """Of jobs of every kind that there are, also of those that a newer server knows."""
+        now = time.monotonic()
+        if self._counts is not None and now >= self._look_for_names_at:
+            self._other_names = [
+                name
+                for name in self._counts.names()
+                if is_operation(name) and kind_of(name) not in self.kinds
+            ]
+            self._look_for_names_at = now + NAMES_SECONDS
+        return [*self._names(), *self._other_names]
 
     def _names(self) -> builtins.list[str]:
         return [workflow_name(kind) for kind in self.kinds]

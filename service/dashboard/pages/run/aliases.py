@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import AliasName, PlaneDependency, RootName, RunName
+from cairn.service.dependencies import AliasName
 
 AT_ONCE: Final = 10
 """Histories that are read with the page; others when they are opened."""
@@ -20,32 +20,23 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/aliases")
-def aliases_page(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
+def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Aliases of one run, and who moved them why."""
-    found = actions.list_aliases(plane, root, run, refresh=True)
+    found = actions.list_aliases(asked.plane, *asked.names, refresh=True)
     histories = {
-        one.alias: actions.alias_history(plane, root, run, one.alias) for one in found[:AT_ONCE]
+        one.alias: actions.alias_history(asked.plane, *asked.names, one.alias)
+        for one in found[:AT_ONCE]
     }
-    return page(
-        request,
+    return asked.page(
         "run/aliases.html",
-        run=actions.get_run(plane, root, run, refresh=False),
+        run=actions.get_run(asked.plane, *asked.names, refresh=False),
         aliases=found,
         histories=histories,
     )
 
 
 @router.get("/ui/{root}/{run}/aliases/{alias}")
-def alias_part(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    alias: AliasName,
-    plane: PlaneDependency,
-) -> HTMLResponse:
+def alias_part(caller: Reader, asked: OfRun, alias: AliasName) -> HTMLResponse:
     """The history of one alias."""
-    history = actions.alias_history(plane, root, run, alias)
-    return page(request, "run/history.html", history=history, root=root, name=run)
+    history = actions.alias_history(asked.plane, *asked.names, alias)
+    return asked.page("run/history.html", history=history, root=asked.root, name=asked.run)

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import RunLineage
 from cairn.service.dashboard import addresses, wording
+from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.family import Family, Node, family
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName
 from cairn.service.routes import page_of_checkpoints
 from cairn.service.schemas import Artifact, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import StorageError
@@ -31,23 +30,20 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/lineage")
-def lineage_page(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
+def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Forks, exports, rollbacks and adopted steps of one run."""
-    known = actions.get_run(plane, root, run, refresh=False)
-    found = actions.run_lineage(plane, caller.visible(plane.roots), known)
-    aside = page_of_checkpoints(plane, root, run, CheckpointState.SET_ASIDE, _STEPS, None)
-    listed = page_of_checkpoints(plane, root, run, CheckpointState.LISTED, _STEPS, None)
+    known = actions.get_run(asked.plane, *asked.names, refresh=False)
+    found = actions.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
+    aside = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.SET_ASIDE, _STEPS, None)
+    listed = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.LISTED, _STEPS, None)
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None
     try:  # alone of all that is here, they are read from the store
-        exports, more = actions.list_run_artifacts(plane, root, run, _EXPORTS)
+        exports, more = actions.list_run_artifacts(asked.plane, *asked.names, _EXPORTS)
     except StorageError as exc:
         problem = str(exc)
-    return page(
-        request,
+    return asked.page(
         "run/lineage.html",
         run=known,
         lineage=found,

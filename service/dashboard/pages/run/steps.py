@@ -4,22 +4,20 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
+from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.timeline import timeline
-from cairn.service.dashboard.page_routes import CatalogPage, StorePage
-from cairn.service.dashboard.rendering import HEADERS, page
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dependencies import (
     Filter,
     OrderBy,
     PageToken,
-    PlaneDependency,
-    RootName,
-    RunName,
 )
 from cairn.service.filters import CHECKPOINT_FIELDS, Search, quote
 from cairn.service.routes import page_of_checkpoints
@@ -41,11 +39,8 @@ States = Annotated[CheckpointState | Literal["all"], Query(alias="state")]
 
 @router.get("/ui/{root}/{run}")
 def run_page(
-    request: Request,
     caller: Reader,
-    root: RootName,
-    run: RunName,
-    plane: PlaneDependency,
+    asked: OfRun,
     state: States = "all",
     filter: Filter = "",
     order_by: OrderBy = "",
@@ -53,16 +48,15 @@ def run_page(
 ) -> HTMLResponse:
     """Steps of one run, and how its metrics went."""
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
-    found = page_of_checkpoints(plane, root, run, state, ROWS, page_token, search=search)
-    last = page_of_checkpoints(plane, root, run, "all", MARKS, None).checkpoints
-    known = actions.get_run(plane, root, run, refresh=False)
+    found = page_of_checkpoints(asked.plane, *asked.names, state, ROWS, page_token, search=search)
+    last = page_of_checkpoints(asked.plane, *asked.names, "all", MARKS, None).checkpoints
+    known = actions.get_run(asked.plane, *asked.names, refresh=False)
     names = metric_names([*found.checkpoints, *last])
     better = {name: mode for one in reversed(last) for name, mode in one.better.items()}
-    return page(
-        request,
+    return asked.page(
         "run/steps.html",
         run=known,
-        activity=actions.run_activity(plane, [known])[0],
+        activity=actions.run_activity(asked.plane, [known])[0],
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
         timeline=timeline(last),
@@ -74,22 +68,10 @@ def run_page(
     )
 
 
-def writer_part(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
-    """Who writes the run now, as the store says."""
-    return page(request, "run/writer.html", holder=actions.run_holder(plane, root, run))
-
-
-router.add_api_route(
-    "/ui/{root}/{run}/writer", writer_part, methods=["GET"], route_class_override=StorePage
-)
-
-
 @router.get("/ui/{root}/{run}/curves")
-def curves(caller: Reader, root: RootName, run: RunName, plane: PlaneDependency) -> JSONResponse:
+def curves(caller: Reader, asked: OfRun) -> JSONResponse:
     """Metrics of the run's listed steps, and where its aliases point, as numbers to draw."""
-    steps = sorted(_listed(plane, root, run), key=lambda one: one.step)
+    steps = sorted(_listed(asked.plane, *asked.names), key=lambda one: one.step)
     names = metric_names(reversed(steps))
     shown = thinned(steps, POINTS)
     series = {name: [_finite(one.metrics.get(name)) for one in shown] for name in names[:CURVES]}

@@ -2,16 +2,15 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dashboard.acting.policies import PolicyFields, policy_of
+from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.growth import growth
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName
 from cairn.service.schemas import PLAIN_PATTERN
 
 ROWS: Final = 100
@@ -25,11 +24,8 @@ Field = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
 
 @router.get("/ui/{root}/{run}/storage")
 def storage_page(
-    request: Request,
     caller: Reader,
-    root: RootName,
-    run: RunName,
-    plane: PlaneDependency,
+    asked: OfRun,
     keep_last: Field = "",
     keep_every: Field = "",
     keep_days: Field = "",
@@ -39,18 +35,17 @@ def storage_page(
     labelled: Field = "",
 ) -> HTMLResponse:
     """What one run takes in its store, and what retention would free."""
-    asked = PolicyFields(keep_last, keep_every, keep_days, best, mode, best_count, labelled)
+    fields = PolicyFields(keep_last, keep_every, keep_days, best, mode, best_count, labelled)
     plan = None
-    if asked:
-        plan = actions.plan_retention(plane, root, run, policy_of(asked))
-    usage = actions.get_usage(plane, root, run)
-    return page(
-        request,
+    if fields:
+        plan = actions.plan_retention(asked.plane, *asked.names, policy_of(fields))
+    usage = actions.get_usage(asked.plane, *asked.names)
+    return asked.page(
         "run/storage.html",
-        run=actions.get_run(plane, root, run, refresh=False),
+        run=actions.get_run(asked.plane, *asked.names, refresh=False),
         usage=usage,
         steps=list(reversed(usage.steps))[:ROWS],
         growth=growth(usage.steps),
-        asked=asked,
+        asked=fields,
         plan=plan,
     )

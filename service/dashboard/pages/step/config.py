@@ -3,14 +3,12 @@
 import math
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.storage.runs import LeafRecord
 
 router: Final = APIRouter(
@@ -19,21 +17,13 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/config")
-def config_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-) -> HTMLResponse:
+def config_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     """The model of one step: what it is, its configuration, and where it was saved."""
-    found = actions.open_step(plane, root, run, step)
+    found = asked.opened()
     model = [leaf for leaf in found.leaves if leaf.item == "model"]
-    return page(
-        request,
+    return asked.page(
         "step/config.html",
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        checkpoint=asked.checkpoint(),
         manifest=found.manifest,
         model=found.manifest.model,
         parameters=sum(math.prod(leaf.shape) for leaf in model),

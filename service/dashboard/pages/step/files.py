@@ -2,14 +2,13 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 
 MOST_ROWS: Final = 200
 
@@ -19,22 +18,14 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/files")
-def files_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-) -> HTMLResponse:
+def files_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     """Files of one step with their checksums, and exports of it to download."""
-    found = actions.open_step(plane, root, run, step)
+    found = asked.opened()
     objects = found.contents.objects
-    return page(
-        request,
+    return asked.page(
         "step/files.html",
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
-        artifacts=actions.list_artifacts(plane, root, run, step),
+        checkpoint=asked.checkpoint(),
+        artifacts=actions.list_artifacts(asked.plane, *asked.names),
         files=objects[:MOST_ROWS],
         file_count=len(objects),
         nbytes=sum(one.size for one in objects),

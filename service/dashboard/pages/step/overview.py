@@ -2,15 +2,14 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Caller, Reader
 from cairn.service.actions import ControlPlane
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import CatalogPage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import CheckpointState, Operation
 
@@ -24,28 +23,20 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}")
-def step_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-) -> HTMLResponse:
+def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     """One step: its metrics, how to load it, its exports, and what can be done to it."""
-    found = actions.get_checkpoint(plane, root, run, step, refresh=False)
-    aliases = actions.list_aliases(plane, root, run, refresh=False)
-    later = [one for one in aliases if one.step > step]
-    return page(
-        request,
+    found = asked.checkpoint()
+    aliases = actions.list_aliases(asked.plane, asked.root, asked.run, refresh=False)
+    later = [one for one in aliases if one.step > asked.step]
+    return asked.page(
         "step/overview.html",
         checkpoint=found,
         listed=found.state is CheckpointState.LISTED,
         aliases=aliases,
         stranded=later,
-        run=actions.get_run(plane, root, run, refresh=False),
-        uri=f"{plane.place(root, run)}/steps/{step}",
-        operations=operations_of(plane, caller, root, run, step),
+        run=actions.get_run(asked.plane, asked.root, asked.run, refresh=False),
+        uri=asked.uri,
+        operations=operations_of(asked.plane, caller, *asked.names),
     )
 
 

@@ -2,17 +2,16 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text
 from cairn.service.dashboard.forms import body_of
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.schemas import PLAIN_PATTERN, PlanRequest, StepName
 
 ROWS: Final = 100
@@ -27,28 +26,22 @@ Text = Annotated[str, Query(max_length=1000, pattern=PLAIN_PATTERN)]
 
 @router.get("/ui/{root}/{run}/steps/{step}/plan")
 def plan_page(
-    request: Request,
     caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
+    asked: OfStep,
     mesh: Text = "",
     processes: Annotated[int, Query(ge=1, le=1_048_576)] = 1,
     dtype: Text = "",
 ) -> HTMLResponse:
     """Bytes per device, what does not divide, and how to load a step on a mesh."""
-    found = actions.open_step(plane, root, run, step)
+    found = asked.opened()
     model = found.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {}) or {"fsdp": 8}
     wanted = body_of(PlanRequest, mesh={"axes": axes, "processes": processes}, dtype=dtype or None)
-    name = StepName(root=root, run=run, step=step)
-    uri = f"{plane.place(root, run)}/steps/{step}"
-    plan, more = actions.plan_step(found, name, uri, wanted, after=0, limit=ROWS)
-    return page(
-        request,
+    name = StepName(root=asked.root, run=asked.run, step=asked.step)
+    plan, more = actions.plan_step(found, name, asked.uri, wanted, after=0, limit=ROWS)
+    return asked.page(
         "step/plan.html",
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        checkpoint=asked.checkpoint(),
         plan=plan,
         more=more,
         mesh=mesh_text(axes),

@@ -2,24 +2,24 @@
 
 import math
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import OpenStep
 from cairn.service.dashboard import addresses
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.histogram import bars_of
 from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text, splitting
 from cairn.service.dashboard.drawing.picture import png_of
 from cairn.service.dashboard.forms import body_of
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
-from cairn.service.dashboard.rendering import HEADERS, page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
+from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import LongRead
 from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
@@ -40,19 +40,10 @@ Part = Annotated[str, Query(alias="slice", max_length=1000, pattern=PLAIN_PATTER
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor")
 def tensor_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    item: Text,
-    path: Text,
-    mesh: Text = "",
-    part: Part = "",
+    caller: Reader, asked: OfStep, item: Text, path: Text, mesh: Text = "", part: Part = ""
 ) -> HTMLResponse:
     """Shape, sharding, statistics and values of one tensor of a step."""
-    found = actions.open_step(plane, root, run, step)
+    found = asked.opened()
     leaf = _leaf(found, item, path)
     model = found.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
@@ -60,10 +51,9 @@ def tensor_page(
     shown = part or _corner(leaf)
     drawable = bool(leaf.shape) and math.prod(leaf.shape) > 0 and not leaf.is_key
     planned = _planned(found, leaf, axes) if axes else None
-    return page(
-        request,
+    return asked.page(
         "step/tensor.html",
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        checkpoint=asked.checkpoint(),
         leaf=leaf,
         mesh=mesh_text(axes),
         split=splitting(leaf.shape, planned.spec if planned else leaf.spec, axes) if axes else None,
@@ -72,58 +62,38 @@ def tensor_page(
         drawable=drawable,
         part=shown,
         part_problem=_part_problem(found, item, path, part) if drawable and part else None,
-        statistics_url=f"{addresses.step(root, run, step, 'tensor/statistics')}?{urlencode(named)}",
-        picture_url=f"{addresses.step(root, run, step, 'tensor/picture')}?"
+        statistics_url=f"{addresses.step(*asked.names, 'tensor/statistics')}?{urlencode(named)}",
+        picture_url=f"{addresses.step(*asked.names, 'tensor/picture')}?"
         + urlencode({**named, "slice": shown}),
-        values_url=f"/v1/roots/{root}/runs/{run}/checkpoints/{step}/tensors/{quote(path, safe='')}"
-        f"?{urlencode({'item': item})}",
+        values_url=f"{addresses.leaf(*asked.names, path)}?{urlencode({'item': item})}",
     )
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/statistics")
-def statistics_part(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    item: Text,
-    path: Text,
-) -> Response:
+def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Response:
     """What the elements of a tensor are like."""
-    found = actions.open_step(plane, root, run, step)
-    asked = TensorPart.of(found.reader(), item, path)
+    found = asked.opened()
+    looked_at = TensorPart.of(found.reader(), item, path)
 
     def answer() -> Response:
-        statistics = actions.tensor_statistics(plane, found, asked)
+        statistics = actions.tensor_statistics(asked.plane, found, looked_at)
         bars = None if statistics.histogram is None else bars_of(statistics.histogram)
-        return page(request, "step/statistics.html", statistics=statistics, bars=bars)
+        return asked.page("step/statistics.html", statistics=statistics, bars=bars)
 
-    return LongRead(answer, request, root)
+    return LongRead(answer, asked.request, asked.root)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
-def picture(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    item: Text,
-    path: Text,
-    part: Part = "",
-) -> Response:
+def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = "") -> Response:
     """A part of a tensor as a picture, one pixel an element."""
-    found = actions.open_step(plane, root, run, step)
-    asked = TensorPart.of(found.reader(), item, path, part)
+    found = asked.opened()
+    looked_at = TensorPart.of(found.reader(), item, path, part)
 
     def answer() -> Response:
-        values = matrix_of(asked)
+        values = matrix_of(looked_at)
         return Response(png_of(values), headers=HEADERS, media_type="image/png")
 
-    return LongRead(answer, request, root)
+    return LongRead(answer, asked.request, asked.root)
 
 
 def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:

@@ -3,15 +3,13 @@
 import math
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
 from cairn.service.access import Reader
+from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.tensor_tree import branches, place
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.schemas import PLAIN_PATTERN
 
 MOST_ROWS: Final = 150
@@ -25,18 +23,10 @@ Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensors")
 def tensors_page(
-    request: Request,
-    caller: Reader,
-    root: RootName,
-    run: RunName,
-    step: StepNumber,
-    plane: PlaneDependency,
-    item: Text = "",
-    prefix: Text = "",
-    q: Text = "",
+    caller: Reader, asked: OfStep, item: Text = "", prefix: Text = "", q: Text = ""
 ) -> HTMLResponse:
     """The tensor tree of one step, a level at a time, or what a search finds in it."""
-    found = actions.open_step(plane, root, run, step)
+    found = asked.opened()
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for leaf in found.leaves:
@@ -52,10 +42,9 @@ def tensors_page(
         prefix = rows[0].prefix
         rows = branches(own, prefix)
     elements = sum(math.prod(leaf.shape) for leaf in own)
-    return page(
-        request,
+    return asked.page(
         "step/tensors.html",
-        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        checkpoint=asked.checkpoint(),
         items=[(name, counts[name], sizes[name]) for name in sorted(sizes)],
         item=shown,
         prefix=prefix,
