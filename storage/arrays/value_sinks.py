@@ -1,7 +1,6 @@
 """Where value files go: a local disk, past its page cache, or an object store. Imports no JAX."""
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -13,15 +12,14 @@ import numpy as np
 
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.store import (
-    ALIGNMENT,
     BLOCK_BYTES,
     ContentSum,
     ObjectStore,
     StoreURI,
     aligned_buffer,
-    is_direct,
     open_files,
     set_direct,
+    write_from,
 )
 
 __all__ = [
@@ -49,10 +47,6 @@ _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
 _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
-
-_CACHED_BYTES: Final = 256 << 10
-"""Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
-memory that has long been free, which a virtual machine may first have to get back."""
 
 Buffer = bytes | memoryview
 
@@ -248,7 +242,7 @@ def _write_all(
     There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
     """
     into = np.frombuffer(memory, np.uint8)
-    filled = 0
+    filled = at = 0
     set_direct(descriptor, wanted=True)
     for buffer in buffers:
         source = np.frombuffer(buffer, np.uint8)
@@ -258,28 +252,10 @@ def _write_all(
             source, filled = source[count:], filled + count
             if filled == len(into):
                 content.update(memory)
-                _write(descriptor, memory)
-                filled = 0
+                write_from(descriptor, memory, at)
+                at, filled = at + filled, 0
     content.update(memory[:filled])
-    whole = filled - filled % ALIGNMENT
-    _write(descriptor, memory[:whole])
-    if whole < filled:
-        set_direct(descriptor, wanted=False)
-        _write(descriptor, memory[whole:filled])
-
-
-def _write(descriptor: int, data: memoryview) -> None:
-    """`write`, again for what it did not take."""
-    while data:
-        direct = is_direct(descriptor)
-        try:
-            taken = os.write(descriptor, data if direct else data[:_CACHED_BYTES])
-        except OSError as exc:
-            if not direct or exc.errno != errno.EINVAL:
-                raise
-            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
-            continue
-        data = data[taken:]
+    write_from(descriptor, memory[:filled], at)
 
 
 def _sync_and_close(descriptor: int, path: str) -> None:

@@ -33,15 +33,15 @@ def _small_memory(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What `os.write` was asked for: (whether past the page cache, how many bytes)."""
+    """What `os.pwrite` was asked for: (whether past the page cache, how many bytes)."""
     made = []
-    put = os.write
+    put = os.pwrite
 
-    def write(descriptor, data):
+    def write(descriptor, data, offset):
         made.append((bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT), len(data)))
-        return put(descriptor, data)
+        return put(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     return made
 
 
@@ -103,18 +103,18 @@ def test_a_file_system_that_cannot_go_past_its_page_cache_is_written_through_it(
 def test_a_file_system_with_another_alignment_is_written_through_its_page_cache(
     tmp_path, monkeypatch
 ):
-    put = os.write
+    put = os.pwrite
 
-    def write(descriptor, data):
+    def write(descriptor, data, offset):
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return put(descriptor, data)
+        return put(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     assert written(tmp_path, content := numbers(2 * MEMORY + 5)) == content
 
 
-@pytest.mark.parametrize("at", ["write", "fsync"])
+@pytest.mark.parametrize("at", ["pwrite", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_is_told_with_the_file_and_leaves_no_descriptor(
     tmp_path, monkeypatch, at, number
