@@ -27,6 +27,7 @@ __all__ = [
     "MOST_FILE_BYTES",
     "REMOTE_FILE_BYTES",
     "Buffer",
+    "UploadMemory",
     "ValueSink",
     "open_sink",
 ]
@@ -45,6 +46,12 @@ _FILES_OF_ITEM: Final = 4_000
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
+_COPIES_OF_AN_OBJECT: Final = 2
+"""In memory on its way: one that is sent, and one of the chunks that do not lie in one piece."""
+
+_BLOCKS_OF_A_STREAM: Final = 4
+"""In memory of a file that is sent as a stream: ours, the client's, and that of the request."""
+
 _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
 
@@ -62,13 +69,16 @@ class ValueSink(Protocol):
     file_bytes: int
     writers: int
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
         """Write a new file; the future is done once it is durable.
 
         Args:
             name: below the folder.
             buffers: its bytes.
             content: sums them, and has all when this returns.
+            expected: how many bytes they are, unless they are compressed.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -79,19 +89,49 @@ class ValueSink(Protocol):
         """Free threads."""
 
 
-def open_sink(folder: StoreURI, *, item_bytes: int = 0) -> ValueSink:
+class UploadMemory:
+    """How many bytes may be in memory on their way to an object store, in all sinks that share it.
+
+    Attributes:
+        most: so many; what alone has more goes alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, nbytes: int) -> Iterator[None]:
+        """Within this they count; waits until there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + nbytes <= self.most)
+            self._used += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+
+def open_sink(
+    folder: StoreURI, *, item_bytes: int = 0, uploads: UploadMemory | None = None
+) -> ValueSink:
     """The sink for the database in `folder`.
 
     Args:
         folder: the database's.
         item_bytes: what all processes together store of the item: the more, the larger its files.
+        uploads: memory for what is on its way to an object store; None has no limit but the number
+            of files at a time.
     """
     wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
         return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
     if wanted > REMOTE_FILE_BYTES:
-        return _StreamSink(folder, wanted)
-    return _RemoteSink(folder)
+        return _StreamSink(folder, wanted, uploads)
+    return _RemoteSink(folder, uploads)
 
 
 class _LocalSink:
@@ -107,7 +147,9 @@ class _LocalSink:
         os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
@@ -133,20 +175,24 @@ class _RemoteSink:
     the objects that are on their way, and three.
     """
 
-    def __init__(self, folder: StoreURI) -> None:
+    def __init__(self, folder: StoreURI, uploads: UploadMemory | None = None) -> None:
         self.file_bytes = REMOTE_FILE_BYTES
         self.writers = _REMOTE_WRITERS
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
         self._window = _Window(_REMOTE_WRITERS)
+        self._uploads = uploads
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
-        parts = list(buffers)
-        for part in parts:
-            content.update(part)
-        with self._window.place():
-            wait = self._handing_over.submit(self._hand_over, name, parts).result()
-            wait()
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
+        with _taken(self._uploads, _COPIES_OF_AN_OBJECT * expected):
+            parts = list(buffers)
+            for part in parts:
+                content.update(part)
+            with self._window.place():
+                wait = self._handing_over.submit(self._hand_over, name, parts).result()
+                wait()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -164,13 +210,19 @@ class _StreamSink:
     The store's checksum of each is compared with ours when it is whole.
     """
 
-    def __init__(self, folder: StoreURI, file_bytes: int) -> None:
+    def __init__(
+        self, folder: StoreURI, file_bytes: int, uploads: UploadMemory | None = None
+    ) -> None:
         self.file_bytes = file_bytes
         self.writers = _REMOTE_WRITERS
         self._files = open_files(folder)
+        self._uploads = uploads
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
-        with self._files.open_write(name) as upload:
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
+        needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
+        with _taken(self._uploads, needed), self._files.open_write(name) as upload:
             for block in _blocks(buffers):
                 content.update(block)
                 upload.write(block)
@@ -180,6 +232,10 @@ class _StreamSink:
 
     def close(self) -> None:
         """No threads."""
+
+
+def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
 
 
 def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:

@@ -95,7 +95,7 @@ class Memory:
     def __init__(self, limit):
         self.file_bytes, self.files = limit, {}
 
-    def write(self, name, buffers, content):
+    def write(self, name, buffers, content, expected):
         self.files[name] = b"".join(buffers)
         content.update(self.files[name])
         done = Future()
