@@ -25,6 +25,7 @@ from cairn.storage.store import (
 __all__ = [
     "FILE_BYTES",
     "MOST_FILE_BYTES",
+    "MOST_REMOTE_BYTES",
     "REMOTE_FILE_BYTES",
     "Buffer",
     "UploadMemory",
@@ -35,8 +36,11 @@ __all__ = [
 FILE_BYTES: Final = 64 << 20
 """A value file on a disk is closed once it would grow beyond this."""
 
-REMOTE_FILE_BYTES: Final = 16 << 20
-"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
+REMOTE_FILE_BYTES: Final = 4 << 20
+"""The same for objects, of which `_REMOTE_WRITERS` are in memory at a time."""
+
+MOST_REMOTE_BYTES: Final = 16 << 20
+"""The same for objects of large items, of which there would be too many else."""
 
 MOST_FILE_BYTES: Final = 400 << 20
 """The same for files of the largest items, which are written as a stream. See ADR 43."""
@@ -44,8 +48,14 @@ MOST_FILE_BYTES: Final = 400 << 20
 _FILES_OF_ITEM: Final = 4_000
 """About so many files hold an item, whatever its size, as long as files can grow."""
 
+_OBJECTS_OF_ITEM: Final = 1_000
+"""From so many on objects grow, up to `MOST_REMOTE_BYTES`."""
+
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
+_REMOTE_MAKERS: Final = max(2, min(4, os.cpu_count() or 1))
+"""Threads that put objects together: each has a part of the heap that keeps what it once had."""
+
 _COPIES_OF_AN_OBJECT: Final = 2
 """In memory on its way: one that is sent, and one of the chunks that do not lie in one piece."""
 
@@ -129,9 +139,10 @@ def open_sink(
     wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
         return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
-    if wanted > REMOTE_FILE_BYTES:
+    if wanted > MOST_REMOTE_BYTES:
         return _StreamSink(folder, wanted, uploads)
-    return _RemoteSink(folder, uploads)
+    most = min(MOST_REMOTE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
+    return _RemoteSink(folder, most, uploads)
 
 
 class _LocalSink:
@@ -172,36 +183,39 @@ class _RemoteSink:
 
     One thread hands all of them over, which takes three copies of an object for a moment: else each
     writer would hold three, and its own part of the heap would keep them. What is in memory is then
-    the objects that are on their way, and three.
+    the objects that are on their way, those that are put together, and three.
     """
 
-    def __init__(self, folder: StoreURI, uploads: UploadMemory | None = None) -> None:
-        self.file_bytes = REMOTE_FILE_BYTES
-        self.writers = _REMOTE_WRITERS
+    def __init__(
+        self, folder: StoreURI, file_bytes: int, uploads: UploadMemory | None = None
+    ) -> None:
+        self.file_bytes = file_bytes
+        self.writers = _REMOTE_MAKERS
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
-        self._window = _Window(_REMOTE_WRITERS)
+        self._sending = ThreadPoolExecutor(_REMOTE_WRITERS, thread_name_prefix="cairn-sent")
+        self._window = _Window(_REMOTE_WRITERS, max(1, MOST_REMOTE_BYTES // file_bytes))
         self._uploads = uploads
 
     def write(
         self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
     ) -> "Future[None]":
-        with _taken(self._uploads, _COPIES_OF_AN_OBJECT * expected):
-            parts = list(buffers)
-            for part in parts:
-                content.update(part)
-            with self._window.place():
-                wait = self._handing_over.submit(self._hand_over, name, parts).result()
-                wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        with contextlib.ExitStack() as held:
+            held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
+            parts = _summed(buffers, content)
+            held.enter_context(self._window.place())
+            answer = self._handing_over.submit(self._hand_over, name, parts).result()
+            return self._sending.submit(_answered, answer, held.pop_all())
 
     def _hand_over(self, name: str, buffers: list[Buffer]) -> Callable[[], bytes]:
-        return self._objects.start_write(name, b"".join(buffers))
+        """Has the client copy them, and takes them out of the list: nobody holds them any more."""
+        value = b"".join(buffers)
+        buffers.clear()
+        return self._objects.start_write(name, value)
 
     def close(self) -> None:
         self._handing_over.shutdown()
+        self._sending.shutdown()
 
 
 class _StreamSink:
@@ -234,6 +248,19 @@ class _StreamSink:
         """No threads."""
 
 
+def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
+    """The store has it; what was held for it is free then, and told what was raised."""
+    with held:
+        answer()
+
+
+def _summed(buffers: Iterable[Buffer], content: ContentSum) -> list[Buffer]:
+    parts = list(buffers)
+    for part in parts:
+        content.update(part)
+    return parts
+
+
 def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
 
@@ -257,10 +284,10 @@ def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:
 class _Window:
     """How many objects are on their way at a time."""
 
-    def __init__(self, most: int) -> None:
-        """One at first, and `most` at most."""
+    def __init__(self, most: int, first: int) -> None:
+        """`first` at first, and `most` at most."""
         self._most = most
-        self._wide, self._sent = 1, 0
+        self._wide, self._sent = min(first, most), 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.arrays.value_sinks import MOST_REMOTE_BYTES, REMOTE_FILE_BYTES, open_sink
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import ContentSum, deadlines
 from cairn.storage.store.disk import direct_io
@@ -52,7 +52,7 @@ def written(folder, content, cuts=()):
     parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
     try:
         summed = ContentSum()
-        sink.write("d/file", iter(parts), summed).result()
+        sink.write("d/file", iter(parts), summed, len(content)).result()
     finally:
         sink.close()
     expected = ContentSum()
@@ -149,6 +149,9 @@ def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
     assert (tmp_path / "child" / "d" / "file").read_bytes() == content
 
 
+AT_FIRST = MOST_REMOTE_BYTES // REMOTE_FILE_BYTES
+
+
 @pytest.fixture
 def sending(gcs):
     """Eight objects on their way to a store, and what holds the uploads back."""
@@ -158,11 +161,12 @@ def sending(gcs):
         sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
         pool = ThreadPoolExecutor(8)
         sent = [
-            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum()) for number in range(8)
+            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum(), 5)
+            for number in range(8)
         ]
-        fault.wait()
+        fault.wait(times=AT_FIRST)
         time.sleep(0.2)
-        assert fault.fired == 1
+        assert fault.fired == AT_FIRST
         return sink, fault, sent
 
     return send
@@ -191,5 +195,5 @@ def test_nothing_more_is_sent_to_a_store_that_does_not_answer(sending, monkeypat
     _, hung, sent = sending("hang")
     for one in sent:
         with pytest.raises(StoreUnavailableError):
-            one.result()
-    assert hung.fired == 1
+            one.result().result()
+    assert hung.fired == AT_FIRST

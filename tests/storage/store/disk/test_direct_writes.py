@@ -187,7 +187,7 @@ def test_a_disk_that_cannot_be_read_back_leaves_nothing(tmp_path, monkeypatch):
         return ask(descriptor, buffers, offset, flags)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    with pytest.raises(StorageError, match="file: found .Errno 5. Input/output error"):
+    with pytest.raises(StorageError, match=r"file: found .Errno 5. Input/output error"):
         write(tmp_path, bytes(5 * MEMORY), read_back=True)
     assert list(tmp_path.iterdir()) == []
     assert not own_threads()
