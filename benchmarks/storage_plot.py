@@ -17,11 +17,11 @@ from xml.sax.saxutils import escape
 
 from benchmarks.storage_rows import is_peers
 
-WIDTH, LEFT, RIGHT = 1220, 440, 330
+WIDTH, LEFT, RIGHT = 1290, 440, 400
 LINE, GAP, TOP = 20, 14, 56
 MOST = 3.0
 """Ratios above this are cut off; their number is written beside the bar."""
-WITHIN, OVER, PEER, INK, PALE = "#2f7d4f", "#b3452c", "#b9bec6", "#22262b", "#8a9099"
+WITHIN, OVER, PEER, INK, PALE = "#2f7d4f", "#b3452c", "#b9bec6", "#22262b", "#646b73"
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +194,8 @@ def prepare(client: Client) -> str:
     client.promote(FIRST, BRANCH, "staging", reason="half way, for the evaluation", expect=None)
     client.promote(FIRST, STEPS, "production", reason="passed the evaluation", expect=None)
     client.wait(client.verify(FIRST, STEPS).id)
+    while client.checkpoint(FIRST, STEPS).verified is None:  # comes to be known a moment after
+        time.sleep(0.2)
     client.wait(client.restore(FIRST, STEPS, target=f"{FIRST}-2").id)
     client.wait(client.convert(FORKED, BRANCH + MORE).id)
     done = client.wait(client.convert(FIRST, STEPS).id)
@@ -205,7 +208,7 @@ def pictures(export: str) -> list[Picture]:
     run = f"/ui/default/{FIRST}"
     step = f"{run}/steps/{STEPS}"
     tensor = (
-        "item=model&path=model/layers/0/self_attn/q_proj/kernel&slice=0:64,0:64&mesh=fsdp=4,tp=2"
+        "item=model&path=model/layers/0/self_attn/q_proj/kernel&slice=0:48,0:48&mesh=fsdp=4,tp=2"
     )
     drawn_run = (".timeline svg", ".chart canvas", "#steps table")
     return [
@@ -215,7 +218,7 @@ def pictures(export: str) -> list[Picture]:
         Picture("run-phone", run, drawn_run, width=390, height=844),
         Picture("step", step, ("#notes",)),
         Picture("tensors", f"{step}/tensors?prefix=model/layers/0/self_attn/", ("#tensors table",)),
-        Picture("tensor", f"{step}/tensor?{tensor}", (".statistics svg", "img.picture"), 900),
+        Picture("tensor", f"{step}/tensor?{tensor}", (".statistics svg", "img.picture"), 1320),
         Picture(
             "compare",
             f"{step}/compare?other_run={FORKED}&other={BRANCH + MORE}",

@@ -42,6 +42,7 @@ from .looking.files import find_step_file as find_step_file
 from .looking.files import list_files as list_files
 from .looking.lineage import RunLineage as RunLineage
 from .looking.lineage import run_lineage as run_lineage
+from .looking.plans import plan_leaf as plan_leaf
 from .looking.plans import plan_step as plan_step
 from .looking.reclaimable import Reclaimable as Reclaimable
 from .looking.reclaimable import reclaimable as reclaimable

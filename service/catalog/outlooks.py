@@ -67,6 +67,23 @@ def versions(
     return {run: known[run] for run in runs if run in known}
 
 
+def aliases(
+    connection: Connection, runs: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[tuple[str, int]]]:
+    """Names of aliases of some runs and the steps that they name, by root and name."""
+    query = (
+        select(RunRow.root, RunRow.name, AliasRow.alias, AliasRow.step)
+        .join(RunRow, RunRow.id == AliasRow.run_id)
+        .where(RunRow.name.in_({name for _, name in runs}))
+        .order_by(AliasRow.alias)
+    )
+    found: dict[tuple[str, str], list[tuple[str, int]]] = {run: [] for run in runs}
+    for root, name, alias, step in connection.execute(query):
+        if (root, name) in found:
+            found[root, name].append((alias, step))
+    return found
+
+
 def known_steps(
     connection: Connection, runs: Iterable[int], *, with_notes: bool
 ) -> dict[int, list[KnownStep]]:

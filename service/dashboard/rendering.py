@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cairn.service.access import Scope
 from cairn.service.dashboard import addresses, wording
-from cairn.service.dashboard.drawing import marks
+from cairn.service.dashboard.drawing import marks, timeline
 from cairn.service.sizes import size_text
 
 FOLDER: Final = Path(__file__).parent
@@ -38,16 +38,20 @@ _environment.filters.update(
     size=size_text,
     ago=wording.ago,
     apart=wording.apart,
+    brief=wording.brief,
     count=wording.count,
+    export_name=wording.export_name,
     figure=wording.figure,
+    keys=wording.keys,
     moment=wording.moment,
     percent=wording.percent,
+    quoted=wording.quoted,
     pretty=wording.pretty,
     shape=wording.shape,
     spec=wording.spec,
     words=wording.words,
 )
-_environment.globals.update(at=addresses, sparkline=marks.sparkline)
+_environment.globals.update(at=addresses, kind_of=timeline.kind_of, sparkline=marks.sparkline)
 _templates = Jinja2Templates(env=_environment)
 
 

@@ -2,16 +2,25 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from markupsafe import Markup, escape
+
+from cairn.service.schemas import Artifact
+from cairn.storage.arrays import keys_of
 from cairn.storage.store import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _STATES: Final = {"in_flight": "being written", "set_aside": "set aside", "trashed": "in trash"}
 _LARGE: Final = 1e6
+_EXACT: Final = 1e15
 _SMALL: Final = 1e-3
+_ROOM: Final = 120
+_DIGEST: Final = re.compile(r"((?:[a-z0-9]+:)?[0-9a-f]{12})[0-9a-f]{20,}")
+_CODE: Final = re.compile(r"`([^`]+)`")
 
 
 def apart(seconds: float) -> str:
@@ -42,7 +51,7 @@ def count(number: int) -> str:
 
 
 def figure(value: float | int | str | None, digits: int = 4) -> str:
-    """A number to a few digits; what is none as it is."""
+    """A number to a few digits, zeros at its end too: those below each other line up."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, str):
@@ -51,9 +60,13 @@ def figure(value: float | int | str | None, digits: int = 4) -> str:
         return count(value)
     if not math.isfinite(value):
         return str(value)
-    if value != 0 and not _SMALL <= abs(value) < _LARGE:
+    if value.is_integer() and abs(value) < _EXACT:
+        return count(int(value))
+    if not _SMALL <= abs(value) < _LARGE:
         return f"{value:.{digits - 1}e}"
-    return f"{value:.{digits}g}"
+    if abs(value) >= 10 ** (digits - 1):
+        return count(round(value))
+    return f"{value:#.{digits}g}"
 
 
 def percent(part: float) -> str:
@@ -62,7 +75,43 @@ def percent(part: float) -> str:
         return f"\N{MULTIPLICATION SIGN}{part:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     if 0 < part < 0.001:
         return "<0.1 %"
-    return f"{100 * part:.3g} %"
+    if part >= 0.9995 or part == 0:
+        return f"{100 * part:.0f} %"
+    return f"{100 * part:#.3g} %"
+
+
+def brief(value: Any) -> str:
+    """A value of a record, as far as a table has room for it: what is left out has the API."""
+    if isinstance(value, dict):
+        said = {name: brief(one) for name, one in value.items() if one is not None}
+        return ", ".join(f"{name} {one}" for name, one in said.items() if one)
+    if isinstance(value, list):
+        return ", ".join(map(brief, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return figure(value)
+    text = str(value)
+    if digest := _DIGEST.fullmatch(text):
+        return f"{digest[1]}…"
+    return text if len(text) <= _ROOM else f"{text[: _ROOM - 1]}…"
+
+
+def keys(path: str) -> str:
+    """The keys of an entry, joined as they are: a "/" in one of them is like any other."""
+    return "/".join(keys_of(path))
+
+
+def export_name(one: Artifact) -> str:
+    """What an export made, in words."""
+    if one.kind.value == "gather":
+        return "One safetensors file"
+    return "GGUF file" if one.options.get("format") == "gguf" else "Hugging Face files"
+
+
+def quoted(text: str) -> Markup:
+    """What is said in a sentence, with `commands` as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def pretty(value: Any) -> str:

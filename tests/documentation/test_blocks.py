@@ -159,4 +159,4 @@ def test_calls_are_found_wherever_they_stand():
 def test_what_is_not_run_is_marked_where_people_read_it(hooks):
     page = f"```{NOT_RUN}\ncairn runs\n```\n"
     marked = hooks.on_page_markdown(page, page=None, config=None, files=None)
-    assert marked.startswith(f'```{NOT_RUN} title="{MARKED}"\n')
+    assert marked.startswith(f'```sh title="{MARKED}"\n')

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import queries
+from cairn.service.catalog import outlooks, queries
 from cairn.service.catalog.queries import RecentStep
 from cairn.service.schemas import CheckpointState, Run
 from cairn.storage.runs import Lease, read_lease
@@ -32,6 +32,7 @@ class Activity:
         stalled: Number of a step whose writer is gone, if nothing was saved after it.
         seconds_apart: Between two steps, as a rule; None: there are too few.
         bytes_per_day: That they add, at that pace.
+        aliases: Names of its aliases, and the steps that they name.
     """
 
     saved: tuple[RecentStep, ...] = ()
@@ -39,6 +40,7 @@ class Activity:
     stalled: int | None = None
     seconds_apart: float | None = None
     bytes_per_day: float | None = None
+    aliases: tuple[tuple[str, int], ...] = ()
 
     @property
     def last_saved(self) -> datetime | None:
@@ -50,10 +52,14 @@ def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
     """How each of some runs is going, from the catalog alone."""
     with plane.catalog.query() as connection:
         recent = [queries.recent_steps(connection, run.root, run.name, RECENT) for run in runs]
-    return [activity_of(steps) for steps in recent]
+        named = outlooks.aliases(connection, {(run.root, run.name) for run in runs})
+    return [
+        activity_of(steps, named[run.root, run.name])
+        for run, steps in zip(runs, recent, strict=True)
+    ]
 
 
-def activity_of(steps: Sequence[RecentStep]) -> Activity:
+def activity_of(steps: Sequence[RecentStep], aliases: Sequence[tuple[str, int]] = ()) -> Activity:
     """How a run is going that has these steps last, highest first; pure."""
     saved = [one for one in reversed(steps) if one.state == CheckpointState.LISTED]
     highest = saved[-1].step if saved else -1
@@ -70,6 +76,7 @@ def activity_of(steps: Sequence[RecentStep]) -> Activity:
         stalled=stalled[0] if stalled and not writing else None,
         seconds_apart=pace,
         bytes_per_day=_DAY / pace * median(sizes) if pace and sizes else None,
+        aliases=tuple(aliases),
     )
 
 

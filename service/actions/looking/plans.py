@@ -116,6 +116,28 @@ def plan_step(
     return answer, len(leaves) > after + len(page)
 
 
+def plan_leaf(step: OpenStep, item: str, path: str, wanted: PlanRequest) -> PlannedLeaf | None:
+    """Where one leaf of a step goes on a mesh; None: nothing says so, or a load leaves it out.
+
+    Args:
+        step: The step.
+        item: Of the leaf.
+        path: Of the leaf.
+        wanted: Which mesh, and how.
+
+    Raises:
+        InvalidRequestError: The mesh can't be, or the rules.
+    """
+    asked = _asked(step, wanted)
+    if asked.placed_by == "nothing" or item not in asked.items:
+        return None
+    plan = placement.plan_step(
+        step.contents.leaves, asked.grid, asked.layout, items=[item], param_dtype=wanted.dtype
+    )
+    found = (leaf for leaf in plan.leaves if leaf.record.path == path)
+    return next((_leaf(leaf, asked.grid) for leaf in found), None)
+
+
 def _asked(step: OpenStep, wanted: PlanRequest) -> _Asked:
     manifest = step.manifest
     config, why = _config(manifest)

@@ -59,7 +59,7 @@ class Branch:
     def title(self, name: str) -> Text:
         """It, as a tree names it."""
         sizes = [one.bytes for one in self.everything]
-        told = f"{len(sizes)} leaves, {Size(sum(sizes))}"
+        told = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
         return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {told}", "dim"))
 
 

@@ -29,6 +29,7 @@ from cairn.service.schemas import (
     TensorValues,
 )
 from cairn.service.sizes import Size
+from cairn.storage.arrays import keys_of
 
 if TYPE_CHECKING:
     from cairn.service.command.looking.stored_steps import StoredStep
@@ -214,7 +215,7 @@ def _print_diff(found: StepDiff) -> None:
         ("label", found.labels),
     ):
         for entry in entries:
-            print(f"{title} {entry.path}: {_entry(entry)}")
+            print(f"{title} {'/'.join(keys_of(entry.path))}: {_entry(entry)}")
     if found.differences:
         titles = ("change", "item", "path", "this", "other", "differing", "max abs", "relative")
         print_table(console, titles, map(_difference, sorted(found.differences, key=_rank)))

@@ -9,7 +9,6 @@ from fastapi.responses import HTMLResponse
 from cairn.service import actions
 from cairn.service.access import Operator
 from cairn.service.dashboard import addresses
-from cairn.service.dashboard.drawing.timeline import kind_of
 from cairn.service.dashboard.forms import Form, FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
@@ -79,8 +78,7 @@ def promote_form(
         moved=moved,
         root=root,
         name=run,
-        checkpoint=(found := actions.get_checkpoint(plane, root, run, step, refresh=False)),
-        kind=kind_of(found),
+        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
         aliases=actions.list_aliases(plane, root, run, refresh=False),
     )
     answer.background = background

@@ -8,9 +8,9 @@ from typing import Final
 from cairn.service.schemas import StepUsage
 
 WIDTH: Final = 1000
-HEIGHT: Final = 140
-_TOP: Final = 18
-_FLOOR: Final = 118
+HEIGHT: Final = 104
+_TOP: Final = 2
+_FLOOR: Final = 102
 
 
 @dataclass(frozen=True)

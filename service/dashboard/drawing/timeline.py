@@ -1,5 +1,6 @@
 """The steps of a run on a line, by their numbers."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,8 @@ _MARGIN: Final = 12
 _LINE: Final = 56
 _ROWS: Final = 2
 _LETTER: Final = 7.2
+_RADIUS: Final = 5.0
+_SMALLEST: Final = 1.5
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,25 @@ class Name:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What is drawn: marks, names above them, and the ends of the line."""
+    """What is drawn: marks, names above them, and the ends of the line.
+
+    Attributes:
+        radius: Of a mark: small where there are many.
+    """
 
     marks: tuple[Mark, ...]
     names: tuple[Name, ...]
     first: int
     last: int
+    radius: float = _RADIUS
     line: int = _LINE
     width: int = WIDTH
     height: int = HEIGHT
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many marks there are of each kind, in the order of the line."""
+        return dict(Counter(mark.kind for mark in self.marks))
 
     @property
     def top(self) -> int:
@@ -77,7 +90,8 @@ def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
         x = _MARGIN + room * ((one.step - first) / (last - first) if last > first else 0.5)
         kind = kind_of(one)
         marks.append(Mark(one, round(x, 1), kind, f"Step {one.step}: {kind.replace('_', ' ')}"))
-    return Timeline(tuple(marks), tuple(_names(marks)), first, last)
+    radius = max(_SMALLEST, min(_RADIUS, 0.4 * room / len(marks)))
+    return Timeline(tuple(marks), tuple(_names(marks)), first, last, round(radius, 1))
 
 
 def kind_of(checkpoint: Checkpoint) -> str:

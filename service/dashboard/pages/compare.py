@@ -1,7 +1,5 @@
 """Two steps side by side: `/compare` asks which, `/ui/{root}/{run}/steps/{step}/compare` tells."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -12,12 +10,13 @@ from cairn.service import actions
 from cairn.service.access import Caller, Reader, Scope
 from cairn.service.actions import ControlPlane, Side, Wanted
 from cairn.service.dashboard import addresses
+from cairn.service.dashboard.drawing.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.http import LongRead
 from cairn.service.routes import page_of_runs
-from cairn.service.schemas import NAME_PATTERN, PLAIN_PATTERN, LeafDifference
+from cairn.service.schemas import NAME_PATTERN, PLAIN_PATTERN
 
 ROWS: Final = 150
 AT_ONCE_BYTES: Final = 256 << 20
@@ -136,7 +135,13 @@ def values_part(
 
     def answer() -> Response:
         found, more = actions.diff_steps(this, that, wanted)
-        return page(request, "compare/bars.html", bars=bars_of(found.differences), more=more)
+        return page(
+            request,
+            "compare/bars.html",
+            layers=layers_of(found.differences),
+            bars=bars_of(found.differences),
+            more=more,
+        )
 
     return LongRead(answer, request, root)
 
@@ -153,33 +158,6 @@ for _path, _endpoint in (
         response_model=None,
         route_class_override=StorePage,
     )
-
-
-@dataclass(frozen=True)
-class ChangeBar:
-    """How much a leaf changed.
-
-    Attributes:
-        leaf: What differs.
-        relative: Norm of the difference by that of this step's elements.
-        share: Of the largest one among those that are shown.
-    """
-
-    leaf: LeafDifference
-    relative: float
-    share: float
-
-
-def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
-    """Leaves whose values were compared, those that changed most first; pure."""
-    known = [
-        (one, one.values.relative)
-        for one in differences
-        if one.values is not None and one.values.relative is not None
-    ]
-    known.sort(key=lambda one: -one[1])
-    most = known[0][1] if known else 0.0
-    return [ChangeBar(one, value, value / most if most else 0.0) for one, value in known]
 
 
 def _weighed(side: Side) -> str | None:

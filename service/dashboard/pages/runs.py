@@ -24,12 +24,15 @@ STATES: Final = (
     ("trashed", "Has steps in trash"),
 )
 ORDERS: Final = (
-    ("", "Name"),
     ("created desc", "Newest first"),
+    ("name", "Name"),
     ("bytes desc", "Largest first"),
     ("checkpoint_count desc", "Most steps first"),
     ("latest_step desc", "Highest step first"),
 )
+
+MOST_ALIASES: Final = 4
+"""Of a run, in the list."""
 
 KEPT: Final = (1, 3, 5, 10, 25, 100)
 """Last steps that stay, to choose from, where no schedule says what does."""
@@ -51,7 +54,7 @@ def runs_page(
     owner: Asked = "",
     label: Asked = "",
     state: Asked = "",
-    order_by: OrderBy = "",
+    order_by: OrderBy = ORDERS[0][0],
     keep_last: Kept = 3,
     page_token: PageToken = None,
 ) -> HTMLResponse:
@@ -75,6 +78,7 @@ def runs_page(
         states=STATES,
         orders=ORDERS,
         keep_last=keep_last,
+        most_aliases=MOST_ALIASES,
         kept=sorted({*KEPT, keep_last}),
     )
 

@@ -38,6 +38,24 @@ function aliasLines(aliases, ink) {
   };
 }
 
+// As few digits as tell the marks of an axis apart; of what is very large or small, with an exponent.
+function figures(chart, marks) {
+  const largest = Math.max(...marks.map(Math.abs));
+  if (!(largest > 0)) return marks.map(String);
+  const far = largest >= 1e5 || largest < 1e-3;
+  const apart = marks.length > 1 ? Math.abs(marks[1] - marks[0]) : largest;
+  const exponent = far ? Math.floor(Math.log10(largest)) : 0;
+  // A mark such as 0.25 takes a digit more than the distance alone would say.
+  const step = apart / 10 ** exponent;
+  let digits = 0;
+  while (digits < 6 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+  return marks.map((one) => {
+    if (one === 0) return "0";
+    const shown = (one / 10 ** exponent).toFixed(digits);
+    return far ? `${shown}e${exponent}` : shown;
+  });
+}
+
 function draw(place, drawn, step) {
   const values = drawn.series[place.dataset.metric];
   if (!values) return null;
@@ -48,7 +66,7 @@ function draw(place, drawn, step) {
     height: place.clientHeight,
     legend: { show: false },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 58 }],
+    axes: [{ ...axis, size: 28 }, { ...axis, size: 58, values: figures }],
     series: [{}, { stroke: line, width: 1.75, spanGaps: true, points: { size: 5, stroke: line } }],
     cursor: { drag: { x: true, y: false } },
     hooks: { draw: [aliasLines(drawn.aliases, colour("--ink"))] },

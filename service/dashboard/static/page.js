@@ -39,6 +39,15 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// Of a form that shows a part of a page, an error stands in that part, whose place stays.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { detail } = event;
+  if (detail.xhr.status >= 400 && detail.requestConfig.elt.hasAttribute("hx-select")) {
+    detail.selectOverride = "unset";
+    detail.swapOverride = "innerHTML";
+  }
+});
+
 // What answers a form is read out, and seen.
 document.addEventListener("htmx:afterSwap", (event) => {
   const told = event.detail.target.querySelector("[role='alert'], [data-focus]");

@@ -24,7 +24,10 @@ def run(tmp_path_factory):
     model = {"layers": layers, "odd/name": np.asarray([np.nan, 1, -np.inf], np.float32)}
     with Checkpointer(str(folder / "store" / "run")) as checkpointer:
         optimizer = {"count": np.int32(1)}
-        checkpointer.save(3, {"model": model, "optimizer": optimizer}, meta={}).wait()
+        metrics = {"eval/loss": 0.5}
+        checkpointer.save(
+            3, {"model": model, "optimizer": optimizer}, meta={}, metrics=metrics
+        ).wait()
         model["layers"] = layers | {"0": {"kernel": KERNEL * 2}}
         checkpointer.save(6, {"model": model, "optimizer": optimizer}, meta={}).wait()
     return Run.open(str(folder / "store" / "run"))
@@ -114,7 +117,8 @@ def test_differences_are_shown(shown, told):
     steps = ("{}/steps/3", "{}/steps/6")
     lines = shown("diff", *steps, "--values").splitlines()
     assert lines[0] == "leaves: 3 equal, 1 values"
-    assert lines[2].split("\t") == [
+    assert lines[1] == "metric eval/loss: 0.5 -> (none)"
+    assert lines[3].split("\t") == [
         "values",
         "model",
         "layers/0/kernel",

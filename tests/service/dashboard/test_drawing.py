@@ -10,6 +10,7 @@ import pytest
 
 from cairn.service.actions.looking.activity import activity_of
 from cairn.service.catalog.queries import RecentStep
+from cairn.service.dashboard.drawing.changes import bars_of, layer_of, layers_of
 from cairn.service.dashboard.drawing.family import Node, family
 from cairn.service.dashboard.drawing.mesh import mesh_of, splitting
 from cairn.service.dashboard.drawing.picture import png_of
@@ -17,7 +18,7 @@ from cairn.service.dashboard.drawing.tensor_tree import branches, place
 from cairn.service.dashboard.pages.run.lineage import _cut, _gone_back
 from cairn.service.dashboard.pages.runs import run_filter
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
-from cairn.service.dashboard.wording import apart, figure, percent, spec
+from cairn.service.dashboard.wording import apart, brief, figure, keys, percent, quoted, spec
 from cairn.service.errors import InvalidRequestError
 from cairn.service.filters import RUN_FIELDS, Search
 from cairn.storage.runs import LeafRecord
@@ -122,6 +123,37 @@ def test_form_of_the_runs_page_is_a_filter_whatever_is_typed():
     assert run_filter("", "", "team", "") == 'labels."team":*'
 
 
+def changed(path, norm, relative):
+    values = SimpleNamespace(norm=norm, relative=relative)
+    return SimpleNamespace(item="model", path=path, values=values)
+
+
+def test_layers_are_as_changed_as_their_tensors_are_together():
+    differences = [
+        changed("model/layers/0/q/kernel", 3.0, 0.3),  # of a tensor whose norm is 10
+        changed("model/layers/0/k/kernel", 4.0, 4.0),  # 1
+        changed("model/layers/1/q/kernel", 1.0, 1.0),
+        changed("lm_head/kernel", 2.0, 0.02),
+        changed("scale", "inf", 0.5),
+    ]
+    found = layers_of(differences)
+    assert [one.name for one in found] == ["model/layers/1", "model/layers/0", "lm_head"]
+    assert [one.relative for one in found] == pytest.approx([1.0, 5 / 101**0.5, 0.02])
+    assert [one.share for one in found] == pytest.approx([one.relative for one in found])
+    assert bars_of(differences)[0].name == "model/layers/0/k/kernel"
+    assert layer_of("scale") == "scale"
+
+
+def test_values_of_records_are_said_in_few_words():
+    digest = "0dbfbb093e13ff03f480c7128bb86cb56f11e5f36b2141e747331e9a0b06512f"
+    options = {"format": "gguf", "dtype": None, "all": True, "none": {}}
+    assert brief(options) == "format gguf, all yes"
+    assert brief(f"sha256:{digest}") == "sha256:0dbfbb093e13…"
+    assert brief([1, 0.25, "a"]) == "1, 0.2500, a"
+    assert len(brief("long " * 100)) == 120
+    assert keys("eval%2Floss/best") == "eval/loss/best"
+
+
 def test_numbers_are_said_as_people_read_them():
     assert [apart(one) for one in (0, 0.25, 1.5, 75, 7200, 864_000)] == [
         *("0 s", "250 ms", "1.5 s", "1.2 min", "2 h", "10 d"),
@@ -129,7 +161,21 @@ def test_numbers_are_said_as_people_read_them():
     assert [figure(one) for one in (None, 1.23456, 1e-9, float("nan"), "inf")] == [
         *("–", "1.235", "1.000e-09", "nan", "inf"),
     ]
-    assert [percent(one) for one in (0.0, 0.00001, 0.5)] == ["0 %", "<0.1 %", "50 %"]
+    assert [figure(one) for one in (3.00006, -0.5, 2.0, 0.0, 2.59e8, 12_345.6, 1.5e7 + 0.5)] == [
+        *("3.000", "-0.5000", "2", "0", "259\u202f000\u202f000", "12\u202f346", "1.500e+07"),
+    ]
+    shares = (0.0, 0.00001, 0.0384, 0.5, 0.9996, 1.0)
+    assert [percent(one) for one in shares] == [
+        "0 %",
+        "<0.1 %",
+        "3.84 %",
+        "50.0 %",
+        "100 %",
+        "100 %",
+    ]
     assert percent(24_700.4) == "×24\u202f700"
     assert spec([None, ["dp", "fsdp"]]) == "–, dp×fsdp"
     assert spec(None) == "–"
+    assert quoted("a <b>: see `cairn runs`, or `cairn doctor`") == (
+        "a &lt;b&gt;: see <code>cairn runs</code>, or <code>cairn doctor</code>"
+    )

@@ -97,13 +97,18 @@ def test_two_steps_are_ticked_and_compared(page):
     loss = page.get_by_role("row", name=re.compile("^loss"))
     expect(loss).to_contain_text("-1")
     expect(loss).to_contain_text("better")
-    bars = page.locator("table.bars tbody tr")
-    expect(bars.first).to_be_visible()
-    shares = page.locator("table.bars rect").evaluate_all(
-        "all => all.map(one => +one.getAttribute('width'))"
-    )
-    assert shares[0] == 200
-    assert shares == sorted(shares, reverse=True)
+    layers = page.get_by_role("table", name="Layer")
+    tensors = page.get_by_role("table", name="Tensor", exact=True)
+    expect(layers.get_by_role("rowheader", name="model/layers/0", exact=True)).to_be_visible()
+    expect(tensors).to_have_count(0)
+    page.get_by_text(re.compile("^Each of the .* tensors$")).click()
+    for table in (layers, tensors):
+        expect(table).to_be_visible()
+        shares = table.locator("rect").evaluate_all(
+            "all => all.map(one => +one.getAttribute('width'))"
+        )
+        assert shares[0] == 200
+        assert shares == sorted(shares, reverse=True)
     assert page.get_by_role("link", name="Swap").get_attribute("href").endswith("other=1")
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import RunLineage
-from cairn.service.dashboard import addresses
+from cairn.service.dashboard import addresses, wording
 from cairn.service.dashboard.drawing.family import Family, Node, family
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.rendering import page
@@ -54,17 +54,10 @@ def lineage_page(
         drawing=_drawing(known, found, adopted, exports, aside.checkpoints),
         aside=aside.checkpoints,
         adopted=adopted,
-        exports=[(one, export_name(one)) for one in exports],
+        exports=[(one, wording.export_name(one)) for one in exports],
         more_exports=more,
         export_problem=problem,
     )
-
-
-def export_name(one: Artifact) -> str:
-    """What an export made, in words."""
-    if one.kind.value == "gather":
-        return "One safetensors file"
-    return "GGUF file" if one.options.get("format") == "gguf" else "Hugging Face files"
 
 
 def _drawing(
@@ -78,7 +71,7 @@ def _drawing(
     forks = [Node(one.name, _from(one), addresses.run(one.root, one.name)) for one in found.forks]
     made = [
         Node(
-            export_name(one),
+            wording.export_name(one),
             f"of step {one.step}",
             addresses.artifact(one.id),
             kind="export",

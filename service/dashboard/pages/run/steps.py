@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
-from cairn.service.dashboard.drawing.timeline import kind_of, timeline
+from cairn.service.dashboard.drawing.timeline import timeline
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import HEADERS, page
 from cairn.service.dependencies import (
@@ -66,7 +66,6 @@ def run_page(
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
         timeline=timeline(last),
-        kind_of=kind_of,
         columns=[(name, f"metrics.{quote(name)}") for name in names[:COLUMNS]],
         curves=names[:CURVES],
         better=better,

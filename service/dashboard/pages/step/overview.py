@@ -8,7 +8,6 @@ from fastapi.responses import HTMLResponse
 from cairn.service import actions
 from cairn.service.access import Caller, Reader
 from cairn.service.actions import ControlPlane
-from cairn.service.dashboard.drawing.timeline import kind_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
@@ -41,7 +40,6 @@ def step_page(
         request,
         "step/overview.html",
         checkpoint=found,
-        kind=kind_of(found),
         listed=found.state is CheckpointState.LISTED,
         aliases=aliases,
         stranded=later,

@@ -15,14 +15,15 @@ from cairn.service.dashboard import addresses
 from cairn.service.dashboard.drawing.histogram import bars_of
 from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text, splitting
 from cairn.service.dashboard.drawing.picture import png_of
+from cairn.service.dashboard.forms import body_of
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS, page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import LongRead
-from cairn.service.schemas import PLAIN_PATTERN
-from cairn.storage.errors import LeafNotFoundError
+from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
+from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
 from cairn.storage.reading import MOST_READ_BYTES, TensorPart
 from cairn.storage.runs import LeafRecord
 
@@ -57,15 +58,20 @@ def tensor_page(
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
     named = {"item": item, "path": path}
     shown = part or _corner(leaf)
+    drawable = bool(leaf.shape) and math.prod(leaf.shape) > 0 and not leaf.is_key
+    planned = _planned(found, leaf, axes) if axes else None
     return page(
         request,
         "step/tensor.html",
         checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
         leaf=leaf,
         mesh=mesh_text(axes),
-        split=splitting(leaf.shape, leaf.spec, axes) if axes else None,
-        drawable=leaf.shape and math.prod(leaf.shape) > 0 and not leaf.is_key,
+        split=splitting(leaf.shape, planned.spec if planned else leaf.spec, axes) if axes else None,
+        planned=planned,
+        trail=_trail(leaf.path),
+        drawable=drawable,
         part=shown,
+        part_problem=_part_problem(found, item, path, part) if drawable and part else None,
         statistics_url=f"{addresses.step(root, run, step, 'tensor/statistics')}?{urlencode(named)}",
         picture_url=f"{addresses.step(root, run, step, 'tensor/picture')}?"
         + urlencode({**named, "slice": shown}),
@@ -120,12 +126,39 @@ def picture(
     return LongRead(answer, request, root)
 
 
+def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:
+    """Where a load on a mesh would put a leaf, if the model's axis names say so."""
+    wanted = body_of(PlanRequest, mesh={"axes": axes})
+    return actions.plan_leaf(step, leaf.item, leaf.path, wanted)
+
+
+def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:
+    """Why a part can't be shown; None: it can."""
+    try:
+        _check_part(TensorPart.of(step.reader(), item, path, part))
+    except (InvalidRequestError, InvalidSliceError) as exc:
+        return str(exc)
+    return None
+
+
+def _trail(path: str) -> list[tuple[str, str]]:
+    """Each folder that a leaf lies in, and the prefix up to it."""
+    parts = path.split("/")[:-1]
+    return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
+
+
 def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
     """The elements of a part of two dimensions at most, as floats.
 
     Raises:
         InvalidRequestError: It has more, or is too large to look at.
     """
+    _check_part(part)
+    values = np.asarray(part.values(), np.float64)
+    return values.reshape(1, -1) if values.ndim < 2 else values
+
+
+def _check_part(part: TensorPart) -> None:
     if len(part.shape) > 2 or math.prod(part.shape) > SIDE * SIDE:
         raise InvalidRequestError(
             f"slice: expected two dimensions and {SIDE * SIDE} elements at most, found a part of "
@@ -136,8 +169,6 @@ def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
             f"slice: expected a part in chunks of {MOST_READ_BYTES} bytes, found "
             f"{part.stored_bytes}. Ask for less of it."
         )
-    values = np.asarray(part.values(), np.float64)
-    return values.reshape(1, -1) if values.ndim < 2 else values
 
 
 def _leaf(step: OpenStep, item: str, path: str) -> LeafRecord:

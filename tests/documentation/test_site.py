@@ -1,0 +1,56 @@
+"""The site as it is built: everybody can read it, and nothing of it comes from elsewhere."""
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.documentation.pages import ROOT
+from tests.service.dashboard.conftest import AXE, browser, opened
+
+__all__ = ["browser"]
+PAGES = ("index", "tutorial/first-five-minutes", "howto/use-the-dashboard", "comparison")
+SERIOUS = """async () => (await axe.run(document)).violations
+  .filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 160)}`)"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_can_be_read_by_everybody_and_on_a_phone(browser, site, scheme):
+    with opened(browser, site, color_scheme=scheme) as page:
+        for name in PAGES:
+            page.goto(f"/{name}.html")
+            page.wait_for_load_state("networkidle")
+            page.evaluate(AXE.read_text(encoding="utf-8"))
+            assert page.evaluate(SERIOUS) == [], name
+            page.set_viewport_size({"width": 390, "height": 844})
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wide) <= 0, name
+            page.set_viewport_size({"width": 1280, "height": 860})
