@@ -31,6 +31,7 @@ NAMES: Final = {
     "AsyncConnection": "Connection",
     "AsyncEventsConnection": "EventsConnection",
     "AsyncNotesConnection": "NotesConnection",
+    "AsyncStepFilesConnection": "StepFilesConnection",
     "AsyncTensorsConnection": "TensorsConnection",
     "aclose": "close",
     "aclosing": "closing",
@@ -49,6 +50,7 @@ CODE: Final = (
     (r"^import anyio$", "import threading\nimport time"),
     (r"\banyio\.Semaphore\b", "threading.Semaphore"),
     (r"\banyio\.sleep\b", "time.sleep"),
+    (r"\[one async for one in (.+)\]$", r"list(\1)"),
 )
 """Patterns of code, before any name is replaced."""
 

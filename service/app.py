@@ -66,6 +66,7 @@ from cairn.service.routes import (
     verify,
     webhooks,
     workers,
+    writers,
 )
 from cairn.service.settings import Settings, is_loopback, load_settings
 
@@ -79,6 +80,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     tensors.router,
     files.router,
     aliases.router,
+    writers.router,
     adopt.router,
     restore.router,
     gather.router,

@@ -12,6 +12,7 @@ ServiceError
 ├── SetUpError               a folder is set up already, and otherwise
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
+│   ├── DownloadError        what came is not what was saved
 │   ├── EventsLostError
 │   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
@@ -91,6 +92,10 @@ class ClientError(ServiceError):
 
 class ServerUnreachableError(ClientError):
     """No answer from the control plane."""
+
+
+class DownloadError(ClientError):
+    """What came is not what was saved, or can't be written where it should."""
 
 
 class EventsLostError(ClientError):

@@ -1,9 +1,10 @@
 """What goes over the wire: requests and responses of the HTTP API, shared by server and client."""
 
+import json
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -30,6 +31,8 @@ AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 MOST_AXES = 16
 GRACE_SECONDS = 7 * 24 * 3600.0
 LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
+MOST_MODEL_BYTES = 128 << 10
+MOST_LAYERS = 10_000
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
 
@@ -653,6 +656,33 @@ class WorkerList(Response):
     workers: list[Worker]
 
 
+class RunWriter(Response):
+    """Who writes a run, as the store says."""
+
+    writer: str | None = Field(description="Its id; null: nobody ever has.")
+    attempt: int | None = Field(description="The attempt that it holds, or held last.")
+    expires: datetime | None = Field(description="When the lease ends, if it is not renewed.")
+    holds: bool = Field(description="It does now: another one can't begin.")
+
+
+class TakeOverRequest(Request):
+    """Take a run from the writer that holds it."""
+
+    attempt: Whole = Field(description="The attempt that holds it, as it was seen.")
+    reason: Annotated[PlainText, Field(max_length=2000)] = Field(
+        default="", description="For the audit trail."
+    )
+
+
+class RunTakenOver(Response):
+    """What a take-over ended."""
+
+    writer: str = Field(description="Id of the one that held the run.")
+    ended: int = Field(description="Its attempt. What it saves from now on does not count.")
+    attempt: int = Field(description="The one that began, and ended, in its place.")
+    latest_step: int | None = Field(description="The latest step, which stays.")
+
+
 class TakenOver(Response):
     """What a worker had left, and other workers execute now."""
 
@@ -1005,6 +1035,40 @@ class RestoreRequest(Request):
     )
 
 
+_RulePart = Annotated[PlainText, Field(min_length=1, max_length=1000)]
+
+
+class AdoptedModel(Request):
+    """Which model the steps hold, and which of their leaves are the model's."""
+
+    config: dict[str, Any] = Field(
+        min_length=1,
+        description="Hugging Face's config.json of the model.",
+        examples=[{"model_type": "llama", "hidden_size": 2048}],
+    )
+    map: Annotated[dict[_RulePart, _RulePart], _ByName()] = Field(
+        min_length=1,
+        max_length=1000,
+        description="Regular expressions of whole paths, `<item>/<path>`, and the path that the "
+        "model has for such a leaf, with groups as `\\1`. The first that matches counts.",
+        examples=[{"state/params/(.*)": "model/\\1"}],
+    )
+
+    @model_validator(mode="after")
+    def _refuse_what_can_not_be_kept(self) -> Self:
+        try:
+            size = len(json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False).encode())
+        except ValueError as exc:  # NaN, or half of a character
+            raise ValueError(f"expected JSON, found something else: {exc}") from exc
+        if size > MOST_MODEL_BYTES:
+            raise ValueError(f"expected at most {MOST_MODEL_BYTES} bytes of JSON, found {size}")
+        for name in ("num_hidden_layers", "n_layer"):
+            count = self.config.get(name)
+            if isinstance(count, int) and count > MOST_LAYERS:
+                raise ValueError(f"config: {name}: expected at most {MOST_LAYERS}, found {count}")
+        return self
+
+
 class AdoptRequest(Request):
     """List what plain Orbax has saved in a folder as the steps of a run, where it lies."""
 
@@ -1021,6 +1085,10 @@ class AdoptRequest(Request):
     )
     step: Whole | None = Field(
         default=None, description="The folder is one checkpoint, and this its step."
+    )
+    model: AdoptedModel | None = Field(
+        default=None,
+        description="Gives each step an item `model`, which can be exported. A run keeps to one.",
     )
 
 

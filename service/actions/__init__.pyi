@@ -29,9 +29,7 @@ from .listing import list_runs as list_runs
 from .looked_into import OpenStep as OpenStep
 from .looked_into import OpenSteps as OpenSteps
 from .looking.activity import Activity as Activity
-from .looking.activity import Holder as Holder
 from .looking.activity import run_activity as run_activity
-from .looking.activity import run_holder as run_holder
 from .looking.diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .looking.diffs import Side as Side
 from .looking.diffs import Wanted as Wanted
@@ -62,6 +60,8 @@ from .making.roots import get_root as get_root
 from .making.roots import list_roots as list_roots
 from .making.roots import remove_root as remove_root
 from .making.runs import create_run as create_run
+from .making.writers import get_writer as get_writer
+from .making.writers import take_run_over as take_run_over
 from .operations import cancel_operation as cancel_operation
 from .operations import get_operation as get_operation
 from .operations import list_operations as list_operations

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cairn.service.access import Caller
@@ -33,6 +33,7 @@ class Start:
         kind: Of the job.
         action: What the audit trail calls it.
         idempotency_key: The same key is the same operation, for good.
+        briefly: What the audit trail has of fields that are too large for it.
     """
 
     plane: ControlPlane
@@ -40,6 +41,7 @@ class Start:
     kind: str
     action: str
     idempotency_key: str | None
+    briefly: Mapping[str, Any] = field(default_factory=dict)
 
     def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
         """The operation that the key names, if that was asked for; None: it is to be made.
@@ -110,7 +112,8 @@ class Start:
         return operation
 
     def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
-        detail = {name: value for name, value in request.items() if name not in _PLACE}
+        told = {**request, **self.briefly}
+        detail = {name: value for name, value in told.items() if name not in _PLACE}
         place = {"root": request["root"], "run": request["run"]}
         return audited(self.plane, self.caller, self.action, **place, **detail)
 

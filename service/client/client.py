@@ -12,7 +12,7 @@ with Client("http://127.0.0.1:8321") as cairn:
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cairn.service.client.download import blocks, download
 from cairn.service.client.events import EventsConnection
@@ -27,7 +27,7 @@ from cairn.service.client.protocol import (
     segment,
     step_path,
 )
-from cairn.service.client.tensors import TensorsConnection
+from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
     Alias,
@@ -51,14 +51,16 @@ from cairn.service.schemas import (
     RootList,
     Run,
     RunList,
+    RunTakenOver,
     RunUsage,
+    RunWriter,
     TakenOver,
     Worker,
     WorkerList,
 )
 
 
-class Client(TensorsConnection, EventsConnection):
+class Client(StepFilesConnection, EventsConnection):
     """Asks one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
@@ -157,23 +159,31 @@ class Client(TensorsConnection, EventsConnection):
         run: str,
         *,
         step: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        map: Mapping[str, str] | None = None,
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """List what plain Orbax has saved in a folder as the steps of a run, where it lies.
+        r"""List what plain Orbax has saved in a folder as the steps of a run, where it lies.
 
         Args:
             folder: Its path within the run's root, or its URI in any root.
             run: Name of the run: a new one, or that which adopts the folder already.
             step: The folder is one checkpoint, and this its step.
+            config: Hugging Face's config.json of the model that the steps hold; with `map`.
+            map: Regular expressions of whole paths, `<item>/<path>`, and the model's own path, with
+                groups as `\1`. The first that matches counts.
             root: Name of the run's root.
             idempotency_key: Of this one request.
 
         Raises:
-            ProblemResponseError: 404 or 422 if there is nothing to adopt, or the folder is in no
-                root; 409 if the name is taken, or another run adopts the folder.
+            ProblemResponseError: 404 or 422 if there is nothing to adopt, the folder is in no root,
+                or the config or the map is none; 409 if the name is taken, or another run adopts
+                the folder.
         """
-        body = {"folder": folder, "run": run, "step": step}
+        body: dict[str, Any] = {"folder": folder, "run": run, "step": step}
+        if config is not None or map is not None:  # one without the other is refused
+            body["model"] = {"config": config, "map": map}
         headers = idempotency(idempotency_key)
         path = f"/v1/roots/{segment(root)}/runs:adopt"
         return self._send(Operation, "POST", path, body, headers=headers)
@@ -289,6 +299,29 @@ class Client(TensorsConnection, EventsConnection):
     def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
         """Delete an alias that is still at sequence number `expect`."""
         self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
+
+    def writer(self, run: str, *, root: str = DEFAULT_ROOT) -> RunWriter:
+        """Who writes a run, or did last; the store is asked now."""
+        return self._get(RunWriter, f"{run_path(root, run)}/writer")
+
+    def take_over_run(
+        self, run: str, *, attempt: int, reason: str = "", root: str = DEFAULT_ROOT
+    ) -> RunTakenOver:
+        """End the attempt of the writer that holds a run, so that another begins at once.
+
+        Listed steps stay; what that writer saves from then on fails.
+
+        Args:
+            run: Name of the run.
+            attempt: Which holds it, as `writer` has it.
+            reason: For the audit trail.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 412 if it is not held so, 409 if another took it just now.
+        """
+        body = {"attempt": attempt, "reason": reason}
+        return self._send(RunTakenOver, "POST", f"{run_path(root, run)}:takeOver", body)
 
     def workers(self) -> list[Worker]:
         """Every job worker that was started, by name."""

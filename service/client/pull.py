@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cairn.service.client.checked_file import fetch_checked
 from cairn.service.client.client import Client
-from cairn.service.errors import PullError
+from cairn.service.errors import DownloadError, PullError
 from cairn.service.schemas import Artifact, ArtifactFile
 
 CURRENT: Final = "current"
 _VERSIONS: Final = "versions"
 _PARTIAL: Final = "partial"
 _LOCK: Final = ".lock"
-_BLOCK: Final = 8 << 20
 _NAME_DIGITS: Final = 12
 
 Tell = Callable[[str, int, int], None]
@@ -144,33 +144,18 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
 def _fetch(
     client: Client, artifact: Artifact, file: ArtifactFile, target: Path, tell: Tell
 ) -> None:
-    """Go on with a file, and compare it; one that is wrong is fetched anew, once."""
-    import google_crc32c  # of an extra, which other commands do without
-
-    for again in (True, False):
-        checksum = google_crc32c.Checksum()
-        with target.open("a+b") as sink:
-            if sink.tell() > file.bytes:
-                sink.truncate(0)
-            sink.seek(0)
-            while block := sink.read(_BLOCK):
-                checksum.update(block)
-            for block in client.artifact_blocks(artifact.id, file.name, start=sink.tell()):
-                sink.write(block)
-                checksum.update(block)
-                tell(file.name, sink.tell(), file.bytes)
-            size = sink.tell()
-            sink.flush()
-            os.fsync(sink.fileno())
-        found = checksum.digest().hex()
-        if size == file.bytes and found == (file.crc32c or found):
-            return
-        target.unlink()
-        if not again:
-            raise PullError(
-                f"{artifact.id}: {file.name}: expected {file.bytes} bytes, crc32c {file.crc32c}, "
-                f"found {size} bytes, {found}. `cairn verify` says whether the store is damaged."
-            )
+    """Go on with a file, and compare it."""
+    try:
+        fetch_checked(
+            lambda start: client.artifact_blocks(artifact.id, file.name, start=start),
+            target,
+            size=file.bytes,
+            crc32c=file.crc32c,
+            name=f"{artifact.id}: {file.name}",
+            tell=lambda done: tell(file.name, done, file.bytes),
+        )
+    except DownloadError as exc:
+        raise PullError(str(exc)) from exc
 
 
 def _switch(folder: Path, version: str) -> bool:

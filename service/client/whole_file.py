@@ -1,10 +1,16 @@
-"""A file that appears once it is whole."""
+"""A file that appears once it is whole, and one that is gone on with."""
 
+import fcntl
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+from cairn.service.errors import DownloadError
+
+_BLOCK: Final = 8 << 20
 
 
 @contextmanager
@@ -17,3 +23,34 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def grown_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to write to at its end; what was written is on the disk once the block ends well.
+
+    Raises:
+        DownloadError: Another process has it so.
+    """
+    with target.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise DownloadError(
+                f"{target}: expected no other process that writes it, found one. Give each a "
+                "folder of its own."
+            ) from exc
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def crc32c_of(path: Path) -> str:
+    """The CRC-32C of a file, eight hexadecimal digits."""
+    import google_crc32c  # of an extra, which other requests do without
+
+    checksum = google_crc32c.Checksum()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            checksum.update(block)
+    return str(checksum.digest().hex())

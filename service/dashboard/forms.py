@@ -37,7 +37,7 @@ class Form:
         if not text:
             return None
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise _invalid(name, f"expected a whole number, found {text[:40]!r}")
+            raise invalid(name, f"expected a whole number, found {text[:40]!r}")
         return int(text)
 
     def decimal(self, name: str) -> float | None:
@@ -52,7 +52,7 @@ class Form:
         try:
             return float(text)
         except ValueError as exc:
-            raise _invalid(name, f"expected a number, found {text[:40]!r}") from exc
+            raise invalid(name, f"expected a number, found {text[:40]!r}") from exc
 
     def checked(self, name: str) -> bool:
         """Whether a box is ticked."""
@@ -92,5 +92,6 @@ async def read_form(request: Request) -> Form:
 FormDependency = Annotated[Form, Depends(read_form)]
 
 
-def _invalid(name: str, detail: str) -> InvalidRequestError:
+def invalid(name: str, detail: str) -> InvalidRequestError:
+    """The error for a field that can't be."""
     return InvalidRequestError(f"{name}: {detail}", errors=[{"field": name, "detail": detail}])

@@ -18,7 +18,7 @@ from cairn.service.dashboard.pages import (
     operations,
     runs,
 )
-from cairn.service.dashboard.pages.run import aliases, lineage, steps, storage
+from cairn.service.dashboard.pages.run import aliases, lineage, steps, storage, writer
 from cairn.service.dashboard.pages.step import config, files, overview, plan, tensor, tensors
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -29,6 +29,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     aliases.router,
     lineage.router,
     storage.router,
+    writer.router,
     run_forms.router,
     overview.router,
     tensors.router,

@@ -22,6 +22,8 @@ from .policies import judge as judge
 from .policies import plan_body as plan_body
 from .policies import stored_policy as stored_policy
 from .records import operation_id as operation_id
+from .rule_matching import Matches as Matches
+from .rule_matching import match_rules as match_rules
 from .watching import Watches as Watches
 from .work import start_worker as start_worker
 from .worker_names import WorkerName as WorkerName

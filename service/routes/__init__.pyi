@@ -11,6 +11,7 @@ from . import runs as runs
 from . import schedules as schedules
 from . import tensors as tensors
 from . import workers as workers
+from . import writers as writers
 from .checkpoints import page_of_checkpoints as page_of_checkpoints
 from .events import happened as happened
 from .events import webhooks as webhooks

@@ -1,7 +1,7 @@
 """Which leaves of somebody else's tree are the leaves of a model of ours. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,9 +10,12 @@ from cairn.storage.errors import PolicyError, TreeMismatchError
 from cairn.storage.reading import LeafInfo
 from cairn.storage.runs import ModelInfo
 
-__all__ = ["ModelLeaf", "ModelMap"]
+__all__ = ["Match", "ModelLeaf", "ModelMap", "match_rules"]
 
 Shape = tuple[int, ...]
+
+Match = Callable[[Mapping[str, str], Sequence[str]], list[str | None]]
+"""Gives what rules call each of some whole paths; None: none matches. Refuses what is no rule."""
 
 
 class ModelLeaf(NamedTuple):
@@ -27,6 +30,40 @@ class ModelLeaf(NamedTuple):
     path: str
 
 
+def match_rules(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
+    """Match rules here, however long that takes: they are of who runs this.
+
+    Args:
+        rules: as `ModelMap` has them.
+        paths: whole paths.
+
+    Raises:
+        PolicyError: a rule that is no regular expression.
+    """
+    for pattern, name in rules.items():
+        try:
+            whole = re.match(f"|(?:{pattern})", "")
+            assert whole is not None, "an alternative is empty"
+            whole.expand(name)
+        except (re.error, IndexError, TypeError) as exc:
+            raise PolicyError(
+                "not a rule",
+                path=f"{pattern!r}: {name!r}",
+                expected=r"a regular expression, and a path with its groups, such as \1",
+                found=str(exc),
+                next_step="Correct it.",
+            ) from exc
+    return [_name(rules, path) for path in paths]
+
+
+def _name(rules: Mapping[str, str], path: str) -> str | None:
+    for pattern, name in rules.items():
+        match = re.fullmatch(pattern, path)
+        if match is not None:
+            return match.expand(name)
+    return None
+
+
 @dataclass(frozen=True)
 class ModelMap:
     """A model, and rules that say where its leaves are in a tree of others.
@@ -38,6 +75,8 @@ class ModelMap:
             leaf, with groups as in `re.Match.expand`. The first that matches counts. Leaves that
             none matches are not the model's.
 
+        match: what matches them.
+
     Raises:
         PolicyError: a rule that is no regular expression.
     """
@@ -45,21 +84,10 @@ class ModelMap:
     info: ModelInfo
     shapes: Mapping[str, Shape]
     rules: Mapping[str, str]
+    match: Match = match_rules
 
     def __post_init__(self) -> None:
-        for pattern, name in self.rules.items():
-            try:
-                whole = re.match(f"(?:{pattern})|", "")
-                assert whole is not None, "an alternative is empty"
-                whole.expand(name)
-            except (re.error, IndexError, TypeError) as exc:
-                raise PolicyError(
-                    "not a rule",
-                    path=f"{pattern!r}: {name!r}",
-                    expected=r"a regular expression, and a path with its groups, such as \1",
-                    found=str(exc),
-                    next_step="Correct it.",
-                ) from exc
+        self.match(self.rules, [])
 
     def places(self, stored: Mapping[str, Mapping[str, LeafInfo]]) -> dict[str, ModelLeaf]:
         """Where every leaf of the model lies, by the model's path.
@@ -73,26 +101,23 @@ class ModelMap:
         """
         found: dict[str, ModelLeaf] = {}
         problems: list[str] = []
-        for item, leaves in stored.items():
-            for path, info in leaves.items():
-                name = self.name(ModelLeaf(item, path))
-                if name is None:
-                    continue
-                if name not in self.shapes:
-                    problems.append(f"{item}/{path}: mapped to {name}, no leaf of the model")
-                elif name in found:
-                    first = "/".join(found[name])
-                    problems.append(f"{item}/{path}: mapped to {name}, as {first} is")
-                elif info.shape != self.shapes[name]:
-                    problems.append(
-                        f"{item}/{path}: mapped to {name} of shape {list(self.shapes[name])}, "
-                        f"stored {list(info.shape)}"
-                    )
-                elif not is_floating(info.dtype):
-                    problems.append(
-                        f"{item}/{path}: mapped to {name}, which is floating, stored {info.dtype}"
-                    )
-                found.setdefault(name, ModelLeaf(item, path))
+        leaves = [ModelLeaf(item, path) for item, infos in stored.items() for path in infos]
+        for leaf, name in self.names(leaves).items():
+            if name is None:
+                continue
+            info = stored[leaf.item][leaf.path]
+            told = f"{leaf.item}/{leaf.path}: mapped to {name}"
+            if name not in self.shapes:
+                problems.append(f"{told}, no leaf of the model")
+            elif name in found:
+                problems.append(f"{told}, as {'/'.join(found[name])} is")
+            elif info.shape != self.shapes[name]:
+                problems.append(
+                    f"{told} of shape {list(self.shapes[name])}, stored {list(info.shape)}"
+                )
+            elif not is_floating(info.dtype):
+                problems.append(f"{told}, which is floating, stored {info.dtype}")
+            found.setdefault(name, leaf)
         missing = sorted(self.shapes.keys() - found.keys())
         problems += [f"{name}: no leaf is mapped to it" for name in missing]
         if problems:
@@ -106,10 +131,8 @@ class ModelMap:
             )
         return found
 
-    def name(self, leaf: ModelLeaf) -> str | None:
-        """What the model calls a leaf; None if it is not the model's."""
-        for pattern, name in self.rules.items():
-            match = re.fullmatch(pattern, "/".join(leaf))
-            if match is not None:
-                return match.expand(name)
-        return None
+    def names(self, leaves: Iterable[ModelLeaf]) -> dict[ModelLeaf, str | None]:
+        """What the model calls leaves; None: a leaf is not the model's."""
+        asked = list(leaves)
+        found = self.match(self.rules, ["/".join(leaf) for leaf in asked])
+        return dict(zip(asked, found, strict=True))

@@ -194,10 +194,9 @@ def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: Mo
     for item in plain.trees:
         arrays = reader.arrays(item)
         assert arrays is not None, "its tree was seen there"
-        named = {
-            name: model.name(ModelLeaf(item, path)) for path, name in arrays.tree.arrays.items()
-        }
-        found |= {(path, name) for name, path in named.items() if path is not None}
+        stored = arrays.tree.arrays
+        named = model.names(ModelLeaf(item, path) for path in stored)
+        found |= {(name, stored[leaf.path]) for leaf, name in named.items() if name is not None}
     return found == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
 
 

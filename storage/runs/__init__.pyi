@@ -99,6 +99,7 @@ from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .rollback import stranded_aliases as stranded_aliases
+from .rollback import take_over as take_over
 from .run import Run as Run
 from .run import create_run as create_run
 from .run import list_runs as list_runs

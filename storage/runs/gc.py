@@ -24,7 +24,6 @@ from cairn.storage.errors import (
 from cairn.storage.runs.records import (
     EXPORTS,
     ExportKey,
-    Kept,
     annotation_file,
     begin_attempt,
     find_export,
@@ -33,7 +32,6 @@ from cairn.storage.runs.records import (
     left_tries,
     list_attempts,
     manifest_file,
-    noted_key,
     parse_export_manifest,
     read_lease,
     release,
@@ -41,6 +39,7 @@ from cairn.storage.runs.records import (
     step_dir,
 )
 from cairn.storage.runs.retention import PolicyJudge
+from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import (
@@ -290,12 +289,10 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
     if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
         return  # it left nothing that would have to go
 
-    def latest() -> Kept:
-        keys = run.history().latest(), noted_key(run.objects)
-        return max((key for key in keys if key is not None), default=-1)
-
     with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
-        begun = begin_attempt(run.objects, writer=by, base_step=latest, clock=clock)
+        begun = begin_attempt(
+            run.objects, writer=by, base_step=lambda: last_to_keep(run), clock=clock
+        )
         release(run.objects, begun, clock=clock)
 
 

@@ -1,6 +1,10 @@
-"""Rollback: a run goes back to one of its steps; later ones are set aside, and none is deleted.
+"""Attempts that nobody saves in: they go back to a step, or end that of a writer.
 
-The step is held meanwhile, so that no deletion of it begins.
+Rollback: a run goes back to one of its steps; later ones are set aside, and none is deleted. The
+step is held meanwhile, so that no deletion of it begins.
+
+Take-over: another may begin at once. Nothing that was listed goes. What the writer publishes from
+then on does not count: its next save raises, as for one whose job was started again.
 """
 
 import secrets
@@ -11,16 +15,26 @@ from typing import SupportsIndex
 from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
 from cairn.storage.runs.records import (
     Attempt,
+    Kept,
     begin_attempt,
     check_step,
     counting,
+    noted_key,
+    read_lease,
     release,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held
 
-__all__ = ["Rollback", "roll_back", "stranded_aliases"]
+__all__ = [
+    "Rollback",
+    "TakeOver",
+    "last_to_keep",
+    "roll_back",
+    "stranded_aliases",
+    "take_over",
+]
 
 
 @dataclass(frozen=True)
@@ -144,3 +158,61 @@ def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
         for step, number in counting(saved, earlier).items()
         if step > attempt.base_step and (step, number) not in deleted
     ]
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """What a take-over did.
+
+    Attributes:
+        writer: id of the one that held the run.
+        ended: number of its attempt.
+        attempt: number of the one that began, and ended, in its place.
+        latest_step: the latest listed step, which stays; None: there is none.
+    """
+
+    writer: str
+    ended: int
+    attempt: int
+    latest_step: int | None
+
+
+def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
+    """End the attempt of the writer that holds the run, dead or alive.
+
+    Args:
+        run: the run.
+        attempt: number of the attempt whose lease is taken, as it was seen.
+        by: who asks. The attempt that ends it has a writer that is named after it.
+
+    Raises:
+        PreconditionFailedError: nobody holds the run, or by another attempt.
+        LeaseHeldError: another attempt took it just now.
+        UnsoundStoreError: the store does not keep what runs rest on.
+    """
+    lease = read_lease(run.objects)
+    if lease is None or not lease.is_alive(run.clock()) or lease.attempt != attempt:
+        held = lease is not None and lease.is_alive(run.clock())
+        raise PreconditionFailedError(
+            "the run is not held as it was seen",
+            path=run.uri,
+            expected=f"a writer that holds it by attempt {attempt}",
+            found=f"{lease.writer}, by attempt {lease.attempt}" if lease and held else "none",
+            next_step="Look again who holds it; where nobody does, a job may begin at once.",
+        )
+    begun = begin_attempt(
+        run.objects,
+        writer=f"{by}/{secrets.token_hex(8)}",
+        base_step=lambda: last_to_keep(run),
+        clock=run.clock,
+        ends=attempt,
+    )
+    release(run.objects, begun, clock=run.clock)
+    latest = None if begun.base_step < 0 else begun.base_step
+    return TakeOver(lease.writer, attempt, begun.number, latest)
+
+
+def last_to_keep(run: Run) -> Kept:
+    """The latest listed step, or the one that the lease notes if that is later; -1 for none."""
+    keys = run.history().latest(), noted_key(run.objects)
+    return max((key for key in keys if key is not None), default=-1)

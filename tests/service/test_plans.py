@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from cairn.service.actions.looking import rule_matching
+from cairn.service.jobs import rule_matching
 from cairn.state import (
     DecoderConfig,
     DecoderForCausalLM,

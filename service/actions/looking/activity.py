@@ -11,9 +11,6 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import outlooks, queries
 from cairn.service.catalog.queries import RecentStep
 from cairn.service.schemas import CheckpointState, Run
-from cairn.storage.runs import Lease, read_lease
-from cairn.storage.runs import Run as StoredRun
-from cairn.storage.store import utc_now
 
 RECENT: Final = 24
 """Steps of a run that its pace is told by."""
@@ -78,29 +75,3 @@ def activity_of(steps: Sequence[RecentStep], aliases: Sequence[tuple[str, int]] 
         bytes_per_day=_DAY / pace * median(sizes) if pace and sizes else None,
         aliases=tuple(aliases),
     )
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who may write a run.
-
-    Attributes:
-        lease: What they hold, or held last.
-        alive: They hold it now.
-    """
-
-    lease: Lease
-    alive: bool
-
-
-def run_holder(plane: ControlPlane, root: str, run: str) -> Holder | None:
-    """Who writes a run, asked of the store now; None: nobody ever has.
-
-    Raises:
-        UnknownRootError, RunNotFoundError: There is no such run.
-        CorruptionError, UnsupportedFormatError: The lease can't be read.
-        StoreUnavailableError: The store does not answer.
-    """
-    found: StoredRun = plane.run(root, run)
-    lease = read_lease(found.objects)
-    return None if lease is None else Holder(lease, lease.is_alive(utc_now()))

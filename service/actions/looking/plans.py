@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cairn.service.actions.looked_into import OpenStep
-from cairn.service.actions.looking.rule_matching import Matches, match_rules
 from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs import Matches, match_rules
 from cairn.service.schemas import (
     DeviceBytes,
     Misfit,

@@ -1,1 +1,1 @@
-"""Making what others go on in: runs before their jobs, roots while servers run."""
+"""Making what others go on in: runs before their jobs, and after them; roots while servers run."""

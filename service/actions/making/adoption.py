@@ -33,6 +33,7 @@ def adopt_folder(
     Raises:
         UnknownRootError: There is no such root.
         InvalidURIError: No run can be there, or the folder's name can't be, or is a run's.
+        InvalidRequestError: The model is none that can be found.
         FolderRefusedError: The folder is in no root that the caller may use.
         NotFoundError, NotACheckpointError: There is no checkpoint of Orbax there.
         AlreadyAdoptedError: Another run adopts the folder.
@@ -42,11 +43,15 @@ def adopt_folder(
     """
     target = plane.place(root, wanted.run)
     folder = _folder(plane, caller, root, wanted.folder)
-    request = adopt.adopt_request(root=root, run=wanted.run, folder=folder, step=wanted.step)
-    start = Start(plane, caller, adopt.KIND, "run.adopt", idempotency_key)
-    if known := start.repeated({**request, "step": wanted.step}):
+    request = adopt.adopt_request(
+        root=root, run=wanted.run, folder=folder, step=wanted.step, model=wanted.model
+    )
+    briefly = {} if wanted.model is None else {"model": wanted.model.config.get("model_type")}
+    start = Start(plane, caller, adopt.KIND, "run.adopt", idempotency_key, briefly)
+    if known := start.repeated({**request, "step": wanted.step, "model": request.get("model")}):
         return known
     if not start.is_key_used():
+        adopt.model_of(request)
         plane.index.refuse_gone(root, plane.root(root))
         _check(plane, caller, target, folder, wanted.step)
     return start.make(request)

@@ -1,4 +1,4 @@
-"""A file that appears once it is whole, written without a pause of the event loop."""
+"""Files that appear once they are whole, or are gone on with, without a pause of the event loop."""
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -19,3 +19,20 @@ async def whole_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
     with ExitStack() as parts:
         yield wrap_file(parts.enter_context(on_disk.whole_file(target)))
         await to_thread.run_sync(parts.close)
+
+
+@asynccontextmanager
+async def grown_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
+    """A file to write to at its end; what was written is on the disk once the block ends well.
+
+    Raises:
+        DownloadError: Another process has it so.
+    """
+    with ExitStack() as parts:
+        yield wrap_file(parts.enter_context(on_disk.grown_file(target)))
+        await to_thread.run_sync(parts.close)
+
+
+async def crc32c_of(path: Path) -> str:
+    """The CRC-32C of a file, eight hexadecimal digits."""
+    return await to_thread.run_sync(on_disk.crc32c_of, path)

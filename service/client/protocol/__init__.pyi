@@ -4,7 +4,9 @@ from .own_key import authorization as authorization
 from .paths import DEFAULT_ROOT as DEFAULT_ROOT
 from .paths import DEFAULT_URL as DEFAULT_URL
 from .paths import alias_path as alias_path
+from .paths import file_path as file_path
 from .paths import leaf_path as leaf_path
+from .paths import plain_parts as plain_parts
 from .paths import run_path as run_path
 from .paths import segment as segment
 from .paths import step_path as step_path

@@ -1,4 +1,4 @@
-"""What forms on a run's pages ask for: labels, alias deletion, retention, garbage, verification."""
+"""What forms on a run's pages ask for: labels, aliases, retention, garbage, its writer."""
 
 from http import HTTPStatus
 from typing import Final
@@ -7,16 +7,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access import Administrator, Operator
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.acting.policies import PolicyFields, policy_of
-from cairn.service.dashboard.forms import FormDependency, body_of
+from cairn.service.dashboard.forms import FormDependency, body_of, invalid
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import AliasName, PlaneDependency, RootName, RunName
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import Seen
-from cairn.service.schemas import AnnotateRunRequest, ApplyRetentionRequest
+from cairn.service.schemas import AnnotateRunRequest, ApplyRetentionRequest, TakeOverRequest
 
 router: Final = APIRouter(
     prefix="/ui/{root}/{run}",
@@ -99,3 +99,20 @@ def verify_run_form(
     """Start to read every byte of the run."""
     started = actions.verify_run(plane, caller, root, run, steps="all", idempotency_key=None)
     return page(request, "operations/card.html", operation=started)
+
+
+@router.post("/take-over")
+def take_over_form(
+    request: Request,
+    caller: Administrator,
+    root: RootName,
+    run: RunName,
+    plane: PlaneDependency,
+    form: FormDependency,
+) -> HTMLResponse:
+    """Take the run from the writer that the page showed, if that was confirmed."""
+    if not form.checked("sure"):
+        raise invalid("sure", "expected it to be ticked, found that it is not")
+    wanted = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
+    taken = actions.take_run_over(plane, caller, root, run, wanted)
+    return page(request, "run/taken_over.html", root=root, name=run, taken=taken)

@@ -58,3 +58,12 @@ document.addEventListener("htmx:afterSwap", (event) => {
 });
 
 document.addEventListener("htmx:sendError", () => announce("The server does not answer. Try again."));
+
+// A file may be chosen in place of its text; nothing is sent before the form is.
+for (const chooser of document.querySelectorAll("input[data-fills]")) {
+  chooser.closest("label").hidden = false;
+  chooser.addEventListener("change", async () => {
+    const field = document.getElementById(chooser.dataset.fills);
+    if (chooser.files.length) field.value = await chooser.files[0].text();
+  });
+}

@@ -1,10 +1,16 @@
 """The adopt job: what plain Orbax has saved in a folder becomes steps of a run. No JAX."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.errors import NotAllAdoptedError
+from cairn.service.jobs.rule_matching import rename
+from cairn.service.schemas import AdoptedModel
+from cairn.state.errors import StateError
+from cairn.state.weights import model_map
 from cairn.storage import adoption
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.store import StoreURI, confine
@@ -14,7 +20,12 @@ PROBLEMS_KEPT: Final = 100
 
 
 def adopt_request(
-    *, root: str, run: str, folder: StoreURI, step: int | None = None
+    *,
+    root: str,
+    run: str,
+    folder: StoreURI,
+    step: int | None = None,
+    model: AdoptedModel | None = None,
 ) -> dict[str, Any]:
     """The JSON that a job is started with.
 
@@ -23,9 +34,32 @@ def adopt_request(
         run: Name of the run.
         folder: That Orbax was given.
         step: Of a folder that is one checkpoint.
+        model: That the steps hold.
     """
     request: dict[str, Any] = {"root": root, "run": run, "folder": str(folder)}
-    return request if step is None else {**request, "step": step}
+    if step is not None:
+        request["step"] = step
+    if model is not None:  # pairs: the first rule that matches counts
+        rules = [[pattern, name] for pattern, name in model.map.items()]
+        request["model"] = {"config": model.config, "map": rules}
+    return request
+
+
+def model_of(request: Mapping[str, Any]) -> adoption.ModelMap | None:
+    """The model that a request is to find; its rules are matched in a process of their own.
+
+    Raises:
+        InvalidRequestError: There is no such model, or the rules are none.
+    """
+    wanted = request.get("model")
+    if wanted is None:
+        return None
+    try:
+        found = model_map(wanted["config"], {})
+    except StateError as exc:
+        errors = [{"field": "body.model.config", "detail": str(exc)}]
+        raise InvalidRequestError(f"model.config: {exc}", errors=errors) from exc
+    return replace(found, rules=dict(wanted["map"]), match=rename)
 
 
 def _run(context: JobContext, request: Request) -> Result:
@@ -54,6 +88,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
         request["folder"],
         confine(context.roots[root], request["run"]),
         step=request.get("step"),
+        model=model_of(request),
         by=context.operation_id,
         progress=looked,
     )

@@ -163,6 +163,7 @@ def begin_attempt(
     ttl: float = LEASE_TTL_SECONDS,
     instance: str = "",
     before: Attempt | None = None,
+    ends: int | None = None,
 ) -> Attempt:
     """As `start_attempt`, and have the lease name it."""
     started = start_attempt(
@@ -174,6 +175,7 @@ def begin_attempt(
         ttl=ttl,
         instance=instance,
         before=before,
+        ends=ends,
     )
     try:
         started.probe.ensure_over()
@@ -196,6 +198,7 @@ def start_attempt(
     instance: str = "",
     before: Attempt | None = None,
     seen: Seen | None = None,
+    ends: int | None = None,
 ) -> Started:
     """Take the lease, then create the next attempt, once the store is known to be sound.
 
@@ -216,6 +219,7 @@ def start_attempt(
             that was paused and wakes up must not take the run from its own successor.
         seen: what the run was like just now, in place of `base_step` and of further looks; only
             without `before`.
+        ends: the attempt whose lease is taken although its writer lives: somebody says so.
 
     Returns:
         What `note_begun` is to be told: a start that dies before leaves what one leaves that dies
@@ -237,7 +241,7 @@ def start_attempt(
         held = None if seen is None else _take_as_seen(objects, wanted, clock, ttl, seen)
         if held is None:
             seen = None
-            held = _take_lease(objects, wanted, clock, ttl, before)
+            held = _take_lease(objects, wanted, clock, ttl, before, ends)
         lease = held.lease
         number = lease.attempt
         try:
@@ -456,9 +460,10 @@ def _take_lease(
     clock: Clock,
     ttl: float,
     before: Attempt | None,
+    ends: int | None,
 ) -> Held:
     """The lease, taken for `attempt`, or for the later one it names: it never goes back."""
-    held = _change(objects, _taking(objects, attempt, clock, ttl, before))
+    held = _change(objects, _taking(objects, attempt, clock, ttl, before, ends))
     assert held is not None
     return held
 
@@ -480,13 +485,14 @@ def _taking(
     clock: Clock,
     ttl: float,
     before: Attempt | None,
+    ends: int | None = None,
 ) -> Callable[[Lease | None], Lease]:
     writer = attempt.writer
 
     def taken(held: Lease | None) -> Lease:
         if held is None:
             return _lease(writer, attempt.number, attempt.instance, clock, ttl, held)
-        if held.writer != writer and held.is_alive(clock()):
+        if held.writer != writer and held.attempt != ends and held.is_alive(clock()):
             raise LeaseHeldError(
                 "another writer holds the run",
                 path=objects.uri,
@@ -494,7 +500,7 @@ def _taking(
                 found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
                 f"plus {CLOCK_MARGIN_SECONDS:g} s",
                 next_step="Stop that writer or wait; a restart of the same job must use the "
-                "same writer id (CAIRN_WRITER_ID).",
+                "same writer id (CAIRN_WRITER_ID). An administrator may take the run over.",
                 holder=held.writer,
             )
         if before is not None and not held.released and held.instance != attempt.instance:

@@ -1,12 +1,15 @@
 """Files of a step are kept from its page, and what plain Orbax has saved is adopted from one."""
 
+import json
 import re
 
 import pytest
 from playwright.sync_api import expect
 
+from cairn.storage.training.trees import nest
 from tests.plain_orbax import manager
 from tests.service.dashboard.conftest import opened
+from tests.service.jobs import CONFIG, leaves_of
 
 STEP = "/ui/default/tiny/steps/2"
 
@@ -64,6 +67,60 @@ def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
     page.goto("/adopt")
     ask(page, saved_by_orbax, "adopted")  # again: nothing is new
     expect(card).to_contain_text("0 adopted, 2 as before", timeout=30_000)
+
+
+@pytest.fixture(scope="module")
+def model_of_orbax(trained):
+    manager(trained / "old-model", {"params": nest(leaves_of())}, steps=(5,))
+    return "old-model"
+
+
+def describe(page, config, rules):
+    page.get_by_text("With a model, so that the steps can be exported").click()
+    page.get_by_label("Config: Hugging Face's config.json").fill(config)
+    page.get_by_label("Map of paths, as JSON").fill(rules)
+
+
+def test_folder_is_adopted_with_a_model_from_files_and_can_be_exported(
+    page, model_of_orbax, tmp_path
+):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG.to_hf()))
+    page.goto("/adopt")
+    page.get_by_text("With a model, so that the steps can be exported").click()
+    page.get_by_label("Config from a file").set_input_files(tmp_path / "config.json")
+    config = page.get_by_label("Config: Hugging Face's config.json")
+    expect(config).to_have_value((tmp_path / "config.json").read_text())
+    page.get_by_label("Map of paths, as JSON").fill('{"state/params/(.*)": "\\\\1"}')
+    ask(page, model_of_orbax, "with-model")
+    card = page.locator("#adopt-result .operation")
+    expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
+    page.goto("/ui/default/with-model/steps/5")
+    page.get_by_role("button", name="Export to PyTorch").click()
+    export = page.locator(".operation[data-name=Export]").first
+    expect(export).to_have_attribute("data-state", "succeeded", timeout=30_000)
+
+
+@pytest.mark.parametrize(
+    ("config", "rules", "told"),
+    [
+        ("{", "{}", "config: expected a JSON object, found none"),
+        ("[]", "{}", "config: expected a JSON object, found list"),
+        ('{"model_type": "llama"}', "", "map: expected one, as there is a config"),
+        ("", '{"a": "b"}', "config: expected one, as there is a map"),
+        ('{"model_type": "none"}', '{"a": "b"}', "expected model_type to be one of"),
+        (json.dumps(CONFIG.to_hf()), '{"(": "b"}', "unterminated subpattern"),
+    ],
+)
+def test_model_that_can_not_be_is_told_where_it_was_asked(
+    browser, plane, model_of_orbax, config, rules, told
+):
+    with opened(browser, plane, "422 (Unprocessable") as page:
+        page.goto("/adopt")
+        describe(page, config, rules)
+        ask(page, model_of_orbax, "never")
+        alert = page.locator("#adopt-result").get_by_role("alert")
+        expect(alert).to_contain_text(told)
+        expect(page.get_by_label("Map of paths, as JSON")).to_have_value(rules)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ PAGES = (
     "/ui/default/empty",
     "/ui/default/tiny/aliases",
     "/ui/default/empty/aliases",
+    "/ui/default/writing/take-over",
+    "/ui/default/empty/take-over",
     "/ui/default/tiny/lineage",
     "/ui/default/tiny/storage?keep_last=1",
     STEP,

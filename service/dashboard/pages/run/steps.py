@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
-from cairn.service.dashboard.drawing.timeline import timeline
+from cairn.service.dashboard.drawing.timeline import kind_of, timeline
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import HEADERS, page
 from cairn.service.dependencies import (
@@ -72,18 +72,6 @@ def run_page(
         states=list(CheckpointState),
         asked={"filter": filter, "order_by": order_by, "state": state},
     )
-
-
-def writer_part(
-    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
-) -> HTMLResponse:
-    """Who writes the run now, as the store says."""
-    return page(request, "run/writer.html", holder=actions.run_holder(plane, root, run))
-
-
-router.add_api_route(
-    "/ui/{root}/{run}/writer", writer_part, methods=["GET"], route_class_override=StorePage
-)
 
 
 @router.get("/ui/{root}/{run}/curves")

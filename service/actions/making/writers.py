@@ -1,0 +1,58 @@
+"""Who writes a run, and taking it from them."""
+
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.listing import get_run
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.schemas import RunTakenOver, RunWriter, TakeOverRequest
+from cairn.storage.runs import read_lease, take_over
+from cairn.storage.store import from_rfc3339, utc_now
+
+
+def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:
+    """Who writes a run, asked of the store now.
+
+    Raises:
+        UnknownRootError, RunNotFoundError: There is no such run.
+        CorruptionError, UnsupportedFormatError: The lease can't be read.
+        StoreUnavailableError: The store does not answer.
+    """
+    lease = read_lease(plane.run(root, run).objects)
+    if lease is None:
+        return RunWriter(writer=None, attempt=None, expires=None, holds=False)
+    return RunWriter(
+        writer=lease.writer,
+        attempt=lease.attempt,
+        expires=from_rfc3339(lease.expires),
+        holds=lease.is_alive(utc_now()),
+    )
+
+
+def take_run_over(
+    plane: ControlPlane, caller: Caller, root: str, run: str, wanted: TakeOverRequest
+) -> RunTakenOver:
+    """End the attempt of the writer that holds a run, so that another may begin at once.
+
+    Raises:
+        UnknownRootError, RunNotFoundError: There is no such run.
+        PreconditionFailedError: It is not held as it was seen.
+        LeaseHeldError: Another attempt took it just now.
+        CorruptionError, UnsupportedFormatError, UnsoundStoreError, StoreUnavailableError: The
+            store does not let it be done.
+    """
+    found = plane.run(root, run)
+    with audited(
+        plane,
+        caller,
+        "run.takeOver",
+        root=root,
+        run=run,
+        attempt=wanted.attempt,
+        reason=wanted.reason,
+    ) as entry:
+        done = take_over(found, wanted.attempt, by=caller.name)
+        entry.complete(writer=done.writer, latest_step=done.latest_step)
+    get_run(plane, root, run, refresh=True)
+    return RunTakenOver(
+        writer=done.writer, ended=done.ended, attempt=done.attempt, latest_step=done.latest_step
+    )

@@ -1,0 +1,72 @@
+"""A file that is fetched bit by bit, however often that breaks off, and compared in the end."""
+
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Final
+
+from cairn.service.client.asynchronous.whole_file import crc32c_of, grown_file
+from cairn.service.errors import DownloadError
+
+_BLOCK: Final = 8 << 20
+
+
+async def is_as_recorded(path: Path, size: int, crc32c: str | None) -> bool:
+    """Whether a file is there, and what it should be; one without a checksum never is.
+
+    Args:
+        path: Of the file, which is read.
+        size: Its bytes.
+        crc32c: Eight hexadecimal digits; None: nobody has noted it.
+    """
+    if crc32c is None or not path.is_file() or path.stat().st_size != size:
+        return False
+    return await crc32c_of(path) == crc32c
+
+
+async def fetch_checked(
+    read: Callable[[int], AsyncGenerator[bytes, None]],
+    target: Path,
+    *,
+    size: int,
+    crc32c: str | None,
+    name: str,
+    tell: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Go on with a file, and compare it; one that is wrong is fetched anew, once.
+
+    Args:
+        read: What comes from an offset on.
+        target: The file, or what is there of it; stays if this breaks off.
+        size: Its bytes.
+        crc32c: Eight hexadecimal digits; None: nobody has noted it.
+        name: Of the file, for the message.
+        tell: Is told how many bytes are there.
+
+    Raises:
+        DownloadError: It is wrong again, or another process writes it.
+    """
+    import google_crc32c  # of an extra, which other requests do without
+
+    for again in (True, False):
+        checksum = google_crc32c.Checksum()
+        async with grown_file(target) as sink:
+            if await sink.tell() > size:
+                await sink.truncate(0)
+            await sink.seek(0)
+            while block := await sink.read(_BLOCK):
+                checksum.update(block)
+            done = await sink.tell()
+            async for block in read(done):
+                await sink.write(block)
+                checksum.update(block)
+                done += len(block)
+                tell(done)
+        found = checksum.digest().hex()
+        if done == size and found == (crc32c or found):
+            return
+        target.unlink()
+        if not again:
+            raise DownloadError(
+                f"{name}: expected {size} bytes, crc32c {crc32c}, found {done} bytes, {found}. "
+                "`cairn verify` says whether the store is damaged."
+            )

@@ -1,0 +1,99 @@
+"""What a client asks about the files of a checkpoint: which there are, and a copy of them."""
+
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from cairn.service.client.asynchronous.checked_file import fetch_checked, is_as_recorded
+from cairn.service.client.asynchronous.download import blocks
+from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
+from cairn.service.client.protocol import DEFAULT_ROOT, file_path, plain_parts, step_path
+from cairn.service.errors import DownloadError
+from cairn.service.schemas import StepFile, StepFileList
+
+
+class AsyncStepFilesConnection(AsyncTensorsConnection):
+    """A connection with the requests for the files of checkpoints."""
+
+    async def step_files(
+        self,
+        run: str,
+        step: int,
+        *,
+        prefix: str = "",
+        root: str = DEFAULT_ROOT,
+        page_size: int = 1000,
+    ) -> AsyncGenerator[StepFile, None]:
+        """The files of a checkpoint, by name; pages are fetched as needed.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            prefix: Those whose name begins so, such as `model/`.
+            root: Name of the run's root.
+            page_size: Files per request.
+        """
+        path = f"{step_path(root, run, step)}/files"
+        async for page in self._pages(StepFileList, path, page_size=page_size):
+            for one in page.files:
+                if one.name.startswith(prefix):
+                    yield one
+
+    async def download_step(
+        self,
+        run: str,
+        step: int,
+        folder: str | os.PathLike[str],
+        *,
+        prefix: str = "",
+        root: str = DEFAULT_ROOT,
+    ) -> list[StepFile]:
+        """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
+
+        Each is streamed, compared with its size and CRC-32C, and appears once it is whole. The same
+        call again goes on where one broke off: what is there and right is read, not fetched.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            folder: Is made if it is not there; other files in it stay.
+            prefix: Only files whose name begins so, such as `model/`.
+            root: Name of the run's root.
+
+        Raises:
+            DownloadError: What came is not what was saved, another process writes the file, or no
+                file's name begins with `prefix`.
+            OSError: The disk is full, or does not let us write.
+            ProblemResponseError: There is no such step, or a file is damaged in the store.
+            ServerUnreachableError: A connection broke five times without a byte in between.
+        """
+        files = [one async for one in self.step_files(run, step, prefix=prefix, root=root)]
+        if not files:
+            raise DownloadError(
+                f"{run}, step {step}: expected files whose names begin with {prefix!r}, found "
+                "none. `step_files` lists them."
+            )
+        for file in files:
+            await self._download_file(root, run, step, file, Path(folder))
+        return files
+
+    async def _download_file(
+        self, root: str, run: str, step: int, file: StepFile, folder: Path
+    ) -> None:
+        """Have one file in the folder as it was saved."""
+        target = folder.joinpath(*plain_parts(file.name))
+        if await is_as_recorded(target, file.bytes, file.crc32c):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        if file.crc32c is None:
+            part.unlink(missing_ok=True)  # nothing would tell that it goes on with another file
+        path = file_path(root, run, step, file.name)
+        await fetch_checked(
+            lambda start: blocks(self._http, path, start),
+            part,
+            size=file.bytes,
+            crc32c=file.crc32c,
+            name=f"{run}, step {step}: {file.name}",
+        )
+        part.replace(target)

@@ -1,0 +1,133 @@
+"""Which rule takes which leaf: a caller's regular expressions, in their own process.
+
+An expression can take longer than the universe has to match a short text, and nothing in Python can
+stop it but the end of its process. That process gets neither time nor memory beyond its limits.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from cairn.service.errors import InvalidRequestError
+
+MATCH_SECONDS: Final = 5.0
+"""How long all rules may take for all leaves."""
+
+_MEMORY_BYTES: Final = 1 << 30
+_PROGRAM: Final = """
+import json, re, sys, warnings
+try:
+    import resource
+    seconds, memory = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+except ImportError:
+    pass
+warnings.simplefilter("ignore")
+asked = json.load(sys.stdin)
+compiled, errors = [], {}
+for number, pattern in enumerate(asked["patterns"]):
+    try:
+        compiled.append(re.compile(pattern))
+        if asked["names"]:
+            re.match(f"|(?:{pattern})", "").expand(asked["names"][number])
+    except (re.error, RecursionError, OverflowError, ValueError, IndexError) as error:
+        errors[number] = str(error) or type(error).__name__
+found, answer = [], {"errors": errors}
+for path in asked["paths"] if not errors else ():
+    if asked["names"]:
+        whole = ((n, one.fullmatch(path)) for n, one in enumerate(compiled))
+        first = next(((n, match) for n, match in whole if match), None)
+        found.append(first and first[1].expand(asked["names"][first[0]]))
+    else:
+        found.append(next((n for n, one in enumerate(compiled) if one.search(path)), None))
+if not asked["names"]:
+    answer["catch_all"] = [one.search("") is not None for one in compiled]
+json.dump({**answer, "found": found}, sys.stdout)
+"""
+
+
+class Matches(NamedTuple):
+    """What rules match.
+
+    Attributes:
+        first: by path, the number of the first rule that matches it; None if none does.
+        catch_all: for each rule, whether it matches any path.
+    """
+
+    first: dict[str, int | None]
+    catch_all: list[bool]
+
+
+def match_rules(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
+    """Search patterns in paths.
+
+    Raises:
+        InvalidRequestError: Some are no regular expressions, all of which are named; or all
+            together take too long, or too much memory.
+    """
+    found = _answer("rules", patterns, (), paths)
+    _refuse(
+        "rules: expected regular expressions",
+        {f"body.rules.{n}": f"{patterns[n]!r}: {text}" for n, text in found["errors"].items()},
+    )
+    return Matches(dict(zip(paths, found["found"], strict=True)), found["catch_all"])
+
+
+def rename(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
+    r"""What the first rule that matches all of a path makes of it; None if none does.
+
+    Args:
+        rules: Regular expressions, and paths with their groups, such as `\1`.
+        paths: Whole paths.
+
+    Raises:
+        InvalidRequestError: Some are none, all of which are named; or all together take too long.
+    """
+    patterns, names = list(rules), list(rules.values())
+    if not patterns:
+        return [None] * len(paths)
+    found = _answer("model.map", patterns, names, paths)
+    _refuse(
+        r"model.map: expected regular expressions, and paths with their groups, such as \1",
+        {
+            f"body.model.map.{patterns[n]}": f"{patterns[n]!r}: {names[n]!r}: {text}"
+            for n, text in found["errors"].items()
+        },
+    )
+    names_found: list[str | None] = found["found"]
+    return names_found
+
+
+def _refuse(expected: str, problems: Mapping[str, str]) -> None:
+    if problems:
+        raise InvalidRequestError(
+            f"{expected}: {'; '.join(problems.values())}",
+            errors=[{"field": field, "detail": text} for field, text in problems.items()],
+        )
+
+
+def _answer(
+    field: str, patterns: Sequence[str], names: Sequence[str], paths: Sequence[str]
+) -> dict[str, Any]:
+    asked = json.dumps({"patterns": list(patterns), "names": list(names), "paths": list(paths)})
+    limits = (str(int(MATCH_SECONDS) + 1), str(_MEMORY_BYTES))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, *limits],
+            input=asked.encode(),
+            capture_output=True,
+            timeout=MATCH_SECONDS,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError, ValueError) as exc:
+        raise InvalidRequestError(
+            f"{field}: expected regular expressions that are matched within {MATCH_SECONDS:g} "
+            "seconds, found some that take longer, or too much memory; avoid repetitions within "
+            "repetitions, such as (a+)+"
+        ) from exc
+    answer["errors"] = {int(number): text for number, text in answer["errors"].items()}
+    return answer
