@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
-from cairn.service.dashboard.drawing.timeline import kind_of, timeline
-from cairn.service.dashboard.page_routes import CatalogPage, StorePage
+from cairn.service.dashboard.drawing.timeline import timeline
+from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import HEADERS, page
 from cairn.service.dependencies import (
     Filter,
