@@ -293,6 +293,7 @@ class SimulatedJob:
             patch(value_files, "ContentSum", _NoSum)
             patch(value_sinks._RemoteSink, "_hand_over", _handed_over)
             patch(value_sinks, "_REMOTE_WRITERS", _WRITERS)
+            patch(value_sinks, "_REMOTE_MAKERS", _WRITERS)
             patch(value_sinks._StreamSink, "write", functools.partialmethod(_streamed, self))
             patch(engine.StepWrite, "_open", functools.partialmethod(_orbax, self))
             for module in (shared_leaves, targets):
@@ -391,9 +392,14 @@ class _Response:
 
 
 def _streamed(
-    sink: Any, job: SimulatedJob, name: str, buffers: Iterable[LeftOut], content: _NoSum
+    sink: Any,
+    job: SimulatedJob,
+    name: str,
+    buffers: Iterable[LeftOut],
+    content: _NoSum,
+    expected: int,
 ) -> Future[None]:
-    del content
+    del content, expected
     uri = sink._files.uri
     job.store.upload(f"{uri.bucket}/{uri.path}/{name}", sum(map(len, buffers)))
     done: Future[None] = Future()

@@ -120,7 +120,8 @@ class RunSaver:
             a frozen base.
         keep_buffers: have saves copy arrays into memory that is kept from one to the next, as
             `Checkpointer` does; None leaves that as it is.
-        host_memory: the most bytes that those buffers may take in this process.
+        host_memory: the most bytes of host memory that saves may take in this process, as
+            `Checkpointer` has it.
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:

@@ -68,6 +68,7 @@ from .value_files import Compression as Compression
 from .value_files import Fingerprints as Fingerprints
 from .value_files import ShardToWrite as ShardToWrite
 from .value_files import StoredFile as StoredFile
+from .value_files import WrittenFile as WrittenFile
 from .value_files import bytes_of as bytes_of
 from .value_files import crc_bytes as crc_bytes
 from .value_files import has_fingerprints as has_fingerprints
@@ -75,6 +76,7 @@ from .value_files import shard_index as shard_index
 from .value_files import stored_bytes as stored_bytes
 from .value_files import stored_file as stored_file
 from .value_files import write_value_files as write_value_files
+from .value_sinks import UploadMemory as UploadMemory
 from .value_sinks import open_sink as open_sink
 from .zarr_arrays import StoredLayout as StoredLayout
 from .zarr_arrays import stored_layout as stored_layout

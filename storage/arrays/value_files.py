@@ -266,7 +266,8 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
             if shard.fingerprinted:
                 fingerprints[shard.key] = tuple(prints)
 
-    durable = sink.write(name, buffers(), content)
+    expected = sum(shard.stored_bytes for shard in batch)
+    durable = sink.write(name, buffers(), content, expected)
     record = StoredFile(name, size, f"{crc:08x}", content.text())
     return WrittenFile(record, refs, boxes, fingerprints), durable
 

@@ -1,7 +1,6 @@
 """Where value files go: a local disk, past its page cache, or an object store. Imports no JAX."""
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -13,22 +12,23 @@ import numpy as np
 
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.store import (
-    ALIGNMENT,
     BLOCK_BYTES,
     ContentSum,
     ObjectStore,
     StoreURI,
     aligned_buffer,
-    is_direct,
     open_files,
     set_direct,
+    write_from,
 )
 
 __all__ = [
     "FILE_BYTES",
     "MOST_FILE_BYTES",
+    "MOST_REMOTE_BYTES",
     "REMOTE_FILE_BYTES",
     "Buffer",
+    "UploadMemory",
     "ValueSink",
     "open_sink",
 ]
@@ -36,8 +36,11 @@ __all__ = [
 FILE_BYTES: Final = 64 << 20
 """A value file on a disk is closed once it would grow beyond this."""
 
-REMOTE_FILE_BYTES: Final = 16 << 20
-"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
+REMOTE_FILE_BYTES: Final = 4 << 20
+"""The same for objects, of which `_REMOTE_WRITERS` are in memory at a time."""
+
+MOST_REMOTE_BYTES: Final = 16 << 20
+"""The same for objects of large items, of which there would be too many else."""
 
 MOST_FILE_BYTES: Final = 400 << 20
 """The same for files of the largest items, which are written as a stream. See ADR 43."""
@@ -45,14 +48,22 @@ MOST_FILE_BYTES: Final = 400 << 20
 _FILES_OF_ITEM: Final = 4_000
 """About so many files hold an item, whatever its size, as long as files can grow."""
 
+_OBJECTS_OF_ITEM: Final = 1_000
+"""From so many on objects grow, up to `MOST_REMOTE_BYTES`."""
+
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
+_REMOTE_MAKERS: Final = max(2, min(4, os.cpu_count() or 1))
+"""Threads that put objects together: each has a part of the heap that keeps what it once had."""
+
+_COPIES_OF_AN_OBJECT: Final = 2
+"""In memory on its way: one that is sent, and one of the chunks that do not lie in one piece."""
+
+_BLOCKS_OF_A_STREAM: Final = 4
+"""In memory of a file that is sent as a stream: ours, the client's, and that of the request."""
+
 _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
-
-_CACHED_BYTES: Final = 256 << 10
-"""Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
-memory that has long been free, which a virtual machine may first have to get back."""
 
 Buffer = bytes | memoryview
 
@@ -68,13 +79,16 @@ class ValueSink(Protocol):
     file_bytes: int
     writers: int
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
         """Write a new file; the future is done once it is durable.
 
         Args:
             name: below the folder.
             buffers: its bytes.
             content: sums them, and has all when this returns.
+            expected: how many bytes they are, unless they are compressed.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -85,19 +99,50 @@ class ValueSink(Protocol):
         """Free threads."""
 
 
-def open_sink(folder: StoreURI, *, item_bytes: int = 0) -> ValueSink:
+class UploadMemory:
+    """How many bytes may be in memory on their way to an object store, in all sinks that share it.
+
+    Attributes:
+        most: so many; what alone has more goes alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, nbytes: int) -> Iterator[None]:
+        """Within this they count; waits until there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + nbytes <= self.most)
+            self._used += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+
+def open_sink(
+    folder: StoreURI, *, item_bytes: int = 0, uploads: UploadMemory | None = None
+) -> ValueSink:
     """The sink for the database in `folder`.
 
     Args:
         folder: the database's.
         item_bytes: what all processes together store of the item: the more, the larger its files.
+        uploads: memory for what is on its way to an object store; None has no limit but the number
+            of files at a time.
     """
     wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
         return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
-    if wanted > REMOTE_FILE_BYTES:
-        return _StreamSink(folder, wanted)
-    return _RemoteSink(folder)
+    if wanted > MOST_REMOTE_BYTES:
+        return _StreamSink(folder, wanted, uploads)
+    most = min(MOST_REMOTE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
+    return _RemoteSink(folder, most, uploads)
 
 
 class _LocalSink:
@@ -113,7 +158,9 @@ class _LocalSink:
         os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
@@ -136,32 +183,39 @@ class _RemoteSink:
 
     One thread hands all of them over, which takes three copies of an object for a moment: else each
     writer would hold three, and its own part of the heap would keep them. What is in memory is then
-    the objects that are on their way, and three.
+    the objects that are on their way, those that are put together, and three.
     """
 
-    def __init__(self, folder: StoreURI) -> None:
-        self.file_bytes = REMOTE_FILE_BYTES
-        self.writers = _REMOTE_WRITERS
+    def __init__(
+        self, folder: StoreURI, file_bytes: int, uploads: UploadMemory | None = None
+    ) -> None:
+        self.file_bytes = file_bytes
+        self.writers = _REMOTE_MAKERS
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
-        self._window = _Window(_REMOTE_WRITERS)
+        self._sending = ThreadPoolExecutor(_REMOTE_WRITERS, thread_name_prefix="cairn-sent")
+        self._window = _Window(_REMOTE_WRITERS, max(1, MOST_REMOTE_BYTES // file_bytes))
+        self._uploads = uploads
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
-        parts = list(buffers)
-        for part in parts:
-            content.update(part)
-        with self._window.place():
-            wait = self._handing_over.submit(self._hand_over, name, parts).result()
-            wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
+        with contextlib.ExitStack() as held:
+            held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
+            parts = _summed(buffers, content)
+            held.enter_context(self._window.place())
+            answer = self._handing_over.submit(self._hand_over, name, parts).result()
+            return self._sending.submit(_answered, answer, held.pop_all())
 
     def _hand_over(self, name: str, buffers: list[Buffer]) -> Callable[[], bytes]:
-        return self._objects.start_write(name, b"".join(buffers))
+        """Has the client copy them, and takes them out of the list: nobody holds them any more."""
+        value = b"".join(buffers)
+        buffers.clear()
+        return self._objects.start_write(name, value)
 
     def close(self) -> None:
         self._handing_over.shutdown()
+        self._sending.shutdown()
 
 
 class _StreamSink:
@@ -170,13 +224,19 @@ class _StreamSink:
     The store's checksum of each is compared with ours when it is whole.
     """
 
-    def __init__(self, folder: StoreURI, file_bytes: int) -> None:
+    def __init__(
+        self, folder: StoreURI, file_bytes: int, uploads: UploadMemory | None = None
+    ) -> None:
         self.file_bytes = file_bytes
         self.writers = _REMOTE_WRITERS
         self._files = open_files(folder)
+        self._uploads = uploads
 
-    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
-        with self._files.open_write(name) as upload:
+    def write(
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+    ) -> "Future[None]":
+        needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
+        with _taken(self._uploads, needed), self._files.open_write(name) as upload:
             for block in _blocks(buffers):
                 content.update(block)
                 upload.write(block)
@@ -186,6 +246,23 @@ class _StreamSink:
 
     def close(self) -> None:
         """No threads."""
+
+
+def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
+    """The store has it; what was held for it is free then, and told what was raised."""
+    with held:
+        answer()
+
+
+def _summed(buffers: Iterable[Buffer], content: ContentSum) -> list[Buffer]:
+    parts = list(buffers)
+    for part in parts:
+        content.update(part)
+    return parts
+
+
+def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
 
 
 def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:
@@ -207,10 +284,10 @@ def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:
 class _Window:
     """How many objects are on their way at a time."""
 
-    def __init__(self, most: int) -> None:
-        """One at first, and `most` at most."""
+    def __init__(self, most: int, first: int) -> None:
+        """`first` at first, and `most` at most."""
         self._most = most
-        self._wide, self._sent = 1, 0
+        self._wide, self._sent = min(first, most), 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
@@ -248,7 +325,7 @@ def _write_all(
     There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
     """
     into = np.frombuffer(memory, np.uint8)
-    filled = 0
+    filled = at = 0
     set_direct(descriptor, wanted=True)
     for buffer in buffers:
         source = np.frombuffer(buffer, np.uint8)
@@ -258,28 +335,10 @@ def _write_all(
             source, filled = source[count:], filled + count
             if filled == len(into):
                 content.update(memory)
-                _write(descriptor, memory)
-                filled = 0
+                write_from(descriptor, memory, at)
+                at, filled = at + filled, 0
     content.update(memory[:filled])
-    whole = filled - filled % ALIGNMENT
-    _write(descriptor, memory[:whole])
-    if whole < filled:
-        set_direct(descriptor, wanted=False)
-        _write(descriptor, memory[whole:filled])
-
-
-def _write(descriptor: int, data: memoryview) -> None:
-    """`write`, again for what it did not take."""
-    while data:
-        direct = is_direct(descriptor)
-        try:
-            taken = os.write(descriptor, data if direct else data[:_CACHED_BYTES])
-        except OSError as exc:
-            if not direct or exc.errno != errno.EINVAL:
-                raise
-            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
-            continue
-        data = data[taken:]
+    write_from(descriptor, memory[:filled], at)
 
 
 def _sync_and_close(descriptor: int, path: str) -> None:

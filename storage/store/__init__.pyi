@@ -27,6 +27,7 @@ from .disk.direct_io import goes_direct as goes_direct
 from .disk.direct_io import is_direct as is_direct
 from .disk.direct_io import read_into as read_into
 from .disk.direct_io import set_direct as set_direct
+from .disk.direct_io import write_from as write_from
 from .disk.disk_names import sync_names as sync_names
 from .disk.disk_names import sync_path as sync_path
 from .disk.stale_locks import LOCK_SUFFIX as LOCK_SUFFIX

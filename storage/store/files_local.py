@@ -2,28 +2,22 @@
 
 import builtins
 import contextlib
-import ctypes
 import errno
 import fcntl
-import functools
 import logging
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
-import google_crc32c
-import numpy as np
 from typing_extensions import override
 
 from cairn.storage.errors import InvalidURIError, NotFoundError
-from cairn.storage.store.checksums import combined
-from cairn.storage.store.disk.direct_io import aligned_buffer
+from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
 
@@ -309,75 +303,6 @@ def _locked(descriptor: int, how: int) -> bool:
     return False
 
 
-class _ReadBack:
-    """Reads a file that is being written, part by part, in a thread of its own."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._begun = 0
-        self._pool = ThreadPoolExecutor(1, "cairn-read-back")
-        self._parts: list[Future[tuple[int, int]]] = []
-
-    def has(self, written: int) -> None:
-        """So many bytes of it are written."""
-        while written - self._begun >= _READ_BACK_BYTES:
-            self.ends(self._begun + _READ_BACK_BYTES)
-
-    def ends(self, written: int) -> None:
-        """The same, and what is read next begins there."""
-        self._parts.append(self._pool.submit(self._read, self._begun, written))
-        self._begun = written
-
-    def crc32c(self) -> str:
-        """Of all that was read, eight hexadecimal digits."""
-        crc = 0
-        for part in self._parts:
-            length, of_part = part.result()
-            crc = combined(crc, of_part, length)
-        self.close()
-        return f"{crc:08x}"
-
-    def close(self) -> None:
-        """Read nothing more."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _read(self, start: int, end: int) -> tuple[int, int]:
-        crc, at = 0, start
-        with aligned_buffer() as memory:
-            while count := os.preadv(self._descriptor, [memory[: end - at]], at):
-                crc = google_crc32c.extend(crc, np.frombuffer(memory[:count], np.uint8))
-                at += count
-        return at - start, crc
-
-
-_READ_BACK_BYTES: Final = 16 << 20
-"""Of a file that is being written, read at a time: while its cache has them, without haste."""
-
-_SYNC_FILE_RANGE_WRITE: Final = 2
-_WRITE_OUT_BYTES: Final = 32 << 20
-"""Of a file, as many are left for its fsync at most, unless the disk is slower than the writer."""
-
-_WRITE_BYTES: Final = 256 << 10
-"""Bytes of one call, as `cp` has them: of 16 MiB at once Linux takes ten times as long for each."""
-
-
-def _write_out(descriptor: int, start: int, end: int) -> None:
-    """Have a disk begin with bytes of an open file, before an fsync has to wait for all of it.
-
-    Does not wait, and promises nothing. Where the system has no such call, nothing happens.
-    """
-    call = _sync_file_range()
-    if call is not None:
-        call(descriptor, ctypes.c_int64(start), ctypes.c_int64(end - start), _SYNC_FILE_RANGE_WRITE)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[..., int] | None:
-    """Linux's call of that name; see its manual page, sync_file_range(2)."""
-    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    return found
-
-
 class _LocalWriter(FileWriter):
     """Writes a hidden file beside the target, locked, syncs it, then renames it."""
 
@@ -404,26 +329,17 @@ class _LocalWriter(FileWriter):
                 break
             self._stream.close()  # swept away before it was locked
         self._finished = False
-        self._written, self._on_their_way = 0, 0
-        self._reading = _ReadBack(self._stream.fileno()) if read_back else None
+        self._bytes = DirectWrites(self._stream.fileno(), self._temporary, read_back=read_back)
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data).cast("B")
         with mapped(self._shown):
-            written = 0
-            while written < len(view):
-                written += self._stream.write(view[written : written + _WRITE_BYTES])
-        self._written += written
-        if self._written - self._on_their_way >= _WRITE_OUT_BYTES:
-            _write_out(self._stream.fileno(), self._on_their_way, self._written)
-            self._on_their_way = self._written
-        if self._reading is not None:
-            self._reading.has(self._written)
+            self._bytes.write(view)
         return len(view)
 
     def copy_from(self, source: int, size: int) -> None:
-        """Append `size` bytes of the open file `source` without passing them through Python."""
+        """Write `size` bytes of the open file `source`, and nothing else, without Python's help."""
         with mapped(self._shown):
             done = 0
             while done < size:
@@ -436,11 +352,10 @@ class _LocalWriter(FileWriter):
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
         with mapped(self._shown, "write"):
-            if self._reading is not None:
-                self._reading.ends(self._written)
+            self._bytes.finish()
             os.fsync(self._stream.fileno())
-            if self._reading is not None:
-                self.read_back = self._reading.crc32c()
+            self.read_back = self._bytes.crc32c()
+            self._bytes.close()
             os.replace(self._temporary, self._path)
             self._finished = True
             self._stream.close()  # not before: it was locked until it had its name
@@ -452,8 +367,7 @@ class _LocalWriter(FileWriter):
         if self._finished:
             return
         self._finished = True
-        if self._reading is not None:
-            self._reading.close()
+        self._bytes.close()
         self._stream.close()
         try:
             os.unlink(self._temporary)

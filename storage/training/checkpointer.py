@@ -19,7 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import InvalidURIError, PolicyError, SaveError
+from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     Look,
@@ -47,6 +47,7 @@ from cairn.storage.training.saving import (
     HeldItems,
     Item,
     KeptBuffers,
+    Memory,
     Save,
     SaveHandle,
     SaveJob,
@@ -90,13 +91,16 @@ class Checkpointer:
             is kept for the next save, see `kept_bytes`: a step that donates them right after a
             save then need not wait for XLA to copy them into new memory. Costs as much host memory
             as the state has in this process, until `close`.
-        host_memory: the most bytes that those buffers may take in this process; a save that needs
-            more is refused. None sets no limit.
+        host_memory: the most bytes of host memory that copies of arrays, and what is on its way to
+            an object store, may take in this process. What must be copied comes in waves: `save`
+            returns once the last one is copied, for which those before must be written. What lies
+            in the host's memory is held, and does not count. Of kept buffers a save that needs more
+            is refused. None sets no limit.
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
         PolicyError: `lease_ttl` is not above 0, `sharing` is no SharingPolicy, `keep_buffers` is
-            no bool, or `host_memory` is no number of bytes, or bounds nothing.
+            no bool, or `host_memory` is no number of bytes.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -123,6 +127,7 @@ class Checkpointer:
         self._current: SaveHandle | None = None
         self._sharing = _checked_sharing(sharing)
         self._buffers = KeptBuffers.asked_for(keep_buffers, host_memory)
+        self._host_memory = host_memory
         self._unchanged: dict[str, Unchanged] = {}
         self._origins = FileOrigins()
         self._lock = threading.RLock()
@@ -159,9 +164,10 @@ class Checkpointer:
         Args:
             uri: the run's folder.
             sharing: for how long steps share files from now on; None leaves that as it is.
-            keep_buffers: whether saves copy into kept memory from now on; None leaves that, and
-                `host_memory`, as they are.
-            host_memory: the most bytes of that memory; None sets no limit.
+            keep_buffers: whether saves copy into kept memory from now on; None leaves that as it
+                is.
+            host_memory: the most bytes of host memory that saves may take from now on; None leaves
+                that as it is, or sets no limit if `keep_buffers` is given.
 
         Raises:
             InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
@@ -244,8 +250,9 @@ class Checkpointer:
                 durable; until then they stay listed.
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
-            deadline: how long this may wait for the save before it and for the store, in seconds.
-                Past it nothing is saved, and the save before goes on. By default it may wait for as
+            deadline: how long this may wait for the save before it, for the store, and for waves of
+                arrays (`host_memory`), in seconds. Past it nothing is saved, and the save before
+                goes on. By default it may wait for as
                 long as that one gets on: a store that does not answer is given up after 90 s.
 
         Raises:
@@ -319,8 +326,9 @@ class Checkpointer:
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
+            held: HeldItems | None = None
             try:
-                held = HeldItems(arrays, self._known, save.compression, self._buffers)
+                held = HeldItems(arrays, self._known, save.compression, self._memory)
                 self._start(
                     SaveJob(
                         handle=handle,
@@ -334,7 +342,14 @@ class Checkpointer:
                         origins=self._origins,
                     )
                 )
+                del arrays
+                stack.close()  # waves may take long, and garbage is collected meanwhile
+                if not held.copy_rest(own_seconds_left()):
+                    raise _not_copied(handle, held.waves)
+                handle.waves = held.waves
             except BaseException as exc:
+                if held is not None:
+                    held.end(exc)
                 # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                 self._writer.drop()
                 processes.report_failure(key, exc)
@@ -344,10 +359,16 @@ class Checkpointer:
         handle.blocked_seconds = time.monotonic() - started
         return handle
 
+    @property
+    def _memory(self) -> Memory:
+        return Memory(self._buffers, self._host_memory, uploads=self.uri.scheme != "file")
+
     def _keep_buffers(self, keep_buffers: bool | None, host_memory: int | None) -> None:
         """From the next save on."""
-        asked = KeptBuffers.asked_for(keep_buffers, host_memory)
         with self._lock:
+            keep = self._buffers is not None if keep_buffers is None else keep_buffers
+            asked = KeptBuffers.asked_for(keep, host_memory)
+            self._host_memory = host_memory
             if asked is not None and self._buffers is not None:
                 self._buffers.limit = asked.limit
             elif self._buffers is None or asked is None:
@@ -523,7 +544,7 @@ class Checkpointer:
                 next_step="End this process: its next start goes on from the latest step.",
             )
         stack.enter_context(no_collections())
-        save, arrays = prepare(step, items, **given)
+        save, arrays = prepare(step, items, **given, started=self._host_memory is None)
         if self._buffers is not None and self._buffers.limit is not None:
             self._buffers.check(to_copy(arrays, self._known).nbytes)
         return save, arrays
@@ -577,6 +598,16 @@ def _number_of(step: SupportsIndex) -> int:
         return check_step(step)
     except InvalidURIError:
         return -1
+
+
+def _not_copied(handle: SaveHandle, waves: int) -> BaseException:
+    """The error of a save whose arrays did not come to the host in time; it is given up."""
+    handle.abandon(f"arrays that were not on the host at the deadline, in {waves} waves")
+    try:
+        handle.wait()  # the caller is told now, and not by its next save
+    except StorageError as exc:
+        return exc
+    return SaveError("the save was abandoned", path=handle.uri)  # it can't be durable before
 
 
 def _check_ttl(seconds: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import cairn
-from cairn.storage.training.processes import exchange
+from cairn.storage.training import processes
+from cairn.storage.training.processes import background, exchange
 from cairn.storage.training.restoring import shared_leaves
 from tests.gcs.server import client_environment
 from tests.multi_process.scenarios import error_of
@@ -116,6 +118,31 @@ def fail(urls: list[str]) -> dict[str, Any]:
         told["fails"] = error_of(lambda: cairn.load(RUN, {"model": target(1)}))
     gone = late(me)
     told["late"] = error_of(gone)
+    told["after that"] = len(cairn.load(RUN, {"model": target(1)})["model"])
+    return told
+
+
+def stop(urls: list[str]) -> dict[str, Any]:
+    """Process 1 is stopped as it comes to an exchange, and goes on once the other has given up."""
+    me = int(jax.process_index())
+    os.environ.update(client_environment(urls[me]))
+    (_, other) = processes.collect(os.getpid())
+    real = processes.collective
+
+    def stopped(*given: Any) -> Any:
+        if me == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*given)
+
+    told: dict[str, Any] = {}
+    with (
+        mock.patch.object(exchange, "LATE_SECONDS", 4.0),
+        mock.patch.object(background, "LATE_SECONDS", 4.0),
+        mock.patch.object(processes, "collective", stopped),
+    ):
+        told["stops"] = error_of(lambda: cairn.load(RUN, {"model": target(1)}))
+    if me == 0:
+        os.kill(other, signal.SIGCONT)
     told["after that"] = len(cairn.load(RUN, {"model": target(1)})["model"])
     return told
 

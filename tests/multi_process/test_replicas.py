@@ -68,6 +68,18 @@ def test_processes_that_do_not_all_want_it_read_all_that_they_hold(launch, serve
         assert values_of(server) >= stored_bytes()
 
 
+def test_a_process_that_stops_before_an_exchange_is_named_within_the_deadline(launch, served):
+    """The exchange itself has none: the network of devices waits for who does not come."""
+    servers = served(2)
+    job = launch("replicas.stop", {"urls": [one.url for one in servers]}, count=2)
+    here, there = job.results(JOB_SECONDS)
+    for told in (here, there):
+        assert told["stops"]["kinds"][0] == "LateProcessError"
+        assert "process 1 missing" in told["stops"]["text"]
+        assert told["after that"] == len(leaves())
+    assert here["stops"]["seconds"] < 60
+
+
 def test_a_read_that_fails_on_one_fails_on_all_by_name_and_a_late_one_is_named(launch, served):
     servers = served(2)
     job = launch("replicas.fail", {"urls": [one.url for one in servers]}, count=2)

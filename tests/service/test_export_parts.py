@@ -10,7 +10,7 @@ import pytest
 from cairn.service.jobs.kinds import export_job
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.store import files_local
+from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
 from tests.service.jobs import (
@@ -134,14 +134,15 @@ def test_a_cancel_stops_every_part_and_leaves_nothing(root, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
 def test_a_file_that_is_not_what_was_written_is_never_published(root, tmp_path, monkeypatch, body):
-    real = files_local._ReadBack.ends
+    real = DirectWrites._read
 
-    def other(reading, written):
-        byte = os.pread(reading._descriptor, 1, written - 3)
-        os.pwrite(reading._descriptor, bytes([byte[0] ^ 1]), written - 3)
-        real(reading, written)
+    def other(writes, start, end):
+        with open(writes._path, "r+b") as stream:
+            byte = os.pread(stream.fileno(), 1, end - 3)
+            os.pwrite(stream.fileno(), bytes([byte[0] ^ 1]), end - 3)
+        return real(writes, start, end)
 
-    monkeypatch.setattr(files_local._ReadBack, "ends", other)
+    monkeypatch.setattr(DirectWrites, "_read", other)
     with serving(root, tmp_path / "data") as http:
         operation = http.post(CONVERT, json=body).json()["id"]
         ended = watch(http, operation)

@@ -15,6 +15,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,6 +73,9 @@ from cairn.storage.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+_SMALL_AT_ONCE: Final = 4
+"""Small files that are written at a time: each waits for the store more than for anything else."""
 
 RESERVE_BYTES: Final = 64 << 20
 """An export leaves as much of a disk free: databases and training jobs may be on the same one, and
@@ -387,13 +391,16 @@ class _ExportJob:
 
     def _write(self, folder: str, small: Mapping[str, bytes]) -> list[Result]:
         files = self._files(folder)
-        records = []
-        for name, data in sorted(small.items()):
+
+        def write(name: str) -> Result:
             with files.open_write(name) as sink:
-                sink.write(data)
-            records.append(_record(name, len(data), google_crc32c.value(data)))
-            self._compare(folder, records[-1])
-        return records
+                sink.write(small[name])
+            record = _record(name, len(small[name]), google_crc32c.value(small[name]))
+            self._compare(folder, record)
+            return record
+
+        with ThreadPoolExecutor(_SMALL_AT_ONCE, "cairn-small-files") as pool:
+            return list(pool.map(write, sorted(small)))
 
     def publish(self, planned: Result, records: list[Result]) -> Result:
         """Make the artifact visible."""

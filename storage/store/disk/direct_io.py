@@ -29,6 +29,7 @@ __all__ = [
     "is_direct",
     "read_into",
     "set_direct",
+    "write_from",
 ]
 
 DIRECT_IO: Final = "CAIRN_DIRECT_IO"
@@ -48,6 +49,10 @@ _RWF_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _LARGE_PAGE: Final = 2 << 20
 _MOST_BUFFERS: Final = 1024
 """Of one call, as Linux has it (IOV_MAX)."""
+
+_CACHED_BYTES: Final = 256 << 10
+"""Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
+memory that has long been free, which a virtual machine may first have to get back."""
 
 _free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
 """Kept from use to use, as many as were once needed at a time."""
@@ -125,6 +130,31 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
             finally:
                 set_direct(descriptor, wanted=False)
     return _read_cached(descriptor, left, offset)
+
+
+def write_from(descriptor: int, data: memoryview, offset: int) -> None:
+    """Put bytes into an open file, from `offset` on; past the page cache if `set_direct` said so.
+
+    Then `data` is aligned memory, and what is left beyond its last whole block goes through the
+    page cache, as all does if the file system wants another alignment.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
+    whole = len(data) - len(data) % ALIGNMENT
+    done = 0
+    while done < len(data):
+        direct = is_direct(descriptor)
+        if direct and done == whole:
+            set_direct(descriptor, wanted=False)
+            continue
+        end = whole if direct else min(len(data), done + _CACHED_BYTES)
+        try:
+            done += os.pwrite(descriptor, data[done:end], offset + done)
+        except OSError as exc:
+            if not direct or exc.errno != errno.EINVAL:
+                raise
+            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
 
 
 def _read_cached(descriptor: int, left: list[memoryview], offset: int) -> int:

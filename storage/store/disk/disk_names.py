@@ -20,12 +20,16 @@ __all__ = ["forget_missing", "names_held", "sync_names", "sync_path"]
 _held: Final[dict[str, tuple[int, int]]] = {}
 """Device and inode of folders whose names this process has had held, up to the root."""
 
+_MOST_HELD: Final = 256
+"""So many are remembered, those that were added last: a job makes folders for each step."""
+
 
 @contextlib.contextmanager
 def names_held(folder: str) -> Iterator[None]:
     """Around a write into `folder`, which may make it: the names that lead there are held after it.
 
-    Each folder is looked after once in a process, and again if it was removed since.
+    Each folder is looked after once in a process, and again if it was removed since, or if many
+    others were looked after.
 
     Args:
         folder: absolute path.
@@ -48,6 +52,8 @@ def _hold(folder: str) -> None:
         new[folder] = found.st_dev, found.st_ino
         folder = above
     _held.update(new)  # last: whoever finds a folder here relies on all that are above it
+    for known in list(_held)[:-_MOST_HELD]:
+        _held.pop(known, None)
 
 
 def forget_missing(folder: str) -> None:

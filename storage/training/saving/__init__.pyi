@@ -16,6 +16,7 @@ from .save_metrics import record_started as record_started
 from .save_metrics import record_withheld as record_withheld
 from .saves import HeldItems as HeldItems
 from .saves import Item as Item
+from .saves import Memory as Memory
 from .saves import Save as Save
 from .saves import kinds_of_leaves as kinds_of_leaves
 from .saves import prepare as prepare

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ __all__ = [
     "array_layout",
     "host_views",
     "is_read_by_columns",
+    "on_host",
     "viewed",
 ]
 
@@ -106,6 +107,11 @@ class HeldArray(NamedTuple):
     key_impl: str | None
 
 
+def on_host() -> bool:
+    """Whether the memory of this job's devices is the host's."""
+    return bool(jax.default_backend() == "cpu")
+
+
 def is_read_by_columns(item: str) -> bool:
     """Whether readers read the arrays of an item by columns too."""
     return item in _COLUMN_READ_ITEMS
@@ -114,16 +120,19 @@ def is_read_by_columns(item: str) -> bool:
 class Transfers:
     """The leaves of an item on their way to the host; the transfers of all run at once.
 
+    Unless they are not started: then `copied` brings some parts of them at a time.
+
     Attributes:
         layouts: by path, how each is stored.
     """
 
-    def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
+    def __init__(self, item: str, leaves: Mapping[str, Any], *, started: bool = True) -> None:
         """Start them.
 
         Args:
             item: its name.
             leaves: arrays of JAX and NumPy by path, as they are stored.
+            started: False starts none.
 
         Raises:
             UnsupportedLeafError: with several processes, arrays that only this one has.
@@ -147,7 +156,8 @@ class Transfers:
             for path, leaf in self._leaves.items()
             if isinstance(leaf, jax.Array)
         }
-        if jax.default_backend() != "cpu":
+        self._started: dict[tuple[str, int], jax.Array] = {}
+        if started and not on_host():
             for shards in self._shards.values():
                 for shard in shards:
                     shard.copy_to_host_async()
@@ -175,19 +185,74 @@ class Transfers:
             return [tuple(shard.shape) for shard in self._shards[path]]
         return [tuple(self._leaves[path].shape)] * len(self.layouts[path].pieces)
 
-    def wait(self, *, copied: bool = True) -> dict[str, HeldArray]:
+    def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
+        """By path, the bytes that arrive on the host of each part that must be copied.
+
+        They are those of arrays whose memory is not the host's: of whole shards, for nothing less
+        of one arrives.
+
+        Args:
+            numpy: NumPy arrays too.
+        """
+        found = {}
+        for path, leaf in self._leaves.items():
+            if (numpy and self.is_numpy(path)) or (not on_host() and not self.is_numpy(path)):
+                itemsize = np.dtype(leaf.dtype).itemsize
+                found[path] = [math.prod(shape) * itemsize for shape in self._shapes(path)]
+        return found
+
+    def start(self, parts: Iterable[tuple[str, int]]) -> None:
+        """Start the transfers of some parts, of which `copied` waits for the same.
+
+        JAX keeps what the host has seen of an array for as long as the array lives. So arrays are
+        made here of the same device memory, whose host memory goes with what `copied` gives.
+
+        Args:
+            parts: (path, number) of each.
+        """
+        for path, number in parts:
+            if path in self._shards:
+                shard = self._shards[path][number]
+                source = jax.make_array_from_single_device_arrays(
+                    shard.shape, shard.sharding, [shard]
+                )
+                source.copy_to_host_async()
+                self._started[path, number] = source
+
+    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HeldPart]]:
+        """Some parts, once they are on the host, in memory of their own, by path.
+
+        Args:
+            parts: (path, number) of each.
+        """
+        found: dict[str, list[HeldPart]] = {}
+        for path, number in parts:
+            piece = self.layouts[path].pieces[number]
+            source = self._started.pop((path, number), self._leaves[path])
+            found.setdefault(path, []).append(HeldPart(_own(source)[piece.within], piece.origin))
+        return found
+
+    def wait(
+        self, *, copied: bool = True, without: Collection[str] = frozenset()
+    ) -> dict[str, HeldArray]:
         """The leaves by path, once the host has all of them.
 
         Args:
             copied: NumPy arrays, which their owner may write to, are copied; False leaves that to
                 the caller.
+            without: paths of leaves of which no part is waited for.
         """
-        return {path: self._held(path, leaf, copied) for path, leaf in self._leaves.items()}
+        return {
+            path: self._held(path, leaf, copied, waited=path not in without)
+            for path, leaf in self._leaves.items()
+        }
 
-    def _held(self, path: str, leaf: Any, copied: bool) -> HeldArray:
+    def _held(self, path: str, leaf: Any, copied: bool, *, waited: bool) -> HeldArray:
         cut, pieces = self.layouts[path]
         shards = self._shards.get(path)
-        if shards is None:
+        if not waited:
+            pieces, values = (), []
+        elif shards is None:
             values = [np.array(leaf) if copied else leaf for _ in pieces]
         else:
             values = [
@@ -205,6 +270,17 @@ class Transfers:
         )
 
 
+def _own(source: Any) -> np.ndarray[Any, Any]:
+    """An array's elements in memory that nobody else has."""
+    if isinstance(source, jax.Array) and not _is_of_cpu(source):
+        return np.asarray(source)
+    return np.array(source)
+
+
+def _is_of_cpu(array: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in array.devices())
+
+
 def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
     """The arrays, by path, that the host has already: their memory, held.
 
@@ -212,7 +288,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
     of them. To hold many small leaves this way takes as long as `np.asarray` of each; what else is
     to be known of them can wait, for they can be stored whatever it is.
     """
-    if jax.process_count() > 1 or jax.default_backend() != "cpu":
+    if jax.process_count() > 1 or not on_host():
         return {}
     kinds = {*map(type, leaves.values())}
     others = tuple(kind for kind in kinds if not issubclass(kind, jax.Array))

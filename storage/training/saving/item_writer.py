@@ -30,11 +30,14 @@ from cairn.storage.arrays import (
     NODE_FOLDER,
     TREE_METADATA,
     Compression,
+    Fingerprints,
     ShardToWrite,
     StoredFile,
     StoredForm,
     StoredLayout,
+    UploadMemory,
     ValueRef,
+    WrittenFile,
     array_name,
     keys_of,
     leaf_node,
@@ -49,7 +52,13 @@ from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training.saving.held_arrays import HeldArray
 from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
-from cairn.storage.training.saving.unchanged import SavedItem, SavedShard, Unchanged
+from cairn.storage.training.saving.staging import StagedItem
+from cairn.storage.training.saving.unchanged import (
+    LinkedFile,
+    SavedItem,
+    SavedShard,
+    Unchanged,
+)
 
 __all__ = [
     "HeldItem",
@@ -75,6 +84,8 @@ class HeldItem(NamedTuple):
         same: paths of the leaves that are known to be what the save before stored.
         leaves: the immutable arrays among those that were given, by path.
         compression: of the stored chunks.
+        staged: gives the parts that come in waves, which `arrays` are without.
+        uploads: memory for what is on its way to an object store; None has no limit.
     """
 
     arrays: dict[str, HeldArray]
@@ -83,6 +94,8 @@ class HeldItem(NamedTuple):
     same: frozenset[str]
     leaves: Mapping[str, weakref.ref[Any]]
     compression: Compression | None = None
+    staged: StagedItem | None = None
+    uploads: UploadMemory | None = None
 
     def durable(self, written: "WrittenItem", folder: StoreURI) -> None:
         """The step is: the next save need not write again what stays as it is.
@@ -122,10 +135,18 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         OSError: the disk is full, or failed.
         StoreUnavailableError: the store gives no answer.
     """
+    try:
+        return _write_item(folder, item)
+    except BaseException as exc:
+        if item.staged is not None:  # others wait for waves that come once this one was written
+            item.staged.staging.end(exc)
+        raise
+
+
+def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     process = jax.process_index()
     held = dict(item.arrays)
     item.arrays.clear()
-    shards = list(shards_of(held, item.forms, item.compression))
     described = index_entries(held, item.compression)
     files = _description(held) if process == 0 else {}
     item_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in held.values())
@@ -133,28 +154,27 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         path: (array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path))
         for path, array in held.items()
     }
-    del held
+    outlines = {path: array._replace(parts=()) for path, array in held.items()}
     own = _PROCESS_FOLDER.format(process) if jax.process_count() > 1 else None
     database = folder if own is None else folder / own
-    reused = item.unchanged.reuse(shards, layouts, item.same, database)
-    del shards
+    stored: dict[bytes, SavedShard] = {}
+    value_files: dict[str, LinkedFile] = {}
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
-        sink = open_sink(database, item_bytes=item_bytes)
+        sink = open_sink(database, item_bytes=item_bytes, uploads=item.uploads)
         try:
-            written = write_value_files(sink, _drained(reused.rest))
+            for shards in _waves(held, outlines, item):
+                reused = item.unchanged.reuse(
+                    _drained(shards), layouts, item.same, database, linked=value_files
+                )
+                written = write_value_files(sink, _drained(reused.rest))
+                stored |= reused.shards | _saved(written, reused.fingerprints)
+                value_files |= reused.files
+                value_files |= item.unchanged.written(database, (one.record for one in written))
+                del reused, shards
         finally:
             sink.close()
         small = describing.result()
-    stored = dict(reused.shards)
-    for file in written:
-        for key, (path, box) in file.boxes.items():
-            prints = file.fingerprints.get(key) or reused.fingerprints.get(key)
-            stored[key] = SavedShard(path, file.refs[key], box, prints)
-    value_files = {
-        **reused.files,
-        **item.unchanged.written(database, (one.record for one in written)),
-    }
     prefix = f"{own}/" if own else ""
     placed = {
         key: WrittenShard(
@@ -170,6 +190,45 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
     part = ItemPart((*values, *small), placed)
     return WrittenItem((part,), own, SavedItem(database, layouts, stored, value_files), described)
+
+
+def _waves(
+    held: dict[str, HeldArray], outlines: Mapping[str, HeldArray], item: HeldItem
+) -> Iterator[list[ShardToWrite]]:
+    """The shards that are written together, in new lists, of which nothing is held here.
+
+    Args:
+        held: what the host has; emptied.
+        outlines: the arrays without their parts.
+        item: gives those that come in waves.
+    """
+    first = list(shards_of(held, item.forms, item.compression))
+    held.clear()
+    if first or item.staged is None:
+        yield first
+    del first
+    if item.staged is not None:
+        for wave in item.staged.waves():
+            parts = {path: outlines[path]._replace(parts=wave[path]) for path in wave}
+            shards = list(shards_of(parts, item.forms, item.compression))
+            del wave, parts
+            yield shards
+
+
+def _saved(
+    written: Sequence[WrittenFile], known: Mapping[bytes, Fingerprints]
+) -> dict[bytes, SavedShard]:
+    """What was written, by key.
+
+    Args:
+        written: the files.
+        known: fingerprints of shards that did not get them as they were written.
+    """
+    return {
+        key: SavedShard(path, file.refs[key], box, file.fingerprints.get(key) or known.get(key))
+        for file in written
+        for key, (path, box) in file.boxes.items()
+    }
 
 
 def complete_item(

@@ -74,22 +74,18 @@ class KeptBuffers:
         """The buffers that these arguments of a checkpointer ask for; None if none.
 
         Raises:
-            PolicyError: `keep_buffers` is no bool, or `host_memory` no number of bytes above 0, or
-                it bounds nothing.
+            PolicyError: `keep_buffers` is no bool, or `host_memory` no number of bytes above 0.
         """
         problems = []
         if not isinstance(keep_buffers, bool | np.bool_):
             problems.append(f"keep_buffers is {keep_buffers!r}, expected True or False")
-        if host_memory is not None:
-            if type(host_memory) is not int or host_memory < 1:
-                problems.append(f"host_memory is {host_memory!r}, expected bytes above 0 or None")
-            elif not keep_buffers:
-                problems.append("host_memory is given without keep_buffers=True, which it bounds")
+        if host_memory is not None and (type(host_memory) is not int or host_memory < 1):
+            problems.append(f"host_memory is {host_memory!r}, expected bytes above 0 or None")
         if problems:
             raise PolicyError(
-                "the buffers of saves can't be had so",
-                path="keep_buffers",
-                expected="True or False, and with True the most bytes they may take, or None",
+                "saves can't use memory so",
+                path="keep_buffers, host_memory",
+                expected="True or False, and the most bytes that copies may take, or None",
                 found="; ".join(problems),
                 next_step="Correct these, or leave them out.",
             )

@@ -43,6 +43,8 @@ class SaveHandle:
             written.
         blocked_seconds: how long `save` kept its caller.
         nbytes: bytes of the arrays, where known.
+        waves: in how many the arrays came to the host; of more than one all but the last were
+            written before `save` returned.
         reason: why it was saved, where a policy decided.
     """
 
@@ -52,6 +54,7 @@ class SaveHandle:
         self.uri = uri
         self.blocked_seconds = 0.0
         self.nbytes = 0
+        self.waves = 1
         self.reason: str | None = None
         self._began = time.monotonic()
         self._seconds: float | None = None

@@ -97,6 +97,7 @@ class SaveJob:
                     self._publish(written)
         except BaseException as exc:
             error = failure(exc, handle.uri)
+            self.items.end(error)
             _let_go(exc)
             if written is None:
                 processes.report_failure(key, error)

@@ -21,6 +21,7 @@ from cairn.storage.arrays import (
     ChunkShapes,
     Compression,
     StoredForm,
+    UploadMemory,
     digest_text,
     packed_axis,
     total,
@@ -47,6 +48,7 @@ from cairn.storage.training.saving.held_arrays import (
     Transfers,
     host_views,
     is_read_by_columns,
+    on_host,
     viewed,
 )
 from cairn.storage.training.saving.item_writer import HeldItem
@@ -54,6 +56,15 @@ from cairn.storage.training.saving.kept_buffers import (
     LEAST_COPIED_BYTES,
     KeptBuffers,
     places,
+)
+from cairn.storage.training.saving.staging import (
+    ItemParts,
+    PartToStage,
+    StagedItem,
+    Staging,
+    Wave,
+    granted,
+    planned_waves,
 )
 from cairn.storage.training.saving.unchanged import Unchanged
 from cairn.storage.training.trees import flatten
@@ -157,10 +168,11 @@ def prepare(
     labels: Mapping[str, str] | None,
     compression: Compression | None,
     overwrite: bool = False,
+    started: bool = True,
 ) -> tuple[Save, dict[str, Item]]:
-    """What is stored, and its arrays by item, whose transfers are started.
+    """What is stored, and its arrays by item, whose transfers are started unless not `started`.
 
-    Args as in `Checkpointer.save`.
+    Other args as in `Checkpointer.save`.
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
@@ -206,7 +218,7 @@ def prepare(
     states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves))
+        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves, started=started))
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
@@ -240,8 +252,25 @@ def kinds_of_leaves(items: Mapping[str, Item]) -> list[tuple[str, str, tuple[int
     ]
 
 
+class Memory(NamedTuple):
+    """The memory of the host that a save may use.
+
+    Attributes:
+        buffers: where arrays are copied to, so that no view of them is held but of small ones, and
+            of those that the last step stored; None holds views of all.
+        most: bytes of all that is copied, see `staging`; None has no limit.
+        uploads: whether the step goes to an object store.
+    """
+
+    buffers: KeptBuffers | None = None
+    most: int | None = None
+    uploads: bool = False
+
+
 class HeldItems(Mapping[str, HeldItem]):
     """The items of a save by name, once the host has all of their arrays.
+
+    Where memory is limited it may have some of them first: see `copy_rest`.
 
     What follows from these alone is worked out when it is first asked for. The caller of `save`
     need not wait for that, which takes longer than to hold a small leaf.
@@ -252,27 +281,37 @@ class HeldItems(Mapping[str, HeldItem]):
         items: Mapping[str, Item],
         unchanged: Callable[[str], Unchanged],
         compression: Compression | None,
-        buffers: KeptBuffers | None = None,
+        memory: Memory = Memory(),  # noqa: B008 (frozen)
     ) -> None:
-        """Wait for the arrays.
+        """Wait for the arrays, or for a first wave of them.
 
         Args:
             items: as `prepare` gave them.
             unchanged: gives what is known of an item over the saves of the run.
             compression: of the stored chunks.
-            buffers: where the arrays are copied to, so that no view of them is held but of small
-                ones, and of those that the last step stored; None holds views of all.
+            memory: that this may use.
 
         Raises:
             PolicyError: the copies would take more than they may.
         """
         self._known = {name: unchanged(name) for name in items}
+        buffers, kept = memory.buffers, 0
+        parts = [] if memory.most is None else _to_stage(items, numpy=buffers is None)
+        staged = {(part.item, part.path) for part in parts}
         if buffers is None:
             self._given = dict(items)
-            self._waited = {name: item.transfers.wait() for name, item in items.items()}
+            self._waited = _waited(items, staged)
         else:
             copied = to_copy(items, self._known.__getitem__)
-            self._given, self._waited = _with_copies(items, copied, buffers)
+            kept = copied.nbytes
+            self._given, self._waited = _with_copies(items, copied, buffers, staged)
+        self._uploads: UploadMemory | None = None
+        self._staging: Staging | None = None
+        if memory.most is not None:
+            total = sum(part.nbytes for part in parts)
+            share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
+            self._uploads = UploadMemory(share.uploads) if memory.uploads else None
+            self._staging = Staging(planned_waves(parts, share.waves), _copier(items))
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
@@ -283,6 +322,20 @@ class HeldItems(Mapping[str, HeldItem]):
         """All leaves of all items, without their data."""
         self.describe()
         return self._leaves
+
+    @property
+    def waves(self) -> int:
+        """In how many the arrays come to the host; 1 if memory is not limited."""
+        return 1 if self._staging is None else max(1, len(self._staging.waves))
+
+    def copy_rest(self, timeout: float | None = None) -> bool:
+        """Have the host get the arrays that it does not have yet, as `Staging.copy_rest` does."""
+        return self._staging is None or self._staging.copy_rest(timeout)
+
+    def end(self, error: BaseException | None) -> None:
+        """The save is over, as `Staging.end` is told."""
+        if self._staging is not None:
+            self._staging.end(error)
 
     def describe(self) -> None:
         """Work out what there is to know of the leaves, and let go of those that were given.
@@ -308,6 +361,8 @@ class HeldItems(Mapping[str, HeldItem]):
                     if isinstance(leaf, jax.Array)
                 },
                 compression=self._compression,
+                staged=None if self._staging is None else StagedItem(self._staging, name),
+                uploads=self._uploads,
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]
@@ -349,7 +404,7 @@ def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Co
         items: as `prepare` gave them.
         known: gives what is known of an item over the saves of the run.
     """
-    on_host = jax.default_backend() == "cpu"  # what comes from elsewhere is a copy already
+    held = on_host()  # what comes from elsewhere is a copy already
     views, parts, sizes = [], [], []
     for name, item in items.items():
         same = known(name).same(item.given)
@@ -360,7 +415,7 @@ def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Co
         for path, found in item.transfers.sizes().items():
             always = item.transfers.is_numpy(path)
             for number, nbytes in enumerate(found):
-                large = on_host and nbytes >= LEAST_COPIED_BYTES and path not in same
+                large = held and nbytes >= LEAST_COPIED_BYTES and path not in same
                 if always or large:
                     parts.append((name, path, number))
                     sizes.append(nbytes)
@@ -368,10 +423,13 @@ def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Co
 
 
 def _with_copies(
-    items: Mapping[str, Item], copied: _Copied, buffers: KeptBuffers
+    items: Mapping[str, Item],
+    copied: _Copied,
+    buffers: KeptBuffers,
+    staged: Collection[tuple[str, str]],
 ) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
-    """The items without views of what is copied, and their other arrays, held."""
-    waited = {name: item.transfers.wait(copied=False) for name, item in items.items()}
+    """The items without views of what is copied, and their other arrays, held unless staged."""
+    waited = _waited(items, staged, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
         buffers.copies(
@@ -387,6 +445,51 @@ def _with_copies(
         parts[number] = parts[number]._replace(values=next(copies))
         waited[name][path] = array._replace(parts=tuple(parts))
     return {name: item._replace(views=views[name]) for name, item in items.items()}, waited
+
+
+def _waited(
+    items: Mapping[str, Item], staged: Collection[tuple[str, str]], *, copied: bool = True
+) -> dict[str, dict[str, HeldArray]]:
+    """By item and path the arrays that no view is held of yet; the staged have no parts."""
+    return {
+        name: item.transfers.wait(
+            copied=copied, without={path for owner, path in staged if owner == name}
+        )
+        for name, item in items.items()
+    }
+
+
+def _to_stage(items: Mapping[str, Item], *, numpy: bool) -> list[PartToStage]:
+    """What is copied to the host, or on it.
+
+    Args:
+        items: as `prepare` gave them.
+        numpy: NumPy arrays too.
+    """
+    return [
+        PartToStage(name, path, number, nbytes)
+        for name, item in items.items()
+        for path, sizes in item.transfers.to_copy(numpy=numpy).items()
+        for number, nbytes in enumerate(sizes)
+    ]
+
+
+def _copier(items: Mapping[str, Item]) -> Callable[[Wave], dict[str, ItemParts]]:
+    """What copies a wave, as `Staging` has it."""
+    transfers = {name: item.transfers for name, item in items.items()}
+
+    def copied(wave: Wave) -> dict[str, ItemParts]:
+        wanted: dict[str, list[tuple[str, int]]] = {}
+        for part in wave:
+            wanted.setdefault(part.item, []).append((part.path, part.number))
+        for name, parts in wanted.items():
+            transfers[name].start(parts)
+        return {
+            name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
+            for name, parts in wanted.items()
+        }
+
+    return copied
 
 
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:

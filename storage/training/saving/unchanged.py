@@ -7,6 +7,7 @@ what becomes of the other step does not matter to it. Imports no JAX. See ADR 12
 
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from cairn.storage.arrays import (
@@ -21,7 +22,7 @@ from cairn.storage.store import Clock, StoreURI
 from cairn.storage.training.saving.linked_files import LinkedFile, link_files, new_files
 from cairn.storage.training.saving.sharing_policy import SharingPolicy
 
-__all__ = ["Reused", "SavedItem", "SavedShard", "Unchanged"]
+__all__ = ["LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
 
 _LEAST_LIVE: Final = 0.5
 """Files of which less than this part is still wanted are not linked."""
@@ -121,6 +122,8 @@ class Unchanged:
         layouts: Mapping[str, Hashable],
         same: frozenset[str],
         folder: StoreURI,
+        *,
+        linked: Mapping[str, LinkedFile] = MappingProxyType({}),
     ) -> Reused:
         """Link what did not change into the database in `folder`.
 
@@ -134,16 +137,18 @@ class Unchanged:
             layouts: by path: shape, dtype, cut, compression and form of each leaf.
             same: paths of leaves that are known to be what was saved.
             folder: the database's.
+            linked: files of it that were linked for other shards of this save, by name.
         """
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
         files: dict[str, LinkedFile] = {}
         if self._saved is not None:
             wanted = _worth_linking(self._saved, unchanged.values())
-            known = {name: self._saved.files[name] for name in wanted}
+            known = {name: self._saved.files[name] for name in wanted if name not in linked}
             files = link_files(
                 self._saved.folder, folder, known, sharing=self.sharing, now=self._clock()
             )
+            files |= {name: linked[name] for name in wanted if name in linked}
         kept = {key: shard for key, shard in unchanged.items() if shard.ref.file in files}
         known_prints = {
             key: shard.fingerprints

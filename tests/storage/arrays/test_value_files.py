@@ -95,7 +95,7 @@ class Memory:
     def __init__(self, limit):
         self.file_bytes, self.files = limit, {}
 
-    def write(self, name, buffers, content):
+    def write(self, name, buffers, content, expected):
         self.files[name] = b"".join(buffers)
         content.update(self.files[name])
         done = Future()
@@ -152,8 +152,8 @@ def test_the_length_of_a_value_is_known_before_it_is_written(shape, chunk):
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_what_a_disk_does_not_take_at_once_is_written_again(tmp_path, monkeypatch, most):
     array = numbers((8, 30), "float32")
-    put = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: put(descriptor, data[:most]))
+    put = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: put(file, data[:most], at))
     (file,) = write(tmp_path, {"w": held(array, ((4, 30), (2, 30)))})
     assert_equal(read(tmp_path, "w"), array)
     content = (tmp_path / file.record.name).read_bytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.arrays.value_sinks import MOST_REMOTE_BYTES, REMOTE_FILE_BYTES, open_sink
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import ContentSum, deadlines
 from cairn.storage.store.disk import direct_io
@@ -33,15 +33,15 @@ def _small_memory(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What `os.write` was asked for: (whether past the page cache, how many bytes)."""
+    """What `os.pwrite` was asked for: (whether past the page cache, how many bytes)."""
     made = []
-    put = os.write
+    put = os.pwrite
 
-    def write(descriptor, data):
+    def write(descriptor, data, offset):
         made.append((bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT), len(data)))
-        return put(descriptor, data)
+        return put(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     return made
 
 
@@ -52,7 +52,7 @@ def written(folder, content, cuts=()):
     parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
     try:
         summed = ContentSum()
-        sink.write("d/file", iter(parts), summed).result()
+        sink.write("d/file", iter(parts), summed, len(content)).result()
     finally:
         sink.close()
     expected = ContentSum()
@@ -103,18 +103,18 @@ def test_a_file_system_that_cannot_go_past_its_page_cache_is_written_through_it(
 def test_a_file_system_with_another_alignment_is_written_through_its_page_cache(
     tmp_path, monkeypatch
 ):
-    put = os.write
+    put = os.pwrite
 
-    def write(descriptor, data):
+    def write(descriptor, data, offset):
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return put(descriptor, data)
+        return put(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "pwrite", write)
     assert written(tmp_path, content := numbers(2 * MEMORY + 5)) == content
 
 
-@pytest.mark.parametrize("at", ["write", "fsync"])
+@pytest.mark.parametrize("at", ["pwrite", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_is_told_with_the_file_and_leaves_no_descriptor(
     tmp_path, monkeypatch, at, number
@@ -149,6 +149,9 @@ def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
     assert (tmp_path / "child" / "d" / "file").read_bytes() == content
 
 
+AT_FIRST = MOST_REMOTE_BYTES // REMOTE_FILE_BYTES
+
+
 @pytest.fixture
 def sending(gcs):
     """Eight objects on their way to a store, and what holds the uploads back."""
@@ -158,11 +161,12 @@ def sending(gcs):
         sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
         pool = ThreadPoolExecutor(8)
         sent = [
-            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum()) for number in range(8)
+            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum(), 5)
+            for number in range(8)
         ]
-        fault.wait()
+        fault.wait(times=AT_FIRST)
         time.sleep(0.2)
-        assert fault.fired == 1
+        assert fault.fired == AT_FIRST
         return sink, fault, sent
 
     return send
@@ -191,5 +195,5 @@ def test_nothing_more_is_sent_to_a_store_that_does_not_answer(sending, monkeypat
     _, hung, sent = sending("hang")
     for one in sent:
         with pytest.raises(StoreUnavailableError):
-            one.result()
-    assert hung.fired == 1
+            one.result().result()
+    assert hung.fired == AT_FIRST

@@ -69,6 +69,17 @@ def test_known_folders_are_not_synced_again(tmp_path, monkeypatch):
     assert synced == [str(tmp_path / "run")]
 
 
+def test_of_many_folders_the_last_ones_are_known_and_all_are_held(tmp_path, held, monkeypatch):
+    """A job makes folders for each step, for as long as it runs."""
+    monkeypatch.setattr(disk_names, "_MOST_HELD", 8)
+    for step in range(30):
+        write_object(tmp_path / "root/run", f"steps/{step}/a.json")
+        assert held.lost(tmp_path / f"root/run/steps/{step}", below=tmp_path) == []
+        assert len(disk_names._held) <= 8
+    write_object(tmp_path / "root/run", "steps/0/b.json")
+    assert held.lost(tmp_path / "root/run/steps/0", below=tmp_path) == []
+
+
 def test_folders_above_that_are_not_ours_to_look_into_were_not_made_by_us(tmp_path, monkeypatch):
     synced = []
 

@@ -498,8 +498,8 @@ def test_memory_is_let_go_of_once_it_is_written(root_uri, monkeypatch):
     held, left = [], []
     wait, sync = Transfers.wait, save_job.sync_folder
 
-    def remembered(transfers):
-        found = wait(transfers)
+    def remembered(transfers, **options):
+        found = wait(transfers, **options)
         held.extend(weakref.ref(part.values) for one in found.values() for part in one.parts)
         return found
 

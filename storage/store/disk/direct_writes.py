@@ -1,0 +1,186 @@
+"""Writes a new file past the page cache by a thread of its own, and reads it back from the disk."""
+
+import ctypes
+import functools
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Final
+
+import google_crc32c
+import numpy as np
+
+from cairn.storage.store.checksums import combined
+from cairn.storage.store.disk.direct_io import (
+    aligned_buffer,
+    is_direct,
+    read_into,
+    set_direct,
+    write_from,
+)
+
+__all__ = ["DirectWrites"]
+
+_BUFFERS: Final = 3
+"""Held while a file is written: one is filled, one is written, and one waits."""
+
+_READ_BACK_AT_ONCE: Final = 2
+"""Buffers that are read back, while others are written."""
+
+_SMALL_BYTES: Final = 1 << 20
+"""A file of fewer is written through the page cache, in one piece: it is soon read again."""
+
+_WRITE_OUT_BYTES: Final = 32 << 20
+"""Of what goes through the page cache, as many are left for its fsync at most, unless the disk is
+slower than the writer."""
+
+_SYNC_FILE_RANGE_WRITE: Final = 2
+
+
+class DirectWrites:
+    """The bytes of a new file on their way to the disk, and back.
+
+    Where the file system can't go past its page cache they go through it. Used by one thread.
+    """
+
+    def __init__(self, descriptor: int, path: str, *, read_back: bool) -> None:
+        """Of an empty file.
+
+        Args:
+            descriptor: of the file, open for writing; not used otherwise until this is closed.
+            path: where it lies.
+            read_back: whether to read what was written.
+        """
+        self._descriptor = descriptor
+        self._path = path
+        self._read_back = read_back
+        self._small = bytearray()
+        self._writing: ThreadPoolExecutor | None = None
+        self._reading = ThreadPoolExecutor(_READ_BACK_AT_ONCE, "cairn-read-back")
+        self._into, self._filled, self._sent, self._on_their_way = memoryview(b""), 0, 0, 0
+        self._buffers = ExitStack()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._writes: deque[Future[None]] = deque()
+        self._reads: list[Future[tuple[int, int]]] = []
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes, which may be changed once this returns.
+
+        Raises:
+            OSError: the disk is full, or failed; perhaps at bytes that were given before.
+        """
+        if self._writing is None:
+            self._small += data
+            if len(self._small) < _SMALL_BYTES:
+                return
+            self._begin()
+            data, self._small = memoryview(self._small), bytearray()
+        left = np.frombuffer(data, np.uint8)
+        while len(left):
+            if self._filled == len(self._into):
+                self._send()
+                self._into = self._buffer()
+            into = np.frombuffer(self._into, np.uint8)[self._filled :]
+            count = min(len(left), len(into))
+            into[:count], left = left[:count], left[count:]
+            self._filled += count
+
+    def finish(self) -> None:
+        """Have all bytes written; they are durable after an fsync.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        if self._writing is None:
+            self._put(memoryview(self._small), 0)
+            return
+        self._send()
+        while self._writes:
+            self._writes.popleft().result()
+
+    def crc32c(self) -> str | None:
+        """Of what was read back, once all is written: eight hexadecimal digits.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if not self._read_back:
+            return None
+        crc = 0
+        for part in self._reads:
+            length, of_part = part.result()
+            crc = combined(crc, of_part, length)
+        return f"{crc:08x}"
+
+    def close(self) -> None:
+        """Neither write nor read any more."""
+        if self._writing is not None:
+            self._writing.shutdown(cancel_futures=True)
+        self._reading.shutdown(cancel_futures=True)
+        self._buffers.close()
+
+    def _begin(self) -> None:
+        set_direct(self._descriptor, wanted=True)
+        self._writing = ThreadPoolExecutor(1, "cairn-write")
+        for _ in range(_BUFFERS):
+            self._free.put(self._buffers.enter_context(aligned_buffer()))
+
+    def _buffer(self) -> memoryview:
+        """Of which nothing is filled."""
+        while self._free.empty():
+            self._writes.popleft().result()
+        return self._free.get()
+
+    def _send(self) -> None:
+        """What is filled."""
+        if self._filled and self._writing is not None:
+            memory, at = self._into[: self._filled], self._sent
+            self._writes.append(self._writing.submit(self._put_and_free, memory, at, self._into))
+        self._sent += self._filled
+        self._into, self._filled = memoryview(b""), 0
+
+    def _put_and_free(self, data: memoryview, at: int, memory: memoryview) -> None:
+        self._put(data, at)
+        self._free.put(memory)
+
+    def _put(self, data: memoryview, at: int) -> None:
+        write_from(self._descriptor, data, at)
+        end = at + len(data)
+        if end - self._on_their_way >= _WRITE_OUT_BYTES and not is_direct(self._descriptor):
+            _write_out(self._descriptor, self._on_their_way, end)
+            self._on_their_way = end
+        if self._read_back:
+            self._reads.append(self._reading.submit(self._read, at, end))
+
+    def _read(self, start: int, end: int) -> tuple[int, int]:
+        """How many of these bytes there are, and their crc32c."""
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            with aligned_buffer() as memory:
+                at, crc = start, 0
+                while count := read_into(descriptor, [memory[: end - at]], at):
+                    crc = google_crc32c.extend(crc, np.frombuffer(memory[:count], np.uint8))
+                    at += count
+        finally:
+            os.close(descriptor)
+        return at - start, crc
+
+
+def _write_out(descriptor: int, start: int, end: int) -> None:
+    """Have a disk begin with bytes of an open file, before an fsync has to wait for all of it.
+
+    Does not wait, and promises nothing. Where the system has no such call, nothing happens.
+    """
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, ctypes.c_int64(start), ctypes.c_int64(end - start), _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[..., int] | None:
+    """Linux's call of that name; see its manual page, sync_file_range(2)."""
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    return found

@@ -1,0 +1,208 @@
+"""Arrays come to the host in waves, each as large as memory is granted. See ADR 0044.
+
+What must be copied (from accelerators, and of NumPy arrays) is cut into waves by a pure function.
+The caller of a save copies a wave, the writers write it and let go of it, and only then comes the
+next: so the caller waits until the last one is copied, and may donate from then on. Imports no JAX.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cairn.storage.errors import SaveError
+from cairn.storage.training.saving.held_arrays import HeldPart
+
+__all__ = ["Granted", "PartToStage", "StagedItem", "Staging", "granted", "planned_waves"]
+
+_OF_UPLOADS: Final = 4
+"""One part in so many of what is granted is kept for uploads, if waves could use it all."""
+
+ItemParts = Mapping[str, tuple[HeldPart, ...]]
+"""Of an item, by path."""
+
+
+class PartToStage(NamedTuple):
+    """What is copied to the host at once: this process's part of a device's shard.
+
+    Attributes:
+        item: its name.
+        path: of the leaf.
+        number: which of the leaf's parts in this process.
+        nbytes: bytes that arrive; those of the whole shard, if several processes divide it.
+    """
+
+    item: str
+    path: str
+    number: int
+    nbytes: int
+
+
+Wave = tuple[PartToStage, ...]
+
+
+def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]:
+    """The waves in which parts are copied: the largest first, each in the first that has room.
+
+    Every part is in one wave. None has more bytes than the budget, but for one of a single part
+    that has more by itself. The same parts give the same waves, in whatever order they come.
+
+    Args:
+        parts: what is to be copied.
+        budget: bytes of a wave.
+    """
+    waves: list[list[PartToStage]] = []
+    left: list[int] = []
+    first = 0  # those before are full
+    for part in sorted(parts, key=lambda one: (-one.nbytes, one[:3])):
+        at = next((n for n in range(first, len(left)) if left[n] >= part.nbytes), len(waves))
+        if at == len(waves):
+            waves.append([])
+            left.append(budget)
+        waves[at].append(part)
+        left[at] -= part.nbytes
+        while first < len(left) and left[first] <= 0:
+            first += 1
+    return tuple(map(tuple, waves))
+
+
+class Granted(NamedTuple):
+    """What of the granted memory is for what.
+
+    Attributes:
+        waves: bytes of a wave.
+        uploads: bytes of what is on its way to an object store.
+    """
+
+    waves: int
+    uploads: int
+
+
+def granted(host_memory: int, *, kept: int, staged: int, uploads: bool) -> Granted:
+    """How the memory that a save may take is divided: uploads have what no wave can use.
+
+    Args:
+        host_memory: bytes that all may take.
+        kept: bytes of it that kept buffers have.
+        staged: bytes of all that is to be copied in waves.
+        uploads: whether the step goes to an object store.
+    """
+    left = max(1, host_memory - kept)
+    waves = max(1, min(staged, left - left // _OF_UPLOADS)) if uploads else left
+    return Granted(waves, max(1, left - waves))
+
+
+class Staging:
+    """The waves of one save: one thread copies them, those that write the items take them.
+
+    Attributes:
+        waves: what is copied when.
+    """
+
+    def __init__(
+        self,
+        waves: Sequence[Wave],
+        copied: Callable[[Wave], Mapping[str, ItemParts]],
+    ) -> None:
+        """Copy the first wave.
+
+        Args:
+            waves: as `planned_waves` gives them.
+            copied: copies a wave: its parts on the host, by item and path.
+        """
+        self.waves = tuple(waves)
+        self._copied = copied
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._over = False
+        self._at = 0
+        self._there: dict[str, ItemParts] = dict(copied(self.waves[0])) if waves else {}
+        self._writing = set(self._there)
+
+    def parts_of(self, item: str) -> Iterator[ItemParts]:
+        """What each wave has of an item, once it is there; taken by the one thread that writes it.
+
+        A wave counts as written when the next is asked for: nothing of it may be held then.
+
+        Raises:
+            BaseException: what `end` was given; the other waves do not come.
+        """
+        for number, wave in enumerate(self.waves):
+            if all(part.item != item for part in wave):
+                continue
+            yield self._taken(item, number)
+            with self._changed:
+                self._writing.discard(item)
+                self._changed.notify_all()
+
+    def _taken(self, item: str, number: int) -> ItemParts:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._at >= number)
+            if self._error is not None:
+                raise self._error
+            return self._there.pop(item)
+
+    def copy_rest(self, timeout: float | None = None) -> bool:
+        """Copy the other waves, each once the one before is written; the caller of a save waits.
+
+        Returns at once when the save ends, however it does.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Returns:
+            False if not all was copied in time; then nothing more is.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            return self._copy_rest(deadline)
+        finally:
+            self._copied = _nothing  # what was copied from may be given back
+
+    def _copy_rest(self, deadline: float | None) -> bool:
+        for number, wave in enumerate(self.waves[1:], 1):
+            with self._changed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                written = self._changed.wait_for(lambda: self._over or not self._writing, left)
+                if self._over:
+                    return True
+                if not written:
+                    return False
+            there = self._copied(wave)
+            with self._changed:
+                self._there, self._at = dict(there), number
+                self._writing = set(there)
+                self._changed.notify_all()
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """The save is over, or is given up: nobody waits any more.
+
+        Args:
+            error: what those are to raise who want more of it.
+        """
+        with self._changed:
+            self._over = True
+            self._there = {}
+            self._error = self._error or error or SaveError("the save is over")
+            self._changed.notify_all()
+
+
+def _nothing(wave: Wave) -> Mapping[str, ItemParts]:
+    raise AssertionError(f"{len(wave)} parts asked for once all are copied")
+
+
+class StagedItem(NamedTuple):
+    """What one item gets of the waves.
+
+    Attributes:
+        staging: of the save.
+        item: its name.
+    """
+
+    staging: Staging
+    item: str
+
+    def waves(self) -> Iterator[ItemParts]:
+        """As `Staging.parts_of`."""
+        return self.staging.parts_of(self.item)

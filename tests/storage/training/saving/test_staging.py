@@ -1,0 +1,468 @@
+"""Arrays that must be copied come to the host in waves, within the memory that is granted.
+
+On a CPU only NumPy arrays are copied. So that arrays of JAX are too, `elsewhere` says that their
+memory is not the host's: then they take the way of an accelerator's.
+"""
+
+import itertools
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.storage.arrays import value_sinks
+from cairn.storage.errors import SaveError
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import restore_item
+from cairn.storage.training.saving import held_arrays, item_writer, saves
+from cairn.storage.training.saving.held_arrays import HeldPart, Transfers
+from cairn.storage.training.saving.staging import (
+    PartToStage,
+    Staging,
+    granted,
+    planned_waves,
+)
+from tests.programs.program import run
+from tests.storage.states import assert_same, put, raw
+
+REPOSITORY = Path(__file__).parents[4]
+LEAF = 64 << 10
+"""Bytes of a leaf of the small states here."""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """The devices' memory is not the host's."""
+    for module in (held_arrays, saves):
+        monkeypatch.setattr(module, "on_host", lambda: False)
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """Nothing is written until `set` is called; `reached` tells that something is to be."""
+    allowed = threading.Event()
+    allowed.reached = threading.Event()
+    write = item_writer.write_value_files
+
+    def waiting(sink, shards):
+        allowed.reached.set()
+        assert allowed.wait(60)
+        return write(sink, shards)
+
+    monkeypatch.setattr(item_writer, "write_value_files", waiting)
+    yield allowed
+    allowed.set()
+
+
+def parts(*sizes):
+    return [PartToStage("model", f"w{number}", 0, size) for number, size in enumerate(sizes)]
+
+
+def sizes_of(waves):
+    return [[part.nbytes for part in wave] for wave in waves]
+
+
+def numbers(seed=0):
+    return np.random.default_rng(seed).integers(0, 2**32, (64, 256), np.uint32)
+
+
+def spread(seed=0):
+    """Eight leaves of 64 KiB, placed in different ways, and others."""
+    host = numbers(seed)
+    made = jax.jit(lambda leaf: leaf + jnp.uint32(0))
+    rows = {f"rows{n}": made(put(host + np.uint32(n), "fsdp", None)) for n in range(4)}
+    return {
+        **rows,
+        "columns": made(put(host, None, "fsdp")),
+        "partly": made(put(host, "dp", None)),
+        "replicated": made(put(host)),
+        "alone": made(jnp.array(host)),
+        "scalar": jnp.float32(seed),
+        "key": jax.random.key(seed),
+        "numpy": host.copy(),
+    }
+
+
+def stored(handle, item, like):
+    target = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.zeros_like(leaf), like)
+    return restore_item(handle.uri, item, target)
+
+
+def is_key(leaf):
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+# The plan
+
+
+def test_the_largest_come_first_and_smaller_ones_fill_what_is_left():
+    waves = planned_waves(parts(10, 60, 50, 30, 40), 100)
+    assert sizes_of(waves) == [[60, 40], [50, 30, 10]]
+
+
+def test_what_has_more_than_a_wave_may_have_goes_alone():
+    assert sizes_of(planned_waves(parts(5, 300, 100, 1), 100)) == [[300], [100], [5, 1]]
+
+
+def test_one_wave_if_all_fits_and_none_of_nothing():
+    assert sizes_of(planned_waves(parts(5, 9), 14)) == [[9, 5]]
+    assert planned_waves([], 1) == ()
+
+
+SIZES = st.lists(st.integers(1, 1000), max_size=60)
+
+
+@given(SIZES, st.integers(1, 2000), st.randoms())
+def test_every_part_is_in_one_wave_and_none_has_more_than_it_may(sizes, budget, random):
+    given_parts = parts(*sizes)
+    waves = planned_waves(given_parts, budget)
+    assert sorted(part for wave in waves for part in wave) == sorted(given_parts)
+    for wave in waves:
+        assert wave
+        assert sum(part.nbytes for part in wave) <= budget or len(wave) == 1
+        assert [*wave] == sorted(wave, key=lambda part: -part.nbytes)
+    firsts = [wave[0].nbytes for wave in waves]
+    assert firsts == sorted(firsts, reverse=True)
+    random.shuffle(given_parts)
+    assert planned_waves(given_parts, budget) == waves
+
+
+@given(SIZES, st.integers(1, 2000))
+def test_there_are_hardly_more_waves_than_must_be(sizes, budget):
+    """Any two that follow each other have more than one may have, or one would do."""
+    waves = sizes_of(planned_waves(parts(*sizes), budget))
+    fits = [wave for wave in waves if sum(wave) <= budget]
+    assert all(sum(a) + sum(b) > budget for a, b in itertools.pairwise(fits))
+
+
+MEMORY = st.integers(0, 1 << 40)
+
+
+@given(MEMORY.filter(bool), MEMORY, MEMORY, st.booleans())
+def test_waves_and_uploads_share_what_is_granted(most, kept, staged, uploads):
+    share = granted(most, kept=kept, staged=staged, uploads=uploads)
+    left = max(1, most - kept)
+    assert share.waves >= 1
+    assert share.uploads >= 1
+    if uploads:
+        assert share.waves + share.uploads <= max(2, left)
+        assert share.waves >= min(max(1, staged), left * 3 // 4)
+    else:
+        assert share.waves == left
+
+
+# The waves
+
+
+class Copies:
+    """What copies waves, remembering which."""
+
+    def __init__(self):
+        self.waves = []
+        self.alive = []
+
+    def __call__(self, wave):
+        self.waves.append(wave)
+        found = {}
+        for part in wave:
+            values = np.zeros(part.nbytes, np.uint8)
+            self.alive.append(weakref.ref(values))
+            found.setdefault(part.item, {})[part.path] = (HeldPart(values, (0,)),)
+        return found
+
+
+def test_a_wave_is_copied_only_once_the_one_before_is_written_and_let_go_of():
+    copies = Copies()
+    staging = Staging(planned_waves(parts(6, 5, 4), 6), copies)
+    most = []
+
+    def write():
+        for wave in staging.parts_of("model"):
+            time.sleep(0.01)
+            most.append(sum(one() is not None for one in copies.alive))
+            del wave
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert staging.copy_rest()
+    assert sizes_of(copies.waves) == [[6], [5], [4]]
+    writer.join()
+    assert most == [1, 1, 1]
+
+
+def test_no_wave_is_copied_before_all_items_have_written_theirs_of_the_last():
+    wave = (PartToStage("a", "w", 0, 1), PartToStage("b", "w", 0, 1))
+    copies = Copies()
+    staging = Staging((wave, wave), copies)
+    (first, second) = staging.parts_of("a"), staging.parts_of("b")
+    assert [*next(first)] == [*next(second)] == ["w"]
+    errors = []
+
+    def ask():
+        try:
+            next(first)
+        except SaveError as exc:
+            errors.append(exc)
+
+    asked = threading.Thread(target=ask)
+    asked.start()
+    assert not staging.copy_rest(0.05)
+    assert len(copies.waves) == 1
+    staging.end(None)
+    asked.join(10)
+    assert len(errors) == 1
+
+
+def test_who_waits_for_a_wave_of_a_save_that_has_failed_is_told_why():
+    copies = Copies()
+    staging = Staging(planned_waves(parts(2, 1), 2), copies)
+    waves = staging.parts_of("model")
+    next(waves)
+    staging.end(OSError("the disk failed"))
+    with pytest.raises(OSError, match="the disk failed"):
+        next(waves)
+    assert staging.copy_rest(), "it does not wait for what nobody writes"
+    assert len(copies.waves) == 1
+
+
+def test_parts_that_were_copied_are_nobody_elses_memory(elsewhere):
+    tree = spread()
+    transfers = Transfers("model", tree, started=False)
+    for path, sizes in transfers.to_copy(numpy=True).items():
+        wanted = [(path, number) for number in range(len(sizes))]
+        transfers.start(wanted)
+        found = transfers.copied(wanted)[path]
+        known = transfers.wait()[path].parts
+        assert [raw(part.values) for part in found] == [raw(part.values) for part in known]
+        assert [part.origin for part in found] == [part.origin for part in known]
+        leaf = tree[path]
+        if path not in ("key", "numpy"):
+            seen = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+            assert not any(np.shares_memory(part.values, one) for part in found for one in seen)
+    assert set(transfers.to_copy(numpy=False)) == set(tree) - {"numpy"}
+
+
+def test_on_a_cpu_only_numpy_arrays_are_copied():
+    transfers = Transfers("model", spread(), started=False)
+    assert transfers.to_copy(numpy=True) == {"numpy": [LEAF]}
+    assert transfers.to_copy(numpy=False) == {}
+
+
+# Saves
+
+
+@pytest.mark.parametrize("limit", [1, LEAF, 3 * LEAF, 1 << 30], ids=["1", "leaf", "3", "all"])
+def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, elsewhere, limit):
+    """A step donates them at once, and NumPy arrays are overwritten, when `save` returns."""
+    step = jax.jit(lambda leaf: leaf + jnp.ones((), leaf.dtype), donate_argnums=0)
+    expected, handles = {}, {}
+    with Checkpointer(root_uri / "run", writer_id="job", host_memory=limit) as checkpointer:
+        for number in (1, 2, 3):
+            tree, other = spread(number), {"w": numbers(50 + number)}
+            expected[number] = [
+                jax.tree.map(
+                    lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), one
+                )
+                for one in (tree, other)
+            ]
+            handles[number] = checkpointer.save(number, {"model": tree, "optimizer": other})
+            for path, leaf in tree.items():
+                if path == "numpy":
+                    leaf[...] = 0
+                elif not is_key(leaf):
+                    jax.block_until_ready(step(leaf))
+            other["w"][...] = 0
+        handles[3].wait()
+    waves = {handle.waves for handle in handles.values()}
+    assert (waves == {1}) == (limit == 1 << 30)
+    for number, handle in handles.items():
+        model, other = expected[number]
+        keys = jax.random.key(0)
+        found = stored(handle, "model", {**model, "key": keys})
+        found["key"] = jax.random.key_data(found["key"])
+        assert_same(found, model)
+        assert_same(stored(handle, "optimizer", other), other)
+
+
+def test_a_save_returns_once_the_last_wave_is_copied_which_is_when_those_before_are_written(
+    tmp_path, elsewhere, writes
+):
+    tree = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
+    returned = threading.Event()
+    handles = []
+    with Checkpointer(tmp_path / "run", writer_id="job", host_memory=2 * LEAF) as checkpointer:
+
+        def save():
+            handles.append(checkpointer.save(1, {"model": tree}))
+            returned.set()
+
+        saving = threading.Thread(target=save)
+        saving.start()
+        assert writes.reached.wait(60)
+        began = time.monotonic()
+        assert not returned.wait(0.3), "half of it can only come once the other half is written"
+        waited = time.monotonic() - began
+        writes.set()
+        saving.join()
+        (handle,) = handles
+        assert handle.waves == 2
+        assert handle.blocked_seconds >= waited
+        handle.wait()
+        writes.clear()
+        checkpointer.save(2, {"model": {name: tree[name] for name in ("w0", "w1")}})
+        writes.set()
+
+
+def test_on_a_cpu_a_save_waits_for_no_wave_of_arrays_of_jax(tmp_path, writes):
+    tree = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
+    with Checkpointer(tmp_path / "run", writer_id="job", host_memory=1) as checkpointer:
+        handle = checkpointer.save(1, {"model": tree})
+        assert not handle.done
+        assert handle.waves == 1
+        writes.set()
+        handle.wait()
+
+
+def test_a_save_that_fails_in_its_first_wave_keeps_nobody_waiting(tmp_path, monkeypatch):
+    tree = {f"w{n}": numbers(n) for n in range(4)}
+
+    def fails(sink, shards):
+        raise OSError(5, "the disk failed")
+
+    with Checkpointer(tmp_path / "run", writer_id="job", host_memory=LEAF) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(item_writer, "write_value_files", fails)
+            handle = checkpointer.save(1, {"model": tree, "optimizer": {"w": numbers(9)}})
+            with pytest.raises(SaveError, match="the disk failed"):
+                handle.wait()
+        handle = checkpointer.save(1, {"model": tree})
+        handle.wait()
+        assert handle.waves == 4
+    assert_same(stored(handle, "model", tree), tree)
+
+
+def test_a_deadline_ends_the_wait_for_waves_and_the_save(tmp_path, writes):
+    tree = {f"w{n}": numbers(n) for n in range(4)}
+    with Checkpointer(tmp_path / "run", writer_id="job", host_memory=LEAF) as checkpointer:
+        with pytest.raises(SaveError, match="not on the host at the deadline, in 4 waves"):
+            checkpointer.save(1, {"model": tree}, deadline=1)
+        writes.set()
+        assert checkpointer.steps() == []
+        handle = checkpointer.save(2, {"model": tree})  # raises nothing that was told already
+        handle.wait()
+        assert checkpointer.steps() == [2]
+    assert_same(stored(handle, "model", tree), tree)
+
+
+@pytest.mark.parametrize(("limit", "waves", "shared"), [(LEAF, 5, 4), (3 * LEAF, 2, 2)])
+def test_what_did_not_change_is_linked_in_every_wave(tmp_path, elsewhere, limit, waves, shared):
+    """Each wave has files of its own; one of which two thirds did not change is shared."""
+    base = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
+    with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
+        for number in (1, 2):
+            tree = {**base, "trained": put(numbers(10 + number), "fsdp", None)}
+            handle = checkpointer.save(number, {"model": tree})
+            assert handle.waves == waves
+            handle.wait()
+        known = Run.open(checkpointer.uri)
+        (linked,) = known.contents(known.step(2)).shared_files
+        assert len(linked.files) == shared
+    expected = jax.tree.map(np.asarray, tree)
+    assert_same(stored(handle, "model", expected), expected)
+
+
+def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
+    """One save of one wave makes one file; the next has less memory, and wants it in both waves."""
+    tree = {f"w{n}": numbers(n) for n in range(4)}
+    with Checkpointer(tmp_path / "run", writer_id="job") as checkpointer:
+        checkpointer.save(1, {"model": tree}).wait()
+        checkpointer._keep_buffers(None, 2 * LEAF)
+        handle = checkpointer.save(2, {"model": tree})
+        handle.wait()
+        assert handle.waves == 2
+        known = Run.open(checkpointer.uri)
+        (linked,) = known.contents(known.step(2)).shared_files
+        assert len(linked.files) == 1
+    assert_same(stored(handle, "model", tree), tree)
+
+
+def test_kept_buffers_are_part_of_what_is_granted(tmp_path, elsewhere):
+    """NumPy arrays are copied there; what comes from devices has the rest, wave by wave."""
+    tree = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)} | {"numpy": numbers(9)}
+    with Checkpointer(tmp_path / "run", keep_buffers=True, host_memory=2 * LEAF) as checkpointer:
+        handle = checkpointer.save(1, {"model": tree})
+        assert checkpointer.kept_bytes == LEAF
+        assert handle.waves == 4
+        handle.wait()
+    expected = jax.tree.map(np.asarray, tree)
+    assert_same(stored(handle, "model", expected), expected)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (5 * LEAF, 2), (1, 1)])
+def test_of_objects_on_their_way_no_more_are_in_memory_than_was_granted(
+    gcs, monkeypatch, limit, most
+):
+    """Each is an object of 64 KiB, of which two copies may be in memory; of two items."""
+    monkeypatch.setattr(value_sinks, "REMOTE_FILE_BYTES", LEAF)
+    tree = {f"w{n}": jnp.array(numbers(n)) for n in range(8)}
+    items = {"model": tree, "optimizer": tree}
+    with Checkpointer(f"{gcs.bucket_uri}/root/run", host_memory=limit) as checkpointer:
+        checkpointer.save(1, {"model": {"w": jnp.array(numbers(9))}}).wait()
+        gcs.server.requests.clear()
+        gcs.faults.add("slow", seconds=0.2, count=None, name=r"/attempts/1/2/\w+/d/")
+        handle = checkpointer.save(2, items)
+        handle.wait()
+    sent = [one for one in gcs.server.requests if one.received > LEAF]
+    assert len(sent) == 16
+    together = max(sum(a.began <= b.began < a.ended for a in sent) for b in sent)
+    assert together > 2 if most is None else 1 <= together <= most
+    assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+MEASURED = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from benchmarks.storage_memory import PeakMemory
+from cairn import Checkpointer
+from cairn.storage.training.saving import held_arrays, saves
+
+root, kind, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20 or None
+if kind == "elsewhere":
+    held_arrays.on_host = saves.on_host = lambda: False
+    made = jax.jit(lambda n: jnp.full((1 << 22,), n, jnp.float32))
+    tree = {f"w{n}": jax.block_until_ready(made(float(n))) for n in range(24)}
+else:
+    tree = {f"w{n}": np.full(1 << 22, n, np.float32) for n in range(24)}
+with Checkpointer(root, host_memory=limit) as checkpointer:
+    checkpointer.save(1, {"model": {"w": np.ones(1 << 22, np.float32)}}).wait()
+    memory = PeakMemory()
+    handle = checkpointer.save(2, {"model": tree})
+    handle.wait()
+    print(handle.waves, memory.extra >> 20)
+"""
+
+
+@pytest.mark.parametrize("kind", ["numpy", "elsewhere"])
+def test_the_peak_of_memory_is_what_was_granted_and_what_writers_have(tmp_path, kind):
+    """384 MiB in leaves of 16; without a limit the copies are as large as the state."""
+
+    def measured(limit):
+        program = ["-c", MEASURED, str(tmp_path / f"run-{limit}"), kind, str(limit)]
+        done = run(program, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        return tuple(map(int, done.stdout.split()))
+
+    waves, extra = measured(48)
+    assert waves == 8
+    assert extra < 48 + 112
+    if kind == "numpy":  # arrays of a CPU's device have no copies without a limit
+        waves, extra = measured(0)
+        assert (waves, extra >= 350) == (1, True)
