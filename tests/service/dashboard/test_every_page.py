@@ -37,7 +37,7 @@ PAGES = (
     "/keys",
 )
 
-_SERIOUS = """async (rules) => {
+SERIOUS = """async (rules) => {
   const options = rules ? { runOnly: { type: "rule", values: rules } } : {};
   const { violations } = await axe.run(document, options);
   return violations
@@ -62,9 +62,9 @@ def test_page_can_be_read_by_everybody_and_is_not_panned_sideways(visitor, path)
     assert len(answer.body()) < MOST_BYTES
     # By the debugger: the page's own policy lets in no script that is not its own file.
     visitor.evaluate(AXE.read_text(encoding="utf-8"))
-    assert visitor.evaluate(_SERIOUS, None) == []
+    assert visitor.evaluate(SERIOUS, None) == []
     visitor.emulate_media(color_scheme="dark")
-    assert visitor.evaluate(_SERIOUS, ["color-contrast"]) == []
+    assert visitor.evaluate(SERIOUS, ["color-contrast"]) == []
     visitor.set_viewport_size(PHONE)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert visitor.evaluate(wide) <= 0

@@ -9,6 +9,7 @@ from cairn.service.settings import Settings
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import PATIENCE, Hold, save_llama, tries, until
 from tests.service.servers import serve
+from tests.service.test_unknown_kinds import start_newer
 from tests.service.test_workers import started, working
 
 LONG = 60_000
@@ -82,3 +83,18 @@ def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store,
 
 def _workers(url):
     return {one["name"]: one for one in httpx.get(f"{url}/v1/workers").json()["workers"]}
+
+
+def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, store, tmp_path):
+    settings = Settings(root=str(store), data_dir=tmp_path / "data")
+    with serve(create_app(settings)) as url, opened(browser, url) as page:
+        start_newer(settings.jobs_database_url)
+        page.goto("/operations")
+        card = page.locator(".operation")
+        expect(card.locator(".message")).to_have_text("waiting for a worker")
+        page.wait_for_load_state("networkidle")  # what it tells of its progress has come
+        expect(card).to_contain_text("Of a kind that this server does not know")
+        expect(card.get_by_role("button")).to_have_count(0)
+        card.get_by_role("link", name="distil").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Distil")
+        expect(page.locator(".operation")).to_contain_text("this server does not know")
