@@ -20,6 +20,10 @@ os.environ["PJRT_NPROC"] = THREADS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# torch's threads wait for each other by spinning: beside other workers' tests a layer of a tiny
+# model took 3 ms of CPU, and generation by transformers more than half of its test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What one test, or a process that it starts, has had compiled, the others read: most of the suite's
 # time was XLA's. An entry that is read while it is written is compiled anew (see `pyproject.toml`).
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
