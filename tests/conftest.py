@@ -1,8 +1,10 @@
 """Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
 
 import gc
+import itertools
 import os
 import signal
+from pathlib import Path
 
 from tests.devices import COMPILED, THREADS, xla_flags
 
@@ -17,6 +19,10 @@ os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ["PJRT_NPROC"] = THREADS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# torch's threads wait for each other by spinning: beside other workers' tests a layer of a tiny
+# model took 3 ms of CPU, and generation by transformers more than half of its test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What one test, or a process that it starts, has had compiled, the others read: most of the suite's
 # time was XLA's. An entry that is read while it is written is compiled anew (see `pyproject.toml`).
@@ -33,6 +39,10 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests.lowering import share_contexts
+
+# What is imported and collected stays, and is millions of objects: to look through them meanwhile,
+# again and again, took a quarter of a collection. `pytest_collection_finish` has it go on.
+gc.disable()
 
 share_contexts()
 
@@ -54,25 +64,66 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 LONG = (
+    "tests/state/module/test_generation_real_weights.py",
+    "tests/service/test_fleet.py",
+    "tests/service/fuzzing/",
     "tests/examples/",
     "tests/test_docs.py",
     "tests/documentation/test_notebook.py",
     "tests/deploy/test_image.py",
     "tests/packaging/test_public_types.py",
-    "tests/state/module/test_generation_real_weights.py",
     "tests/test_benchmarks.py",
     "tests/faults/",
     "tests/multi_process/",
     "tests/storage/training/saving/test_arrival.py",
     "tests/storage/runs/test_protocol.py",
-    "tests/service/fuzzing/",
+    "tests/service/command/test_serve.py",
+    "tests/service/command/test_top_cli.py",
+    "tests/service/dashboard/test_journeys.py",
+    "tests/service/test_convert_checked.py",
+    "tests/service/test_export_memory.py",
+    "tests/service/test_export_resumed.py",
+    "tests/service/test_searching.py",
+    "tests/state/adapt/",
+    "tests/state/families/test_gguf",
+    "tests/state/hub/test_hub.py",
+    "tests/state/module/",
+    "tests/storage/adoption/test_adopt.py",
+    "tests/storage/runs/test_repair.py",
+    "tests/storage/training/saving/test_unchanged.py",
+    "tests/storage/training/test_checkpointer.py",
+    "tests/test_main_job.py",
 )
-"""Files whose few tests take long."""
+"""Files that take long: the tests of a file are one worker's."""
+
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config):
+    """Each worker begins its collection elsewhere: the first to come rewrites a file's assertions.
+
+    Side by side in one order, each of them would rewrite all files, which takes 11 s of CPU.
+    """
+    number = getattr(config, "workerinput", {}).get("workerid", "gw0").removeprefix("gw")
+    if number == "0" or [Path(argument).absolute() for argument in config.args] != [HERE]:
+        return
+    folders = sorted(path for path in HERE.iterdir() if any(path.rglob("test_*.py")))
+    files = sorted(path for path in HERE.iterdir() if path.match("test_*.py"))
+    sizes = [sum(file.stat().st_size for file in path.rglob("*.py")) for path in folders]
+    before = list(itertools.accumulate(sizes, initial=0))
+    share = before[-1] * int(number) / config.workerinput["workercount"]
+    first = min(range(len(folders)), key=lambda n: abs(before[n] - share))
+    config.args = [str(path) for path in [*folders[first:], *files, *folders[:first]]]
 
 
 def pytest_collection_modifyitems(items):
     """Long files first: what begins last is short, and the workers end together."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+    def place(item):
+        return not item.nodeid.startswith(LONG), item.path.relative_to(HERE).parts[0]
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish():
@@ -80,6 +131,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

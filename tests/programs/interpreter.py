@@ -45,12 +45,14 @@ MESSAGE_BYTES = 200_000
 def main() -> None:
     """Answers requests on the socket whose descriptor is the first argument, until it closes."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # what is imported stays
     importlib.import_module("cairn").EasyDeLState  # noqa: B018 (public names are imported late)
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # not installed: the programs do without it
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the children share these pages
+    gc.enable()
     program = _serve(requests)
     if program is not None:  # in a child
         _become(**program)

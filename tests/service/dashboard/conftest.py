@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from cairn.storage.runs import Run, annotate_run, annotate_step, fork_run, promote_step
 from cairn.storage.store import parse_uri
@@ -19,6 +19,8 @@ from tests.tiny import make_run
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
+
+expect.set_options(timeout=60_000)  # what is heard of at once takes long beside other tests
 
 
 @pytest.fixture(scope="module")

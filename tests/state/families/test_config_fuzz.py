@@ -213,16 +213,6 @@ def bases(name):
         yield from (file, as_transformers_4_wrote_it(file))
 
 
-@pytest.fixture
-def one_thread():
-    """Of torch: waking others takes longer than models of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:.*the decoder has none of it")
 @pytest.mark.parametrize("name", registry.known_families())
 def test_a_changed_key_is_refused_or_means_what_it_means_to_transformers(name):

@@ -1,7 +1,6 @@
 """Greedy generation with real weights, SmolLM2-135M, against transformers: every token equal."""
 
 import numpy as np
-import pytest
 import torch
 
 from cairn.state import DecoderForCausalLM
@@ -16,16 +15,6 @@ NEW = 16
 RULED = 12
 
 
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other by spinning are very slow beside other tests."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_greedy_tokens_of_unequal_prompts_equal_transformers_with_rules_and_without():
     ours = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
     tokenizer = carried_tokenizer(ours.config.tokenizer_files)
