@@ -8,8 +8,9 @@ the store, if that is a bucket's double, counts what each step asks, and says wh
 
 The C library's allocator keeps freed memory for each thread, and divides it among arenas, so that
 resident memory of a process with many threads creeps up for a while though nothing is held. One of
-the three jobs runs without these caches, and with Python's own allocations among it: there
-`allocated` is every byte that is held, by whomever. The others are as jobs are.
+the three jobs runs without these caches: there `allocated` is every byte that native code holds,
+and Python for what is large. What is small it has in blocks of its own, which are counted. The
+others are as jobs are.
 
 The first saves (`--warm-up`) don't count. What is left is cut into batches, since the memory
 after one save hangs on that after the one before; a line is laid through the batches' means, and
@@ -40,8 +41,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results" / "soak.json"
 BUCKET = "soak"
 SETTLED = {
-    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.malloc.mxfast=0",
-    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.malloc.mxfast=0"
 }
 """No caches of threads, one arena, no bins of freed pieces that count as used: what is allocated is
 what somebody holds."""
@@ -168,6 +168,9 @@ def _row(name: str, told: Sequence[dict[str, int]], warm_up: int) -> dict[str, A
         "allocated a save": _rounded(slope([one["allocated"] for one in counted]))
         if counted[0].get("allocated")
         else None,
+        "blocks a save": _rounded(slope([one["blocks"] for one in counted]))
+        if counted[0].get("blocks")
+        else None,
         "objects a save": _rounded(slope([one["objects"] for one in counted])),
         "requests": None,
     }
@@ -248,6 +251,7 @@ def _job(uri: str) -> int:
             gc.collect()
             libc.malloc_trim(0)
             told = {"step": step, "resident": _resident(), "objects": len(gc.get_objects())}
+            told["blocks"] = sys.getallocatedblocks()
             told["allocated"] = _allocated(libc) if "GLIBC_TUNABLES" in os.environ else 0
             print(json.dumps(told), flush=True)
     return 0

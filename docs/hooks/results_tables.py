@@ -148,7 +148,7 @@ def _soak(rows: Any) -> str:
             f"{count} of step {int(step):,}" for step, count in row["requests"].items()
         )
 
-    measured = ("allocated", "resident", "objects")
+    measured = ("allocated", "blocks", "objects", "resident")
     return _table(
         [*("", "saves", "resident"), *(f"{name}, a save" for name in measured), "requests"],
         (
@@ -157,8 +157,9 @@ def _soak(rows: Any) -> str:
                 f"{row['saves']:,}",
                 f"{row['resident'][0] / 1e6:.1f} to {row['resident'][-1] / 1e6:.1f} MB",
                 slope(row["allocated a save"], "{:,.1f} B"),
-                slope(row["resident a save"], "{:,.0f} B"),
+                slope(row["blocks a save"], "{:.2f}"),
                 slope(row["objects a save"], "{:.4f}"),
+                slope(row["resident a save"], "{:,.0f} B"),
                 requests(row),
             ]
             for row in rows
