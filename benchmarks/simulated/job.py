@@ -391,9 +391,14 @@ class _Response:
 
 
 def _streamed(
-    sink: Any, job: SimulatedJob, name: str, buffers: Iterable[LeftOut], content: _NoSum
+    sink: Any,
+    job: SimulatedJob,
+    name: str,
+    buffers: Iterable[LeftOut],
+    content: _NoSum,
+    expected: int,
 ) -> Future[None]:
-    del content
+    del content, expected
     uri = sink._files.uri
     job.store.upload(f"{uri.bucket}/{uri.path}/{name}", sum(map(len, buffers)))
     done: Future[None] = Future()
