@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families matrix check docs screenshots bench format openapi dist materials hooks system clean
+.PHONY: help demo serve test faults fuzz families matrix soak check docs screenshots bench format openapi dist materials hooks system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -93,6 +93,9 @@ docs: $(DEV_STAMP)  ## build the documentation into site/
 
 screenshots: $(DEV_STAMP) system  ## take the pictures of the dashboard that the documentation shows (some 2 minutes)
 	$(BIN)/python scripts/screenshots.py
+
+soak: $(DEV_STAMP)  ## save 1,000 times in one process, and 2,000 steps of one run: does memory grow, or what is asked? (some 20 minutes)
+	$(BIN)/python -m benchmarks.soak
 
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export

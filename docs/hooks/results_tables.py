@@ -134,6 +134,39 @@ def _clicks(results: Mapping[str, Any]) -> str:
     )
 
 
+def _soak(rows: Any) -> str:
+    def slope(one: Mapping[str, float] | None, form: str) -> str:
+        if one is None:
+            return ""
+        low, mean, high = (form.format(one[name]) for name in ("low", "mean", "high"))
+        return f"{mean} ({low} to {high})"
+
+    def requests(row: Mapping[str, Any]) -> str:
+        if row["requests"] is None:
+            return ""
+        return ", ".join(
+            f"{count} of step {int(step):,}" for step, count in row["requests"].items()
+        )
+
+    measured = ("allocated", "blocks", "objects", "resident")
+    return _table(
+        [*("", "saves", "resident"), *(f"{name}, a save" for name in measured), "requests"],
+        (
+            [
+                row["row"],
+                f"{row['saves']:,}",
+                f"{row['resident'][0] / 1e6:.1f} to {row['resident'][-1] / 1e6:.1f} MB",
+                slope(row["allocated a save"], "{:,.1f} B"),
+                slope(row["blocks a save"], "{:.2f}"),
+                slope(row["objects a save"], "{:.4f}"),
+                slope(row["resident a save"], "{:,.0f} B"),
+                requests(row),
+            ]
+            for row in rows
+        ),
+    )
+
+
 def _shown(value: Any, form: str) -> str:
     return "" if value is None else form.format(value)
 
@@ -150,4 +183,5 @@ TABLES = {
     "export": _export,
     "many_hosts": _many_hosts,
     "clicks": _clicks,
+    "soak": _soak,
 }

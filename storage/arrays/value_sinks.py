@@ -80,7 +80,7 @@ class ValueSink(Protocol):
     writers: int
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         """Write a new file; the future is done once it is durable.
 
@@ -88,7 +88,7 @@ class ValueSink(Protocol):
             name: below the folder.
             buffers: its bytes.
             content: sums them, and has all when this returns.
-            expected: how many bytes they are, unless they are compressed.
+            expected: how many bytes they are before any compression; 0 if nobody knows.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -159,7 +159,7 @@ class _LocalSink:
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -198,7 +198,7 @@ class _RemoteSink:
         self._uploads = uploads
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         with contextlib.ExitStack() as held:
             held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
@@ -233,7 +233,7 @@ class _StreamSink:
         self._uploads = uploads
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int
+        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
         with _taken(self._uploads, needed), self._files.open_write(name) as upload:

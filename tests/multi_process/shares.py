@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +17,14 @@ from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
+from cairn.storage.training.saving import held_arrays, saves
 from cairn.storage.training.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
 
 ROWS, COLUMNS = 1024, 1024
 """4 MiB of words: enough to be divided among the processes that hold them all."""
+
+WAVE_BYTES = 6 << 20
 
 
 def numbers(seed: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray[Any, Any]:
@@ -72,7 +78,8 @@ def placements(axes: tuple[int, int]) -> dict[str, NamedSharding]:
 def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]) -> int:
     """Saves two steps to every run while a donating step goes on; reads them on another mesh.
 
-    To a run called "kept" from buffers that are.
+    To a run called "kept" from buffers that are; to one called "waves" as from an accelerator, with
+    less memory than there is to copy.
 
     Gives how many leaves are, on the devices of this process, what was saved.
     """
@@ -91,8 +98,14 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
     handles = []
     for step in (1, 2):
         for run in runs:
-            checkpointer = Checkpointer.for_run(run, keep_buffers=run.endswith("kept"))
-            handles.append(checkpointer.save(step, items, meta={}))
+            checkpointer = Checkpointer.for_run(
+                run,
+                keep_buffers=run.endswith("kept"),
+                host_memory=WAVE_BYTES if run.endswith("waves") else None,
+            )
+            with memory_of(run):
+                handles.append(checkpointer.save(step, items, meta={}))
+            assert (handles[-1].waves > 2) == run.endswith("waves")
         items = jax.tree.map(step_fn, items)
     for handle in handles:
         handle.wait(SAVE_SECONDS)
@@ -113,6 +126,16 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
                     for shard in found[name].addressable_shards
                 )
     return right
+
+
+@contextlib.contextmanager
+def memory_of(run: str) -> Iterator[None]:
+    """Whether the devices' memory is the host's, while a run is saved to."""
+    with contextlib.ExitStack() as stack:
+        for module in (held_arrays, saves):
+            here = not run.endswith("waves")
+            stack.enter_context(mock.patch.object(module, "on_host", lambda here=here: here))
+        yield
 
 
 def save_over_damage(run: str, axes: tuple[int, int]) -> list[str]:

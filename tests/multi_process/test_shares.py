@@ -23,7 +23,10 @@ def saved(request, launch, bucket, tmp_path_factory):
     """(processes, runs) after a job of that many processes."""
     count, devices, axes, other = request.param
     folder = tmp_path_factory.mktemp("shared")
-    runs = [f"gs://{bucket}/run-{count}", str(folder / "run"), str(folder / "kept")]
+    runs = [
+        f"gs://{bucket}/run-{count}",
+        *(str(folder / name) for name in ("run", "kept", "waves")),
+    ]
     arguments = {"runs": runs, "axes": axes, "other": other}
     job = launch("shares.save_and_read", arguments, count=count, devices=devices)
     leaves = sum(len(one) for one in host_items().values())

@@ -58,12 +58,11 @@ from cairn.storage.training.saving.kept_buffers import (
     places,
 )
 from cairn.storage.training.saving.staging import (
-    ItemParts,
-    PartToStage,
     StagedItem,
     Staging,
-    Wave,
+    copier,
     granted,
+    parts_to_stage,
     planned_waves,
 )
 from cairn.storage.training.saving.unchanged import Unchanged
@@ -296,7 +295,8 @@ class HeldItems(Mapping[str, HeldItem]):
         """
         self._known = {name: unchanged(name) for name in items}
         buffers, kept = memory.buffers, 0
-        parts = [] if memory.most is None else _to_stage(items, numpy=buffers is None)
+        transfers = {name: item.transfers for name, item in items.items()}
+        parts = [] if memory.most is None else parts_to_stage(transfers, numpy=buffers is None)
         staged = {(part.item, part.path) for part in parts}
         if buffers is None:
             self._given = dict(items)
@@ -311,7 +311,7 @@ class HeldItems(Mapping[str, HeldItem]):
             total = sum(part.nbytes for part in parts)
             share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
-            self._staging = Staging(planned_waves(parts, share.waves), _copier(items))
+            self._staging = Staging(planned_waves(parts, share.waves), copier(transfers))
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
@@ -457,39 +457,6 @@ def _waited(
         )
         for name, item in items.items()
     }
-
-
-def _to_stage(items: Mapping[str, Item], *, numpy: bool) -> list[PartToStage]:
-    """What is copied to the host, or on it.
-
-    Args:
-        items: as `prepare` gave them.
-        numpy: NumPy arrays too.
-    """
-    return [
-        PartToStage(name, path, number, nbytes)
-        for name, item in items.items()
-        for path, sizes in item.transfers.to_copy(numpy=numpy).items()
-        for number, nbytes in enumerate(sizes)
-    ]
-
-
-def _copier(items: Mapping[str, Item]) -> Callable[[Wave], dict[str, ItemParts]]:
-    """What copies a wave, as `Staging` has it."""
-    transfers = {name: item.transfers for name, item in items.items()}
-
-    def copied(wave: Wave) -> dict[str, ItemParts]:
-        wanted: dict[str, list[tuple[str, int]]] = {}
-        for part in wave:
-            wanted.setdefault(part.item, []).append((part.path, part.number))
-        for name, parts in wanted.items():
-            transfers[name].start(parts)
-        return {
-            name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
-            for name, parts in wanted.items()
-        }
-
-    return copied
 
 
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:

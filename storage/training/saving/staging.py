@@ -2,7 +2,7 @@
 
 What must be copied (from accelerators, and of NumPy arrays) is cut into waves by a pure function.
 The caller of a save copies a wave, the writers write it and let go of it, and only then comes the
-next: so the caller waits until the last one is copied, and may donate from then on. Imports no JAX.
+next: so the caller waits until the last one is copied, and may donate from then on. Imports JAX.
 """
 
 import threading
@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cairn.storage.errors import SaveError
-from cairn.storage.training.saving.held_arrays import HeldPart
+from cairn.storage.training.saving.held_arrays import HeldPart, Transfers
 
-__all__ = ["Granted", "PartToStage", "StagedItem", "Staging", "granted", "planned_waves"]
+__all__ = [
+    "Granted",
+    "PartToStage",
+    "StagedItem",
+    "Staging",
+    "copier",
+    "granted",
+    "parts_to_stage",
+    "planned_waves",
+]
 
 _OF_UPLOADS: Final = 4
 """One part in so many of what is granted is kept for uploads, if waves could use it all."""
@@ -39,6 +48,42 @@ class PartToStage(NamedTuple):
 
 
 Wave = tuple[PartToStage, ...]
+
+
+def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[PartToStage]:
+    """What is copied to the host, or on it.
+
+    Args:
+        transfers: of the items, by name, not started.
+        numpy: NumPy arrays too.
+    """
+    return [
+        PartToStage(name, path, number, nbytes)
+        for name, one in transfers.items()
+        for path, sizes in one.to_copy(numpy=numpy).items()
+        for number, nbytes in enumerate(sizes)
+    ]
+
+
+def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, ItemParts]]:
+    """What copies a wave, as `Staging` has it; all transfers of a wave run at once.
+
+    Args:
+        transfers: of the items, by name, not started.
+    """
+
+    def copied(wave: Wave) -> dict[str, ItemParts]:
+        wanted: dict[str, list[tuple[str, int]]] = {}
+        for part in wave:
+            wanted.setdefault(part.item, []).append((part.path, part.number))
+        for name, parts in wanted.items():
+            transfers[name].start(parts)
+        return {
+            name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
+            for name, parts in wanted.items()
+        }
+
+    return copied
 
 
 def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]:
