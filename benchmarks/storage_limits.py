@@ -12,10 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import storage_places as places
 
 THREADS = 8
 PIECE_BYTES = 4 << 20
+LARGE_PAGE_BYTES = 2 << 20
 BLOCK_BYTES = 4096
 """Direct I/O begins and ends at multiples of this, in memory as on the disk."""
 
@@ -80,6 +83,34 @@ def read(place: str) -> int:
     return total
 
 
+def copy_and_read_back(source: Path, target: Path) -> None:
+    """Copies a file and reads the copy: three passes over the disk, a piece to each thread."""
+    size = source.stat().st_size
+    target.touch()
+    flags = os.O_RDWR | os.O_DIRECT
+
+    def one(number: int) -> None:
+        memory = _in_large_pages(PIECE_BYTES)
+        given, made = os.open(source, os.O_RDONLY | os.O_DIRECT), os.open(target, flags)
+        try:
+            for at in range(number * PIECE_BYTES, size, THREADS * PIECE_BYTES):
+                whole = -(-min(PIECE_BYTES, size - at) // BLOCK_BYTES) * BLOCK_BYTES
+                piece = memory[:whole]
+                os.preadv(given, [piece], at)
+                if os.pwrite(made, piece, at) != whole or os.preadv(made, [piece], at) != whole:
+                    raise OSError(f"{target}: not all was written, or read")
+        finally:
+            os.close(given)
+            os.close(made)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(one, range(THREADS)))
+    os.truncate(target, size)
+    descriptor = os.open(target, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
 def can_read_and_write(folder: Path) -> bool:
     """Does the file system of this folder have direct I/O."""
     path = folder / "direct"
@@ -95,3 +126,12 @@ def can_read_and_write(folder: Path) -> bool:
 def _fresh(size: int) -> mmap.mmap:
     """Memory of its own, of whole blocks and as large as `size` at least."""
     return mmap.mmap(-1, max(1, -(-size // BLOCK_BYTES)) * BLOCK_BYTES)
+
+
+def _in_large_pages(size: int) -> memoryview:
+    """Memory that the disk is asked for in few parts, where the kernel has such pages."""
+    memory = mmap.mmap(-1, size + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    octets = np.frombuffer(memory, np.uint8)
+    start = -octets.ctypes.data % LARGE_PAGE_BYTES
+    return octets[start : start + size].data

@@ -37,6 +37,8 @@ TTL = 60.0
 JUMP = 200.0
 
 anywhere = st.dictionaries(st.integers(0, 120), st.integers(0, 11), max_size=5)
+early = st.dictionaries(st.integers(0, 40), st.integers(0, 11), max_size=5)
+"""Finds sooner what needs processes stopped at their start."""
 
 
 def at_their_moves(chosen):
@@ -416,11 +418,14 @@ def _others(reasons):
 )
 def test_without_a_safeguard_the_search_finds_the_bug(safeguard, scenario):
     switches = soon_after_each_other if scenario is a_deletion else anywhere
+    switches = early if safeguard is without_if_absent else switches
     with safeguard():
         broken = find(
             switches,
             lambda choices: bool(scenario(choices)[0]),
-            settings=settings(search, max_examples=3000, phases=[Phase.generate], derandomize=True),
+            settings=settings(
+                search, max_examples=10_000, phases=[Phase.generate], derandomize=True
+            ),
         )
         found, made = scenario(broken)
     print(f"\n{safeguard.__name__}: {found}")
