@@ -8,7 +8,6 @@
 A version that was replaced stays until it is told to go.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from cairn.service.client.checked_file import fetch_checked
 from cairn.service.client.client import Client
+from cairn.service.client.whole_file import take_alone
 from cairn.service.errors import DownloadError, PullError
 from cairn.service.schemas import Artifact, ArtifactFile
 
@@ -116,14 +116,12 @@ def _version(artifact: Artifact) -> str:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
+    refusal = PullError(
+        f"{folder}: expected no other process that pulls into it, found one. Give each a folder of "
+        "its own."
+    )
     with (folder / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise PullError(
-                f"{folder}: expected no other process that pulls into it, found one. Give each a "
-                "folder of its own."
-            ) from exc
+        take_alone(lock, refusal)
         yield
 
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
 from cairn.service.errors import DownloadError
 
@@ -32,17 +32,28 @@ def grown_file(target: Path) -> Iterator[BinaryIO]:
     Raises:
         DownloadError: Another process has it so.
     """
+    refusal = DownloadError(
+        f"{target}: expected no other process that writes it, found one. Give each a folder of its "
+        "own."
+    )
     with target.open("a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise DownloadError(
-                f"{target}: expected no other process that writes it, found one. Give each a "
-                "folder of its own."
-            ) from exc
+        take_alone(file, refusal)
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def take_alone(file: IO[Any], refusal: Exception) -> None:
+    """Lock an open file until it is closed.
+
+    Args:
+        file: It is not waited for.
+        refusal: Is raised if another process has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise refusal from exc
 
 
 def crc32c_of(path: Path) -> str:

@@ -21,10 +21,8 @@ from .deadlines import outcome as outcome
 from .deadlines import own_seconds_left as own_seconds_left
 from .deadlines import silence as silence
 from .deadlines import within as within
-from .disk.direct_io import ALIGNMENT as ALIGNMENT
 from .disk.direct_io import aligned_buffer as aligned_buffer
 from .disk.direct_io import goes_direct as goes_direct
-from .disk.direct_io import is_direct as is_direct
 from .disk.direct_io import read_into as read_into
 from .disk.direct_io import set_direct as set_direct
 from .disk.direct_io import write_from as write_from
