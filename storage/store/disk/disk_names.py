@@ -11,8 +11,10 @@ folder; nothing of the folders that it makes.
 
 import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 __all__ = ["forget_missing", "names_held", "sync_names", "sync_path"]
@@ -22,6 +24,9 @@ _held: Final[dict[str, tuple[int, int]]] = {}
 
 _MOST_HELD: Final = 256
 """So many are remembered, those that were added last: a job makes folders for each step."""
+
+_SYNCS_AT_ONCE: Final = 8
+"""Of folders whose names nobody has had held."""
 
 
 @contextlib.contextmanager
@@ -47,13 +52,23 @@ def _hold(folder: str) -> None:
     new: dict[str, tuple[int, int]] = {}
     while (above := os.path.dirname(folder)) != folder:
         found = os.stat(folder)
-        if _held.get(folder) == (found.st_dev, found.st_ino) or not _is_synced(above):
+        if _held.get(folder) == (found.st_dev, found.st_ino):
             break
         new[folder] = found.st_dev, found.st_ino
         folder = above
-    _held.update(new)  # last: whoever finds a folder here relies on all that are above it
+    synced = _all_synced([os.path.dirname(path) for path in new])
+    ours = itertools.takewhile(lambda one: one[1], zip(list(new.items()), synced, strict=True))
+    _held.update(item for item, _ in ours)  # last: whoever finds one relies on those above it
     for known in list(_held)[:-_MOST_HELD]:
         _held.pop(known, None)
+
+
+def _all_synced(folders: Sequence[str]) -> list[bool]:
+    """`_is_synced` of each, at the same time: one by one, each would wait for the disk anew."""
+    if len(folders) < 2:
+        return [_is_synced(folder) for folder in folders]
+    with ThreadPoolExecutor(min(len(folders), _SYNCS_AT_ONCE), "cairn-sync") as pool:
+        return list(pool.map(_is_synced, folders))
 
 
 def forget_missing(folder: str) -> None:
