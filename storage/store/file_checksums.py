@@ -1,7 +1,7 @@
 """The checksums of files, read back in parallel in bounded memory. Imports no JAX.
 
-Memory: `BUFFER_BYTES` per thread on a local disk, some `files.BLOCK_BYTES` per thread on other
-stores, whatever the number and the size of the files.
+Memory: `direct_io.BUFFER_BYTES` per thread on a local disk, some `files.BLOCK_BYTES` per thread on
+other stores, whatever the number and the size of the files.
 """
 
 import os
@@ -16,19 +16,12 @@ import google_crc32c
 import numpy as np
 
 from cairn.storage.store.checksums import ContentSum, combined
-from cairn.storage.store.disk.direct_io import read_into
+from cairn.storage.store.disk.direct_io import read_blocks
 from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["BUFFER_BYTES", "PART_BYTES", "FileChecksum", "read_crc32c", "read_file", "read_files"]
-
-BUFFER_BYTES: Final = 4 << 20
-"""Bytes read at a time from a disk.
-
-Few enough to be summed while the processor's cache has them, so many that threads seldom wait for
-one whose crc32c holds Python's lock.
-"""
+__all__ = ["PART_BYTES", "FileChecksum", "read_crc32c", "read_file", "read_files"]
 
 PART_BYTES: Final = 32 << 20
 """Bytes of one file that one thread reads while others read what follows."""
@@ -180,12 +173,12 @@ class _Meter:
 
 
 class _Reader:
-    """Reads one file after another, with one buffer for all."""
+    """Reads one file after another."""
 
     def __init__(self, files: Files, meter: _Meter, *, on_disk: bool) -> None:
         self._files = files
         self._meter = meter
-        self._buffer: Buffer | None = np.empty(BUFFER_BYTES, np.uint8) if on_disk else None
+        self._on_disk = on_disk
 
     def read(self, name: str, *, with_crc: bool) -> FileChecksum:
         size, crc, content = 0, 0, ContentSum()
@@ -204,23 +197,16 @@ class _Reader:
         return size, crc
 
     def _blocks(self, name: str, start: int, end: int) -> Iterator[Buffer | bytes]:
-        buffer = self._buffer
-        blocks = (
-            self._fetched(name, start, end)
-            if buffer is None
-            else self._read(name, start, end, buffer)
-        )
-        for block in blocks:
+        read = self._read if self._on_disk else self._fetched
+        for block in read(name, start, end):
             yield block
             self._meter.add(len(block))
             if self._meter.stopped:
                 return
 
-    def _read(self, name: str, start: int, end: int, buffer: Buffer) -> Iterator[Buffer]:
+    def _read(self, name: str, start: int, end: int) -> Iterator[Buffer]:
         with mapped(self._files.uri / name), self._files.open_read(name) as stream:
-            while count := read_into(stream.fileno(), [buffer[: end - start].data], start):
-                yield buffer[:count]
-                start += count
+            yield from map(np.asarray, read_blocks(stream.fileno(), start, end))
 
     def _fetched(self, name: str, start: int, end: int) -> Iterator[bytes]:
         while block := self._files.read_range(name, start, min(end, start + BLOCK_BYTES)):

@@ -15,7 +15,7 @@ import fcntl
 import mmap
 import os
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "aligned_buffer",
     "goes_direct",
     "is_direct",
+    "read_blocks",
     "read_into",
     "set_direct",
     "write_from",
@@ -36,7 +37,11 @@ DIRECT_IO: Final = "CAIRN_DIRECT_IO"
 """Environment variable; "0" has files written and read through the page cache."""
 
 BUFFER_BYTES: Final = 4 << 20
-"""Written or read at a time; one per thread that does."""
+"""Written or read at a time; one per thread that does.
+
+Few enough to be summed while the processor's cache has them, so many that threads seldom wait for
+one whose crc32c holds Python's lock.
+"""
 
 ALIGNMENT: Final = 4096
 """What goes past the page cache begins and ends at multiples of this, as does its memory."""
@@ -119,17 +124,27 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
     """
     left = [memoryview(buffer).cast("B") for buffer in buffers]
     size = sum(map(len, left))
-    if goes_direct(size) and not _is_cached(descriptor, offset, size):
-        set_direct(descriptor, wanted=True)
-        if is_direct(descriptor):
-            try:
-                return _read_direct(descriptor, left, offset, size)
-            except OSError as exc:
-                if exc.errno != errno.EINVAL:
-                    raise  # else: other alignment, or none of it after all
-            finally:
-                set_direct(descriptor, wanted=False)
-    return _read_cached(descriptor, left, offset)
+    found = _past_cache(
+        descriptor, offset, size, lambda: _read_direct(descriptor, left, offset, size)
+    )
+    return _read_cached(descriptor, left, offset) if found is None else found
+
+
+def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
+    """What an open file holds from `start` to `end`, or to its own end, block by block.
+
+    Read as `read_into` reads, but not copied: each block is a part of one buffer, which holds the
+    next one once that is asked for.
+
+    Args:
+        descriptor: of the file; no other thread uses it meanwhile.
+        start: of the first byte.
+        end: behind the last one.
+    """
+    with aligned_buffer() as memory:
+        while start < end and (block := _block(descriptor, memory, start, end)):
+            yield block
+            start += len(block)
 
 
 def write_from(descriptor: int, data: memoryview, offset: int) -> None:
@@ -155,6 +170,34 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
             if not direct or exc.errno != errno.EINVAL:
                 raise
             set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
+
+
+def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryview:
+    """The next block, in `memory`; empty where the file ends."""
+    before = start % ALIGNMENT
+    size = min(end - start, len(memory) - before)
+    whole = -(-(before + size) // ALIGNMENT) * ALIGNMENT
+    taken = _past_cache(
+        descriptor, start, size, lambda: os.preadv(descriptor, [memory[:whole]], start - before)
+    )
+    if taken is not None:
+        return memory[before : min(taken, before + size)]
+    return memory[: _read_cached(descriptor, [memory[:size]], start)]
+
+
+def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]) -> int | None:
+    """What `read` gives, with the file open for direct I/O; None if these bytes are not read so."""
+    if not goes_direct(size) or _is_cached(descriptor, offset, size):
+        return None
+    set_direct(descriptor, wanted=True)
+    try:
+        return read() if is_direct(descriptor) else None
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        return None  # other alignment, or none of it after all
+    finally:
+        set_direct(descriptor, wanted=False)
 
 
 def _read_cached(descriptor: int, left: list[memoryview], offset: int) -> int:

@@ -17,7 +17,7 @@ from cairn.storage.store.checksums import combined
 from cairn.storage.store.disk.direct_io import (
     aligned_buffer,
     is_direct,
-    read_into,
+    read_blocks,
     set_direct,
     write_from,
 )
@@ -159,14 +159,12 @@ class DirectWrites:
         """How many of these bytes there are, and their crc32c."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            with aligned_buffer() as memory:
-                at, crc = start, 0
-                while count := read_into(descriptor, [memory[: end - at]], at):
-                    crc = google_crc32c.extend(crc, np.frombuffer(memory[:count], np.uint8))
-                    at += count
+            length = crc = 0
+            for block in read_blocks(descriptor, start, end):
+                length, crc = length + len(block), google_crc32c.extend(crc, np.asarray(block))
         finally:
             os.close(descriptor)
-        return at - start, crc
+        return length, crc
 
 
 def _write_out(descriptor: int, start: int, end: int) -> None:

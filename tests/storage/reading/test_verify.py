@@ -24,8 +24,8 @@ from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.run import Run
+from cairn.storage.store.disk.direct_io import BUFFER_BYTES
 from cairn.storage.store.file_checksums import (
-    BUFFER_BYTES,
     PART_BYTES,
     read_crc32c,
     read_files,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cairn.storage.store.disk import direct_io
-from cairn.storage.store.disk.direct_io import ALIGNMENT, read_into
+from cairn.storage.store.disk.direct_io import ALIGNMENT, read_blocks, read_into
 
 MEMORY = 16 * ALIGNMENT
 SIZE = 5 * MEMORY + 777
@@ -67,6 +67,10 @@ def taken(descriptor, offset, *lengths):
     return b"".join(buffers)[:count]
 
 
+def in_blocks(descriptor, start, end):
+    return b"".join(map(bytes, read_blocks(descriptor, start, end)))
+
+
 @pytest.mark.parametrize("setting", ["1", "0"])
 @pytest.mark.parametrize("offset", [0, 1, ALIGNMENT - 1, ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5])
 @pytest.mark.parametrize(
@@ -85,6 +89,22 @@ def test_any_stretch_of_a_cold_file_is_what_was_written(
 ):
     monkeypatch.setenv("CAIRN_DIRECT_IO", setting)
     assert taken(descriptor, offset, *lengths) == CONTENT[offset : offset + sum(lengths)]
+
+
+@pytest.mark.parametrize("setting", ["1", "0"])
+@pytest.mark.parametrize("start", [0, 1, ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5, SIZE - 1, SIZE])
+@pytest.mark.parametrize("length", [0, 1, ALIGNMENT + 1, MEMORY, 3 * MEMORY - 2, SIZE, 1 << 62])
+def test_any_stretch_of_a_cold_file_comes_block_by_block(
+    descriptor, monkeypatch, setting, start, length
+):
+    monkeypatch.setenv("CAIRN_DIRECT_IO", setting)
+    assert in_blocks(descriptor, start, start + length) == CONTENT[start : start + length]
+
+
+def test_blocks_that_nobody_has_read_go_past_the_page_cache(descriptor, reads):
+    assert in_blocks(descriptor, 5, 5 + 2 * MEMORY) == CONTENT[5 : 5 + 2 * MEMORY]
+    assert [direct for direct, _, _ in reads] == [True, True, False]  # the last one has 5 bytes
+    assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
 def test_bytes_that_nobody_has_read_go_past_the_page_cache(descriptor, reads):
@@ -122,6 +142,7 @@ def test_a_file_system_without_direct_reads_is_read_through_its_page_cache(
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     assert taken(descriptor, 1, SIZE) == CONTENT[1:]
+    assert in_blocks(descriptor, 1, SIZE) == CONTENT[1:]
     assert not any(direct for direct, _, _ in reads)
 
 
@@ -137,6 +158,7 @@ def test_a_file_system_with_another_alignment_is_read_through_its_page_cache(
 
     monkeypatch.setattr(os, "preadv", refuse)
     assert taken(descriptor, 1, SIZE) == CONTENT[1:]
+    assert in_blocks(descriptor, 1, SIZE) == CONTENT[1:]
 
 
 def test_a_disk_that_fails_is_not_asked_another_way(descriptor, monkeypatch):
