@@ -51,6 +51,7 @@ from cairn.service.command.looking import show as show_commands
 from cairn.service.command.looking import tensors as tensor_commands
 from cairn.service.command.looking import top as top_commands
 from cairn.service.command.looking import usage as usage_commands
+from cairn.service.command.looking import writer as writer_commands
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
@@ -117,6 +118,7 @@ app.add_typer(annotate_commands.app)
 app.add_typer(pull_commands.app)
 app.add_typer(top_commands.app)
 app.add_typer(alias_commands.app)
+app.add_typer(writer_commands.app)
 app.add_typer(show_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)

@@ -18,7 +18,7 @@ from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http import LongRead
 from cairn.service.routes import page_of_runs
-from cairn.service.schemas import NAME_PATTERN, PLAIN_PATTERN
+from cairn.service.schemas import ALIAS_PATTERN, NAME_PATTERN, PLAIN_PATTERN
 
 ROWS: Final = 150
 AT_ONCE_BYTES: Final = 256 << 20
@@ -30,7 +30,7 @@ router: Final = APIRouter(
 )
 
 Name = Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=128)]
-Number = Annotated[str, Query(pattern=r"^([0-9]{1,15})?$", max_length=16)]
+Chosen = Annotated[str, Query(pattern=rf"^([0-9]{{1,15}})?$|{ALIAS_PATTERN}", max_length=128)]
 Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 
 
@@ -41,19 +41,22 @@ def compare_page(
     plane: PlaneDependency,
     root: Name = "",
     run: Name = "",
-    step: Number = "",
+    step: Chosen = "",
     other_root: Name = "",
     other_run: Name = "",
-    other: Number = "",
+    other: Chosen = "",
     pick: Annotated[list[int] | None, Query()] = None,
 ) -> Response:
-    """Which two steps to compare."""
+    """Which two steps to compare, each by its number or by an alias that points to it now."""
     picked = sorted(set(pick or ()))
     if len(picked) == 2:
         step, other = str(picked[0]), str(picked[1])
     if root and run and step and other:
-        wanted = {"other_root": other_root or root, "other_run": other_run or run, "other": other}
-        target = addresses.step(root, run, int(step), "compare")
+        number = _number(plane, caller, root, run, step)
+        that_root, that_run = other_root or root, other_run or run
+        that = _number(plane, caller, that_root, that_run, other)
+        wanted = {"other_root": that_root, "other_run": that_run, "other": str(that)}
+        target = addresses.step(root, run, number, "compare")
         return RedirectResponse(addresses.with_query(target, wanted), HTTPStatus.SEE_OTHER)
     roots = caller.visible(plane.roots)
     known = page_of_runs(plane, roots, _RUNS, None).runs
@@ -158,6 +161,13 @@ for _path, _endpoint in (
         response_model=None,
         route_class_override=StorePage,
     )
+
+
+def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: str) -> int:
+    if chosen.isdecimal():
+        return int(chosen)
+    caller.require(Scope.READ, root)
+    return actions.get_alias(plane, root, run, chosen, refresh=True).step
 
 
 def _weighed(side: Side) -> str | None:

@@ -6,7 +6,15 @@ import math
 import pytest
 
 import cairn
-from cairn.service.schemas import AliasHistory, AliasList, AuditEventList, CheckpointList
+from cairn.service.command.failures import ExitStatus
+from cairn.service.schemas import (
+    AliasHistory,
+    AliasList,
+    AuditEventList,
+    CheckpointList,
+    RunWriter,
+)
+from cairn.storage.runs import Writer
 from cairn.storage.runs.trash import delete_step
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
@@ -173,3 +181,29 @@ def test_aliases_say_where_they_point_and_who_moved_them(url):
     done = cairn_here("aliases", "other", "nobody", url=url)
     assert (done.returncode, done.stdout) == (3, "")
     assert "nobody" in done.stderr
+
+
+def test_writer_is_told_and_a_run_taken_from_it_as_it_was_seen(tmp_path):
+    run = make_run(tmp_path / "store" / "held", [1, 2])
+    holding = Writer(run, writer="job-7")
+    holding.begin()
+    (tmp_path / "data").mkdir()
+    with running_plane(tmp_path / "store", tmp_path / "data") as (url, _):
+        (found,) = rows(cairn_here("writer", "held", url=url))
+        assert (found["writer"], found["attempt"], found["holds the run"]) == ("job-7", "2", "yes")
+        stale = cairn_here("writer", "held", "--take-over", "1", url=url)
+        assert stale.returncode == ExitStatus.CONFLICT
+        assert "job-7, by attempt 2" in stale.stderr
+        done = cairn_here("writer", "held", "--take-over", "2", "--reason", "gone", url=url)
+        assert (done.returncode, done.stdout) == (0, "attempt 2 of job-7 ended; latest step 2\n")
+        told = json.loads(cairn_here("writer", "held", "--json", url=url).stdout)
+        assert (RunWriter.model_validate(told).attempt, told["holds"]) == (3, False)
+        (event,) = (
+            one
+            for one in json.loads(cairn_here("audit", "--json", url=url).stdout)["audit_events"]
+            if one["outcome"] == "done"
+        )
+        assert (event["action"], event["detail"]["reason"]) == ("run.takeOver", "gone")
+        wrong = cairn_here("writer", "held", "--reason", "gone", url=url)
+        assert wrong.returncode == ExitStatus.USAGE
+    holding.drop()

@@ -137,6 +137,19 @@ def test_step_is_promoted_with_a_reason_that_its_history_keeps(page):
     expect(section).to_contain_text("loopback")
 
 
+def test_steps_to_compare_are_named_by_an_alias_too(page, browser, plane):
+    page.goto("/compare")
+    for side, step in (("One step", "1"), ("The other", "production")):
+        group = page.get_by_role("group", name=side)
+        group.get_by_label("Run").fill("tiny")
+        group.get_by_label("Step").fill(step)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("step 1 and step 2")
+    with opened(browser, plane, "404 (Not Found)") as lost:
+        lost.goto("/compare?root=default&run=tiny&step=1&other=prodution")
+        expect(lost.get_by_text("production").first).to_be_visible()  # what there is
+
+
 def test_promotion_after_somebody_else_says_who_was_faster(browser, plane):
     with opened(browser, plane, "412 (Precondition Failed)") as page:
         page.goto(STEP)
