@@ -12,7 +12,7 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import rows
 from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
-from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.errors import PreconditionFailedError, StepChangedError
 from cairn.storage.runs import Alias as StoredAlias
 from cairn.storage.runs import Run, StepInfo, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
@@ -29,6 +29,7 @@ def promote(
     alias: str,
     reason: str,
     expect: int | None,
+    attempt: int | None = None,
     later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
     """Point `alias` at a listed step.
@@ -42,6 +43,7 @@ def promote(
         alias: Name of the alias.
         reason: Kept in its history.
         expect: Its sequence number as last seen; None: it must not exist.
+        attempt: Which one wrote the step that is meant; None: whichever holds it.
         later: Takes what is to be called once the answer is on its way, as `promote_step` does.
 
     Raises:
@@ -51,13 +53,15 @@ def promote(
         CorruptionError: It was adopted, and its owner has changed it.
         AliasMovedError: The alias is not as expected.
         GateRefusedError: The step does not pass the alias's gates.
-        StepChangedError: The step was deleted while it was being promoted.
+        StepChangedError: The step was deleted while it was being promoted, or is another attempt's
+            than `attempt`.
         InvalidURIError: `alias` cannot be an alias.
     """
     found = Run(plane.place(root, run))  # which is looked at with the step
     gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
+        _refuse_other(found, info, attempt)
         refuse_gated(gates, Candidate(root, found, info, alias, caller.name, reason))
 
     _look_at_unseen(plane, root, run, alias, expect)
@@ -73,7 +77,7 @@ def promote(
                     reason=reason,
                     expect=expect,
                     opened=False,
-                    check=check if gates else None,
+                    check=None if attempt is None and not gates else check,
                     later=after.callback,
                 )
             write = partial(rows.write_alias, root=root, run=run, alias=moved)
@@ -123,6 +127,18 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
         for event in plane.run(root, run).aliases.history(alias)
     ]
     return AliasHistory(alias=alias, events=events)
+
+
+def _refuse_other(run: Run, info: StepInfo, attempt: int | None) -> None:
+    if attempt in (None, info.attempt):
+        return
+    raise StepChangedError(
+        "the step was saved anew",
+        path=run.step_uri(info),
+        expected=f"step {info.step} of attempt {attempt}, as it was seen",
+        found=f"that of attempt {info.attempt}",
+        next_step="Look at the new one, and promote it if it is what you want.",
+    )
 
 
 def _look_at_unseen(

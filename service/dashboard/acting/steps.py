@@ -36,7 +36,7 @@ router: Final = APIRouter(
 def promote_form(
     caller: Operator, asked: OfStep, form: FormDependency, background: BackgroundTasks
 ) -> HTMLResponse:
-    """Point an alias at the step, if it is where the page showed it."""
+    """Point an alias at the step, if both are what the page showed."""
     body = body_of(PromoteRequest, alias=form.text("alias"), reason=form.text("reason"))
     try:
         moved = actions.promote(
@@ -46,6 +46,7 @@ def promote_form(
             alias=body.alias,
             reason=body.reason,
             expect=seen_sequence(form, body.alias),
+            attempt=form.number("attempt"),
             later=background.add_task,
         )
     except AliasMovedError as exc:
@@ -58,6 +59,7 @@ def promote_form(
             name=asked.run,
             step=asked.step,
             asked=body,
+            attempt=form.number("attempt"),
             current=None if current is None else Alias.model_validate(current),
         )
     answer = asked.page(

@@ -19,6 +19,7 @@ from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http import LongRead
 from cairn.service.routes import page_of_runs
 from cairn.service.schemas import ALIAS_PATTERN, NAME_PATTERN, PLAIN_PATTERN
+from cairn.storage.errors import StepChangedError
 
 ROWS: Final = 150
 AT_ONCE_BYTES: Final = 256 << 20
@@ -167,7 +168,17 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
     if chosen.isdecimal():
         return int(chosen)
     caller.require(Scope.READ, root)
-    return actions.get_alias(plane, root, run, chosen, refresh=True).step
+    alias = actions.get_alias(plane, root, run, chosen, refresh=True)
+    listed = actions.get_checkpoint(plane, root, run, alias.step, refresh=False)
+    if listed.attempt != alias.attempt:
+        raise StepChangedError(
+            "the step was saved anew after the alias was moved to it",
+            path=f"{plane.place(root, run)}@{chosen}",
+            expected=f"step {alias.step} of attempt {alias.attempt}, to which the alias was moved",
+            found=f"that of attempt {listed.attempt}",
+            next_step=f"Promote the new one, or compare it by its number, {alias.step}.",
+        )
+    return alias.step
 
 
 def _weighed(side: Side) -> str | None:
