@@ -546,6 +546,7 @@ class Client(StepFilesConnection, EventsConnection):
         A broken connection is taken up where it broke; `target` appears only once it is whole.
 
         Raises:
+            DownloadError: It is not what was exported.
             ServerUnreachableError: The connection broke again and again.
         """
         path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"

@@ -1,16 +1,19 @@
 # Made of asynchronous/download.py by `python scripts/sync_client.py`: change that one.
 """Downloads one large file over a connection that may break."""
 
+import base64
+import binascii
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import httpx
 
 from cairn.service.client.protocol import unreachable
 from cairn.service.client.streams import check
 from cairn.service.client.whole_file import whole_file
+from cairn.service.errors import DownloadError
 
 ATTEMPTS_WITHOUT_PROGRESS: Final = 5
 
@@ -19,6 +22,7 @@ def download(http: httpx.Client, path: str, target: Path) -> int:
     """Write what `path` answers to `target`; returns its bytes.
 
     Raises:
+        DownloadError: It is not what the server says that it is.
         ProblemResponseError: The server refused.
         ServerUnreachableError: The connection broke five times without a byte in between.
     """
@@ -57,7 +61,10 @@ def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:
 
 
 def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
+    """Go on wherever it broke; of what came in parts nobody but this has compared the whole."""
     etag: str | None = None
+    told: str | None = None
+    checksum = _checksum()
     failures = 0
     while True:
         before = file.tell()
@@ -70,14 +77,47 @@ def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
                 if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
                     file.seek(0)
                     file.truncate()
-                    etag = _strong(response.headers.get("etag"))
+                    told = _told_crc32c(response.headers.get("repr-digest", ""))
+                    checksum = _checksum()
+                    # What can't be compared here the server compares, if it sends all of it.
+                    apart = told is None or checksum is not None
+                    etag = _strong(response.headers.get("etag")) if apart else None
                 for chunk in response.iter_bytes():
                     file.write(chunk)
-            return
+                    if checksum is not None:
+                        checksum.update(chunk)
+            break
         except httpx.TransportError as exc:
             failures = 0 if file.tell() > before else failures + 1
             if failures == ATTEMPTS_WITHOUT_PROGRESS:
                 raise unreachable(f"{http.base_url}{path}", exc) from exc
+    found = None if checksum is None else checksum.digest().hex()
+    if None not in (told, found) and told != found:
+        raise DownloadError(
+            f"{http.base_url}{path}: expected crc32c {told}, found {found}. `cairn verify` says "
+            "whether the store is damaged."
+        )
+
+
+def _checksum() -> Any:
+    """Sums a CRC-32C; None without the package of an extra, which other requests do without."""
+    try:
+        import google_crc32c
+    except ImportError:
+        return None
+    return google_crc32c.Checksum()
+
+
+def _told_crc32c(digests: str) -> str | None:
+    """The CRC-32C in `Repr-Digest`, eight hexadecimal digits; None if it has none."""
+    for one in digests.split(","):
+        name, _, value = one.strip().partition("=")
+        if name == "crc32c":
+            try:
+                return base64.b64decode(value.strip(":"), validate=True).hex()
+            except binascii.Error:
+                return None
+    return None
 
 
 def _strong(etag: str | None) -> str | None:

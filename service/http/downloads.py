@@ -2,7 +2,9 @@
 
 A whole file is compared with its checksum while it is sent, and its last block stays back until
 that is right: what ends short of its `Content-Length` is no file that a client keeps. One of a
-single block is compared before its status is sent.
+single block is compared before its status is sent. Many clients take what ends short for a
+connection that broke, and ask for the rest: of a file that was found damaged none is sent, unless
+it is right again.
 """
 
 import base64
@@ -36,6 +38,10 @@ DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
 }
 """What the OpenAPI document says of such an answer."""
 
+_MOST_DAMAGED: Final = 1000
+_damaged: Final[dict[tuple[str, str, str], None]] = {}
+"""Files that were not what was saved when they were sent last; those that were found last."""
+
 RangeHeader = Annotated[
     str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
 ]
@@ -60,6 +66,11 @@ class StoredFile:
     version: str
     crc32c: str | None
     next_step: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What no other content of any file has."""
+        return str(self.files.uri), self.name, self.version
 
     def changed(self, expected: object, found: object) -> CorruptionError:
         """That the store has other bytes."""
@@ -89,7 +100,8 @@ def download(
 
     Raises:
         RangeNotSatisfiableError: Nothing of the range lies in the file.
-        CorruptionError: It is one block, and not what it was.
+        CorruptionError: It is one block, and not what it was; or a range is asked for of a file
+            that was found damaged, and still is.
         StoreUnavailableError: The store does not answer.
     """
     headers = _headers(file)
@@ -101,6 +113,9 @@ def download(
     if part is None:
         blocks, status, length = _whole(file), 200, file.size
     else:
+        if file.key in _damaged:
+            for _ in _whole(file):  # it may have been restored
+                pass
         blocks, status, length = _blocks(file, part), 206, len(part)
         headers["Content-Range"] = part.content_range
     headers["Content-Length"] = str(length)
@@ -151,5 +166,9 @@ def _whole(file: StoredFile) -> Iterator[bytes]:
         held = block
     found = checksum.digest().hex()
     if file.crc32c not in (None, found):
+        _damaged[file.key] = None
+        for known in list(_damaged)[:-_MOST_DAMAGED]:
+            _damaged.pop(known, None)
         raise file.changed(f"crc32c {file.crc32c}", found)
+    _damaged.pop(file.key, None)
     yield held
