@@ -58,6 +58,21 @@ def folder_of_any(uri: str) -> tuple[Path, str | None]:
     )
 
 
+def folders_beside(folder: Path) -> list[str]:
+    """Where databases of other stores are, and of which, if a folder has none yet.
+
+    Args:
+        folder: As `folder_of_store` gives it.
+
+    Raises:
+        SettingsError: One of them can't be read.
+    """
+    known = [*_known()]
+    if folder in known:
+        return []
+    return [f"{one} of {_owner(one) or 'an unknown one'}" for one in known]
+
+
 def _known() -> Iterator[Path]:
     """Folders that have databases."""
     base = _base()

@@ -1,6 +1,7 @@
 """Stores that are served one after another on one machine, and nobody says where their data is."""
 
 import os
+import socket
 import sqlite3
 
 import pytest
@@ -9,7 +10,7 @@ from fastapi.testclient import TestClient
 from cairn.service.app import create_app
 from cairn.service.errors import SettingsError
 from cairn.service.settings import load_settings
-from tests.service.commands import cairn_here
+from tests.service.commands import cairn, cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 
@@ -91,3 +92,22 @@ def test_catalog_that_can_not_be_read_is_never_taken_for_nobodys(tmp_path):
     (base / "catalog.sqlite").write_bytes(b"no database, but something that was one" * 100)
     with pytest.raises(SettingsError, match=r"catalog\.sqlite: expected a catalog that says"):
         load_settings(root="a")
+
+
+def test_store_that_begins_anew_beside_others_says_so(tmp_path):
+    def told(store, **variables):
+        with socket.create_server(("127.0.0.1", 0)) as taken:  # ends it as soon as it has started
+            port = str(taken.getsockname()[1])
+            done = cairn("serve", "--root", store, "--port", port, **variables)
+        assert done.returncode == 1
+        return [line for line in done.stderr.splitlines() if " warning " in line]
+
+    assert told("a") == []
+    _, first = serve_once("a")
+    assert told("a") == []
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (line,) = told("moved")
+    assert f"there are {first} of file://{tmp_path}/a. If the store was moved" in line
+    assert told("moved", CAIRN_DATA_DIR=str(first)) == []
+    serve_once("moved")
+    assert told("moved") == []

@@ -1,6 +1,7 @@
 """Runs the application as a process of its own: binds, announces itself, ends on a signal."""
 
 import gc
+import logging
 import os
 import resource
 import signal
@@ -20,8 +21,11 @@ from cairn.service.errors import ServeError, ServiceError
 from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
 from cairn.service.jobs.process_memory import keep_one_arena
 from cairn.service.observing import start_logging
-from cairn.service.settings import Settings
+from cairn.service.settings import DEFAULT_ROOT, Settings
+from cairn.service.state_folders import folders_beside
 from cairn.storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
 
 # For downloads under way; event streams end at once.
 GRACE_SECONDS: Final = 5
@@ -43,6 +47,7 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
     keep_one_arena()
     start_logging(settings.log_format, settings.log_level)
     warn_of_misspelt(os.environ)
+    _warn_of_new_databases(settings)
     application = create_app(settings)
     listener = _listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
@@ -68,6 +73,20 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
             if startup.failure is None:
                 raise
             raise startup.failure from exc
+
+
+def _warn_of_new_databases(settings: Settings) -> None:
+    """Say it if a store begins without keys, webhooks and schedules: it may have been moved."""
+    if {"data_dir", "database_url"} & settings.model_fields_set:
+        return
+    if others := folders_beside(settings.data_dir):
+        logger.warning(
+            "%s: begins with new databases, without keys, webhooks, schedules and history, in %s; "
+            "there are %s. If the store was moved from there, start with --data-dir of that folder",
+            settings.root_uris[DEFAULT_ROOT],
+            settings.data_dir,
+            "; ".join(others),
+        )
 
 
 def _allow_open_files(wanted: int) -> None:

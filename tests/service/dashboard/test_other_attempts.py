@@ -53,6 +53,8 @@ def test_alias_does_not_go_back_to_a_step_that_was_saved_anew(http, run):
     assert answer.status_code == 409
     assert "attempt 2" in answer.text
     assert run.aliases.require("production").step == 1
+    page = http.get("/ui/default/run/aliases", headers=HTML).text
+    assert "step 2</a> of attempt 1" in page  # where `candidate` still is
 
 
 def test_page_that_showed_a_step_does_not_promote_one_that_was_saved_since(http, run):
