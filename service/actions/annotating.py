@@ -5,7 +5,7 @@ from typing import Any
 
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
-from cairn.service.actions.listing import get_checkpoint, get_run
+from cairn.service.actions.listing import get_checkpoint, get_run, refuse_other
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import ResourceChangedError
 from cairn.service.http import Seen
@@ -25,6 +25,7 @@ def annotate_checkpoint(
     metrics: Mapping[str, float | None],
     better: Mapping[str, Better | None],
     seen: Seen,
+    attempt: int | None = None,
 ) -> Checkpoint:
     """Set labels and metrics of a listed step; those that are not named stay.
 
@@ -38,11 +39,13 @@ def annotate_checkpoint(
         metrics: Numbers by name; None removes one.
         better: Of metrics, whether small or large values are good.
         seen: What the change is based on.
+        attempt: Which one wrote the step that is meant; None: whichever holds it.
 
     Raises:
         RunNotFoundError, StepNotFoundError: There is none.
         StepInFlightError: It is being written.
-        StepChangedError: It is deleted, or about to be.
+        StepChangedError: It is deleted, or about to be; or it is another attempt's than `attempt`,
+            or was saved anew just now.
         ResourceChangedError: It is not as it was seen.
         UnsupportedFormatError: Entries that can't be kept; all are listed.
     """
@@ -55,16 +58,18 @@ def annotate_checkpoint(
     detail = {"step": step, "labels": dict(labels), "metrics": _texts(metrics)}
     detail["better"] = dict(better)
     with audited(plane, caller, "checkpoint.annotate", root=root, run=run, **detail) as entry:
+        listed = found.step(step)
+        refuse_other(found, listed, known.attempt if attempt is None else attempt)
         noted = annotate_step(
             found,
-            step,
+            listed,
             labels=labels,
             metrics=metrics,
             better=better,
             by=caller.name,
             check=check,
         )
-        entry.complete(attempt=known.attempt, after=noted.model_dump(mode="json"))
+        entry.complete(attempt=listed.attempt, after=noted.model_dump(mode="json"))
     return get_checkpoint(plane, root, run, step, refresh=True)
 
 

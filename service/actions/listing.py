@@ -14,7 +14,7 @@ from cairn.service.catalog import deletion_body, queries, read_deletions
 from cairn.service.catalog.queries import RunColumns
 from cairn.service.filters import Search
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
-from cairn.storage.errors import AliasNotFoundError, RunNotFoundError
+from cairn.storage.errors import AliasNotFoundError, RunNotFoundError, StepChangedError
 from cairn.storage.runs import Run as StoredRun
 from cairn.storage.runs import StepInfo, StepState
 from cairn.storage.store import StoreURI, from_rfc3339
@@ -274,4 +274,21 @@ def _body(row: RunColumns, run: StoredRun, info: StepInfo) -> Checkpoint:
         labels={},
         metrics={},
         better={},
+    )
+
+
+def refuse_other(run: StoredRun, listed: StepInfo, attempt: int | None) -> None:
+    """Raise if a listed step is not that of the attempt that is meant; None: any is.
+
+    Raises:
+        StepChangedError: It is another's.
+    """
+    if attempt in (None, listed.attempt):
+        return
+    raise StepChangedError(
+        "the step was saved anew",
+        path=run.step_uri(listed),
+        expected=f"step {listed.step} of attempt {attempt}, as it was seen",
+        found=f"that of attempt {listed.attempt}",
+        next_step="Look at the new one, and ask again if it is what you want.",
     )

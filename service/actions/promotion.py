@@ -8,11 +8,12 @@ from typing import Any
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.gates import Candidate, gates_of, refuse_gated
+from cairn.service.actions.listing import refuse_other
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import rows
 from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
-from cairn.storage.errors import PreconditionFailedError, StepChangedError
+from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias
 from cairn.storage.runs import Run, StepInfo, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
@@ -61,7 +62,7 @@ def promote(
     gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
-        _refuse_other(found, info, attempt)
+        refuse_other(found, info, attempt)
         refuse_gated(gates, Candidate(root, found, info, alias, caller.name, reason))
 
     _look_at_unseen(plane, root, run, alias, expect)
@@ -127,18 +128,6 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
         for event in plane.run(root, run).aliases.history(alias)
     ]
     return AliasHistory(alias=alias, events=events)
-
-
-def _refuse_other(run: Run, info: StepInfo, attempt: int | None) -> None:
-    if attempt in (None, info.attempt):
-        return
-    raise StepChangedError(
-        "the step was saved anew",
-        path=run.step_uri(info),
-        expected=f"step {info.step} of attempt {attempt}, as it was seen",
-        found=f"that of attempt {info.attempt}",
-        next_step="Look at the new one, and promote it if it is what you want.",
-    )
 
 
 def _look_at_unseen(

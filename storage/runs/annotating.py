@@ -55,12 +55,12 @@ def annotate(
         CorruptionError: what is noted can't be read.
     """
     run, info = resolve_checkpoint(reference)
-    return annotate_step(run, info.step, labels=labels, metrics=metrics, better=better, by=by)
+    return annotate_step(run, info, labels=labels, metrics=metrics, better=better, by=by)
 
 
 def annotate_step(
     run: Run,
-    step: SupportsIndex,
+    step: StepInfo | SupportsIndex,
     *,
     labels: Mapping[str, str | None] | None = None,
     metrics: Mapping[str, Any] | None = None,
@@ -68,14 +68,15 @@ def annotate_step(
     by: str = "",
     check: Callable[[Annotation], None] | None = None,
 ) -> Annotation:
-    """Set entries of a listed step's annotation; others stay as they are.
+    """Set entries of a step's annotation; others stay as they are.
 
     Whoever else does so at the same time is not overwritten: entries are merged with what is there
     when they are written. The step is held meanwhile, so that nobody notes what is deleted.
 
     Args:
         run: the run.
-        step: one of its listed steps.
+        step: number of one of its listed steps; or the one that is meant, of whichever attempt: an
+            alias keeps what it names, also if that was set aside.
         labels: texts by name; None removes one.
         metrics: numbers by name; None removes one, and what is better of it.
         better: of metrics, whether small ("min") or large values ("max") are good.
@@ -92,7 +93,7 @@ def annotate_step(
         UnsupportedFormatError: entries that can't be kept; all are listed.
         UnsupportedFormatError, CorruptionError: what is noted can't be read.
     """
-    info = run.step(step)
+    info = step if isinstance(step, StepInfo) else run.step(step)
     # What can't be kept is refused before anything is done.
     noted_of(run, info).changed(labels, metrics, better)
 

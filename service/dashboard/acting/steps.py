@@ -99,6 +99,7 @@ def notes_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLRes
         metrics=wanted.metrics,
         better={},
         seen=Seen(None),  # one entry is set: whatever the others are, nobody's is overwritten
+        attempt=form.number("attempt"),
     )
     return asked.page("step/notes.html", checkpoint=changed)
 

@@ -70,3 +70,13 @@ def test_page_that_showed_a_step_does_not_promote_one_that_was_saved_since(http,
     assert again.status_code == 409
     assert run.aliases.require("candidate").step == 1
     assert http.get("/ui/default/run/steps/2", headers=HTML).status_code == 200
+
+
+def test_page_that_showed_a_step_notes_nothing_of_one_that_was_saved_since(http, run):
+    form = fields_of(http.get("/ui/default/run/steps/2", headers=HTML).text, "Set")
+    path, noted = form.pop("action"), form | {"kind": "label", "name": "eval", "value": "passed"}
+    add_steps(run, [2], base_step=1)
+    assert http.post(path, data=noted, headers=FORM).status_code == 409
+    assert http.get("/v1/roots/default/runs/run/checkpoints/2").json()["labels"] == {}
+    noted["attempt"] = "3"
+    assert "passed" in http.post(path, data=noted, headers=FORM).text

@@ -14,7 +14,8 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.annotating import annotate_run, annotate_step
+from cairn.storage.runs.annotating import annotate, annotate_run, annotate_step, noted_of
+from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, trash_file
 from cairn.storage.runs.records.placed import put_record, read_record
@@ -135,6 +136,20 @@ def test_steps_that_are_not_listed_take_no_notes(run):
         with pytest.raises(StepNotFoundError):
             annotate_step(run, step, labels={"eval": "passed"})
     assert noted(run) is None
+
+
+def test_note_of_an_alias_is_of_what_it_names_though_its_step_was_saved_anew(run):
+    promote_step(run, 6, "candidate", expect=None)
+    again = begin(run, -1)
+    save(run, 6, again)
+    end(run)
+    annotate(f"{run.uri}@candidate", labels={"eval": "passed"})
+    assert noted(run).labels == {"eval": "passed"}
+    assert run.step(6).attempt == again
+    assert noted_of(run, run.step(6)).labels == {}
+    annotate(f"{run.uri}/steps/6", labels={"eval": "failed"})
+    assert noted_of(run, run.step(6)).labels == {"eval": "failed"}
+    assert noted(run).labels == {"eval": "passed"}
 
 
 def test_a_deletion_and_a_note_at_once_see_each_other(run, monkeypatch):
