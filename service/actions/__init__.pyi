@@ -26,6 +26,7 @@ from .listing import get_run as get_run
 from .listing import list_aliases as list_aliases
 from .listing import list_checkpoints as list_checkpoints
 from .listing import list_runs as list_runs
+from .listing import refuse_other as refuse_other
 from .looked_into import OpenStep as OpenStep
 from .looked_into import OpenSteps as OpenSteps
 from .looking.activity import Activity as Activity

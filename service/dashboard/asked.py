@@ -61,6 +61,17 @@ class AskedOfStep(Asked):
         """Its manifest and index; errors as `actions.open_step`."""
         return actions.open_step(self.plane, *self.names)
 
+    def require_shown(self, attempt: int | None) -> None:
+        """Raise if the listed step is not that of the attempt that a page showed.
+
+        Raises:
+            StepChangedError: It was saved anew.
+            StorageError: As `actions.open_step`.
+        """
+        if attempt is not None:
+            run = self.plane.run(self.root, self.run)
+            actions.refuse_other(run, run.step(self.step), attempt)
+
     def checkpoint(self) -> Checkpoint:
         """What the catalog knows of it; errors as `actions.get_checkpoint`."""
         return actions.get_checkpoint(self.plane, *self.names, refresh=False)

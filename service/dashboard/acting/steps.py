@@ -107,6 +107,7 @@ def notes_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLRes
 @router.post("/convert")
 def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Start an export of the step."""
+    asked.require_shown(form.number("attempt"))
     wanted = body_of(
         ConvertRequest,
         format=form.text("format") or "huggingface",
@@ -125,6 +126,7 @@ def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLR
 @router.post("/fork")
 def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Start a new run from the step."""
+    asked.require_shown(form.number("attempt"))
     wanted = body_of(RestoreRequest, mode=RestoreMode.FORK, run=form.text("run"))
     started = actions.restore_checkpoint(
         asked.plane, caller, *asked.names, wanted, seen=None, idempotency_key=None
@@ -135,6 +137,7 @@ def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResp
 @router.post("/rollback")
 def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Set later steps of the run aside, unless more were saved than the page showed."""
+    asked.require_shown(form.number("attempt"))
     wanted = body_of(RestoreRequest, mode=RestoreMode.ROLLBACK, strand=form.texts("strand"))
     known = actions.get_run(asked.plane, asked.root, asked.run, refresh=True)
     if known.latest_step != form.number("latest"):

@@ -80,3 +80,17 @@ def test_page_that_showed_a_step_notes_nothing_of_one_that_was_saved_since(http,
     assert http.get("/v1/roots/default/runs/run/checkpoints/2").json()["labels"] == {}
     noted["attempt"] = "3"
     assert "passed" in http.post(path, data=noted, headers=FORM).text
+
+
+@pytest.mark.parametrize(
+    ("button", "job"),
+    [("Fork", "fork"), ("Fork", "convert"), ("Roll back to step 2", "rollback")],
+)
+def test_page_that_showed_a_step_starts_no_job_with_one_saved_since(http, run, button, job):
+    add_steps(run, [3], base_step=2)
+    form = fields_of(http.get("/ui/default/run/steps/2", headers=HTML).text, button)
+    add_steps(run, [2, 3], base_step=1)
+    del form["action"]
+    answer = http.post(f"/ui/default/run/steps/2/{job}", data=form, headers=FORM)
+    assert answer.status_code == 409
+    assert "attempt 4" in answer.text
