@@ -123,6 +123,9 @@ def _in_store(
     from cairn.storage.runs import annotate as annotate_checkpoint
 
     if of_run:
-        return {"labels": dict(annotate_run(Run.open(parse_ref(checkpoint).run), labels).labels)}
+        ref = parse_ref(checkpoint)
+        if (ref.alias, ref.step, ref.best) != (None, None, None):
+            raise typer.BadParameter(f"--run takes a RUN alone, found {checkpoint!r}")
+        return {"labels": dict(annotate_run(Run.open(ref.run), labels).labels)}
     noted = annotate_checkpoint(checkpoint, labels=labels, metrics=metrics, better=better)
     return noted.entries()

@@ -367,7 +367,7 @@ def cast_parameters(tree: Any, dtype: Any) -> Any:
 
 def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
     ref = parse_ref(os.fspath(save_directory))
-    if ref.alias is not None or ref.step is not None:
+    if (ref.alias, ref.step, ref.best) != (None, None, None):
         raise ArgumentError(
             path=str(save_directory),
             expected="the URI of a run",

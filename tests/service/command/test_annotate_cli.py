@@ -75,6 +75,7 @@ def test_labels_of_a_run(tmp_path, run, through):
         (("run", "--better", "loss=low"), "expected NAME=min or NAME=max, found 'loss=low'"),
         (("run", "--run", "--metric", "loss=1"), "a run has labels only"),
         (("run@production", "--run", "--label", "a=b"), "--run takes a RUN alone"),
+        (("./run@production", "--run", "--label", "a=b"), "--run takes a RUN alone"),
     ],
 )
 def test_what_is_written_wrong_is_told(options, named):

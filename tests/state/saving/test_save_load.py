@@ -434,8 +434,9 @@ def test_a_model_that_is_not_what_its_config_says_is_refused_on_request(sgd_stat
 def test_extras_must_be_json_and_a_checkpoint_is_no_run_to_save_to(sgd_state, tmp_path):
     with pytest.raises(ArgumentError, match="extras: expected a mapping of JSON"):
         sgd_state.save_state(tmp_path / "r", extras={"rng": jax.random.key(0)}, verbose=False)
-    with pytest.raises(ArgumentError, match="found a checkpoint of one"):
-        sgd_state.save_state(tmp_path / "r" / "steps" / "3", verbose=False)
+    for checkpoint in ("r/steps/3", "r@production", "r@best:loss"):
+        with pytest.raises(ArgumentError, match="found a checkpoint of one"):
+            sgd_state.save_state(f"{tmp_path}/{checkpoint}", verbose=False)
     assert os.listdir(tmp_path) == []
 
 
