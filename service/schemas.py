@@ -962,6 +962,10 @@ class PromoteRequest(Request):
 
     alias: str = Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS, examples=["production"])
     reason: PlainText = Field(default="", max_length=2000)
+    attempt: Whole | None = Field(
+        default=None,
+        description="The attempt that wrote the step which is meant; null: whichever holds it.",
+    )
 
 
 class AnnotateRequest(Request):

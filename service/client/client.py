@@ -273,6 +273,7 @@ class Client(StepFilesConnection, EventsConnection):
         *,
         expect: int | None,
         reason: str = "",
+        attempt: int | None = None,
         root: str = DEFAULT_ROOT,
     ) -> Alias:
         """Point an alias at a step.
@@ -283,16 +284,19 @@ class Client(StepFilesConnection, EventsConnection):
             alias: Name of the alias.
             expect: Sequence number of the alias as last seen; None: it must not exist yet.
             reason: For its history.
+            attempt: Which one wrote the step that is meant, such as its history names; None:
+                whichever holds it now.
             root: Name of the run's root.
 
         Raises:
             ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
+                409 if the step is another attempt's.
         """
         return self._send(
             Alias,
             "POST",
             f"{step_path(root, run, step)}:promote",
-            {"alias": alias, "reason": reason},
+            {"alias": alias, "reason": reason, **({} if attempt is None else {"attempt": attempt})},
             headers=precondition(expect),
         )
 

@@ -337,6 +337,10 @@ def promote(
         typer.Option(metavar="N", min=1, help="Its sequence number as you last saw it."),
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in its history.")] = "",
+    attempt: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Refuse the step if another attempt saved it."),
+    ] = None,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -353,7 +357,9 @@ def promote(
         if not create and expect is None:
             present = {found.alias: found for found in client.aliases(run, root=root, refresh=True)}
             expect = present[alias].sequence if alias in present else None
-        moved = client.promote(run, step, alias, expect=expect, reason=reason, root=root)
+        moved = client.promote(
+            run, step, alias, expect=expect, reason=reason, attempt=attempt, root=root
+        )
     if json:
         print_document(moved)
         return

@@ -246,6 +246,7 @@ def promote_checkpoint(
         alias=body.alias,
         reason=body.reason,
         expect=expect.sequence,
+        attempt=body.attempt,
         later=background.add_task,
     )
     response.headers["ETag"] = etag(moved.sequence)

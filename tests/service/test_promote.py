@@ -144,10 +144,10 @@ def test_name_that_cannot_be_an_alias_is_invalid(http, run, alias):
 
 
 def test_unknown_field_in_the_body_is_invalid(http, run):
-    answer = promote(http, 3, CREATE, attempt=6)
+    answer = promote(http, 3, CREATE, attempts=6)
     assert answer.status_code == 422
     assert answer.json()["errors"] == [
-        {"field": "body.attempt", "detail": "Extra inputs are not permitted, found 6"}
+        {"field": "body.attempts", "detail": "Extra inputs are not permitted, found 6"}
     ]
 
 

@@ -278,6 +278,7 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         *,
         expect: int | None,
         reason: str = "",
+        attempt: int | None = None,
         root: str = DEFAULT_ROOT,
     ) -> Alias:
         """Point an alias at a step.
@@ -288,16 +289,19 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
             alias: Name of the alias.
             expect: Sequence number of the alias as last seen; None: it must not exist yet.
             reason: For its history.
+            attempt: Which one wrote the step that is meant, such as its history names; None:
+                whichever holds it now.
             root: Name of the run's root.
 
         Raises:
             ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
+                409 if the step is another attempt's.
         """
         return await self._send(
             Alias,
             "POST",
             f"{step_path(root, run, step)}:promote",
-            {"alias": alias, "reason": reason},
+            {"alias": alias, "reason": reason, **({} if attempt is None else {"attempt": attempt})},
             headers=precondition(expect),
         )
 

@@ -204,6 +204,10 @@ def test_writer_is_told_and_a_run_taken_from_it_as_it_was_seen(tmp_path):
             if one["outcome"] == "done"
         )
         assert (event["action"], event["detail"]["reason"]) == ("run.takeOver", "gone")
+        asked = ("promote", "held", "2", "production", "--attempt")
+        other = cairn_here(*asked, "7", url=url)
+        assert (other.returncode, other.stdout) == (ExitStatus.CONFLICT, "")
+        assert cairn_here(*asked, "1", url=url).returncode == 0
         wrong = cairn_here("writer", "held", "--reason", "gone", url=url)
         assert wrong.returncode == ExitStatus.USAGE
     holding.drop()

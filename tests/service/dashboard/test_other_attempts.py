@@ -45,6 +45,24 @@ def test_alias_is_not_compared_by_another_attempts_step(http, run):
     assert answer.headers["location"].startswith("/ui/default/run/steps/2/compare?")
 
 
+def test_alias_is_promoted_back_by_hand_to_the_attempt_that_its_history_names(http, run):
+    alias = "/v1/roots/default/runs/run/aliases/production"
+    before = http.get(f"{alias}/history").json()["events"][1]
+    assert (before["step"], before["attempt"]) == (2, 1)
+
+    def promoted(attempt):
+        return http.post(
+            "/v1/roots/default/runs/run/checkpoints/2:promote",
+            json={"alias": "production", "attempt": attempt},
+            headers={"If-Match": http.get(alias).headers["ETag"]},
+        )
+
+    refused = promoted(1)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:cairn:problem:step-changed")
+    assert http.get(alias).json()["step"] == 1
+    assert promoted(2).json()["attempt"] == 2
+
+
 def test_alias_does_not_go_back_to_a_step_that_was_saved_anew(http, run):
     page = http.get("/ui/default/run/aliases/production", headers=FORM).text
     form = fields_of(page, "Move production back")
