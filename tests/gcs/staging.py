@@ -12,7 +12,7 @@ import google_crc32c
 
 from tests.gcs.errors import InvalidRequestError
 
-MD5_LIMIT_BYTES = 4 << 20
+MD5_LIMIT_BYTES = 256 << 10
 
 
 def encode_crc32c(value: int) -> str:
