@@ -8,12 +8,14 @@ them, as the row says; before every save `os.sync()` has returned. All
 contenders get the same state (`storage_workload.py`), and each save is deleted once it is measured.
 
     python -m benchmarks.storage [--megabytes 2020] [--layers 6] [--runs 5] [--rows TEXT ...]
-        [--store file|gcs] [--latency SECONDS] [--folder FOLDER] [--output results.json]
+        [--store file|gcs] [--server double|nginx] [--latency SECONDS] [--folder FOLDER]
+        [--output results.json]
 
 Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
 `--store gcs` a server of the GCS protocol runs beside the benchmark, as a process of its own;
 contenders that write to no bucket are left out, and there are no budgets, which are for a disk.
-Fails (exit 1) if a measurement failed; the rows that need it are left out.
+With `--server nginx` that is in front of it and sends what is downloaded; only rows of reads are
+measured. Fails (exit 1) if a measurement failed; the rows that need it are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +52,13 @@ OUTPUT = {
     "file": RESULTS / "storage.json",
     "gcs": RESULTS / "storage_gcs.json",
     "late": RESULTS / "storage_gcs_late.json",
+    "nginx": RESULTS / "storage_gcs_nginx.json",
 }
+SERVERS = {
+    "double": "a server of the GCS protocol, same machine",
+    "nginx": "nginx, which sends the bytes, before a server of the GCS protocol, same machine",
+}
+READS = {"restore", "verify"}
 SAVES = 4
 TABLE_WIDTH = 150
 REPEATED = {"blocked_later", "extra"}
@@ -93,21 +101,33 @@ def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
         metavar="SECONDS",
         help="added to each request to a bucket; at 0.05 a state of 64 MB tells most",
     )
+    parser.add_argument(
+        "--server", choices=sorted(SERVERS), default="double", help="who sends a bucket's bytes"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.child:
         return run_child(json.loads(arguments.child))
+    in_front = arguments.server != "double"
+    if in_front and arguments.store == "file":
+        parser.error(f"--server {arguments.server}: a disk has none; give --store gcs")
     rows = [row for row in all_rows(arguments.store) if any(p in row.name for p in arguments.rows)]
+    if in_front:
+        rows = [row for row in rows if row.value.measurement.measure in READS]
     if not rows:
         parser.error(f"--rows {' '.join(arguments.rows)}: no row has this in its name")
     if arguments.latency and arguments.store == "file":
         parser.error("--latency: a disk has none to add; give --store gcs")
-    output = arguments.output or OUTPUT["late" if arguments.latency else arguments.store]
+    kind = arguments.server if in_front else "late" if arguments.latency else arguments.store
+    output = arguments.output or OUTPUT[kind]
     megabytes = arguments.megabytes or MEGABYTES[arguments.store]
     began = time.time()
     with (
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
-        serving(arguments.store, Path(folder)) as (root, variables),
+        serving(arguments.store, Path(folder), *(["--nginx"] if in_front else [])) as (
+            root,
+            variables,
+        ),
     ):
         if arguments.latency:
             places.slow_down(variables["STORAGE_EMULATOR_HOST"], arguments.latency)
@@ -126,7 +146,8 @@ def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
             bench.round(number)
     results = [result for row in rows if (result := row.result(bench.rounds))]
     shapes = workload.state_shapes(megabytes, arguments.layers)
-    environment = environment_of(arguments.store, shapes, arguments.runs, time.time() - began)
+    store = "local disk" if arguments.store == "file" else SERVERS[arguments.server]
+    environment = environment_of(store, shapes, arguments.runs, time.time() - began)
     environment["seconds_added_to_each_request"] = arguments.latency
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(results, indent=2) + "\n")
@@ -284,7 +305,7 @@ def environment_of(store: str, shapes: workload.Tree, runs: int, seconds: float)
         "memory_bytes": memory,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "store": "local disk" if store == "file" else "a server of the GCS protocol, same machine",
+        "store": store,
         "mesh": {"fsdp": workload.DEVICES},
         "state_bytes": workload.nbytes(shapes),
         "leaves": len(workload.flat(shapes)),

@@ -77,7 +77,7 @@ class Cairn(Contender):
     keep_buffers: ClassVar[bool] = False
 
     def __init__(self, place: str) -> None:
-        from cairn.storage.training import checkpointer, restore  # noqa: F401  imports are not measured
+        from cairn.storage.training import checkpointer, loading  # noqa: F401  imports are not measured
 
         super().__init__(place)
         self.run_uri = f"{place}/{RUN}"
@@ -101,12 +101,9 @@ class Cairn(Contender):
 
     @override
     def restore(self, step: int, target: Any) -> Any:
-        from cairn.storage.runs.run import Run
-        from cairn.storage.training.restore import restore_item
+        from cairn.storage.training.loading import load
 
-        run = Run.open(self.run_uri)
-        step_uri = run.step_uri(run.step(step))
-        return {item: restore_item(step_uri, item, tree) for item, tree in target.items()}
+        return load(f"{self.run_uri}/steps/{step}", target)
 
     @override
     def close(self) -> None:

@@ -6,6 +6,7 @@ is an absolute path or a gs:// URI.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ def in_bucket(place: str) -> bool:
 def connect(place: str) -> None:
     """Imports a bucket's client and makes its first request, so that no clock runs meanwhile."""
     if in_bucket(place):
+        importlib.import_module("gcsfs.extended_gcsfs")  # gcsfs does so at its first upload
         _bucket().find(place)
 
 

@@ -178,6 +178,7 @@ def _read(name: str) -> Any:
 TABLES = {
     "storage": _storage,
     "storage_gcs": _storage,
+    "storage_gcs_nginx": _storage,
     "control_plane": _control_plane,
     "faults": _faults,
     "export": _export,

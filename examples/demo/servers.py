@@ -51,8 +51,14 @@ def _process(
 
 
 @contextmanager
-def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the root URI of the demo's store and the environment that reaches it."""
+def store(kind: str, folder: Path, *options: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the root URI of the demo's store and the environment that reaches it.
+
+    Args:
+        kind: "file", or "gcs" for a server of the bucket's protocol.
+        folder: where it keeps what is stored.
+        options: of that server's command.
+    """
     if kind == "file":
         root = folder / "store"
         root.mkdir(parents=True, exist_ok=True)
@@ -67,6 +73,7 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         "0",
         "--bucket",
         BUCKET,
+        *options,
     ]
     with _process(arguments, folder / "gcs.log", {}, start_fresh) as process:
         assert process.stdout is not None

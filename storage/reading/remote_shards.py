@@ -4,17 +4,18 @@ As `local_shards` on a disk: places are those of the step's index, chunks are ch
 crc32c and their digest, the index of a shard against what it must be. Other arrays (compressed,
 packed, or of plain Orbax) are read by TensorStore.
 
-Many ranges are asked for at a time, neighbours at once. So many requests are on their way as fit
-into a budget of bytes: many where values are small, few where they are large. Imports no JAX.
-See ADR 41.
+A range arrives in its place; if it does not, TensorStore asks again, with its retries. Many are
+asked for at a time, neighbours at once. So many requests are on their way as fit into a budget of
+bytes: many where values are small, few where they are large. Imports no JAX. See ADR 41 and 45.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property, partial
+from http.client import HTTPException
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,7 +30,15 @@ from cairn.storage.reading.local_shards import (
     damaged,
     ensure_saved,
 )
-from cairn.storage.store import Progress, StoreURI, called, outcome, read_context
+from cairn.storage.store import (
+    GcsRanges,
+    Progress,
+    RangeStream,
+    StoreURI,
+    called,
+    outcome,
+    read_context,
+)
 
 __all__ = [
     "BUDGET_BYTES",
@@ -62,14 +71,15 @@ class Piece(NamedTuple):
         start: of the bytes.
         stop: of them.
         where: how errors name what they are of.
-        take: checks them, and puts them where they go; given fewer if the file ends before.
+        fill: gives memory for them, part by part, and is sent how many of its bytes came: fewer if
+            the file ends before. It checks what has come, and puts it where it goes.
     """
 
     file: str
     start: int
     stop: int
     where: str
-    take: Callable[[memoryview], None]
+    fill: Callable[[], Generator[memoryview, int, None]]
 
 
 def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
@@ -80,7 +90,7 @@ def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
         piece = pieces[number]
         if run:
             first = pieces[run[0]]
-            apart = piece.file != first.file or piece.start - stop > _GAP_BYTES
+            apart = piece.file != first.file or not 0 <= piece.start - stop <= _GAP_BYTES
             if apart or max(stop, piece.stop) - first.start > REQUEST_BYTES:
                 yield run
                 run = []
@@ -97,6 +107,7 @@ class RangeReads:
         """Of the item in the folder `item`."""
         self._item = item
         self._progress = Progress()
+        self._ranges = GcsRanges(item) if item.scheme == "gs" else None
         self._pool = ThreadPoolExecutor(REQUESTS, "cairn-range")
         self._gate = threading.Lock()
         self._room = threading.Condition()
@@ -105,6 +116,8 @@ class RangeReads:
     def close(self) -> None:
         """Wait for what is on its way; what has not begun is given up."""
         self._pool.shutdown(cancel_futures=True)
+        if self._ranges is not None:
+            self._ranges.close()
 
     def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
         """Begin to read pieces, in the order in which they lie; what to wait for, of each.
@@ -121,11 +134,31 @@ class RangeReads:
     def _read(self, pieces: list[Piece]) -> None:
         start = pieces[0].start
         stop = max(piece.stop for piece in pieces)
-        with self._within_budget(stop - start):
-            data = memoryview(self._asked(pieces[0], start, stop))
+        pieces.reverse()
+        with (
+            self._within_budget(stop - start),
+            closing(self._began(pieces[-1], start, stop)) as data,
+        ):
             while pieces:
                 piece = pieces.pop()
-                piece.take(data[piece.start - start : piece.stop - start])
+                data.skip_to(piece.start)
+                filling = piece.fill()
+                with suppress(StopIteration):
+                    memory = next(filling)
+                    while True:
+                        memory = filling.send(data.read_into(memory))
+                        self._progress.made()
+
+    def _began(self, piece: Piece, start: int, stop: int) -> "_Range":
+        """The range that begins with a piece, on its way."""
+        stream = None
+        if self._ranges is not None:
+            with (
+                suppress(OSError, HTTPException),
+                called("read", f"{self._item}/{piece.file}"),
+            ):
+                stream = self._ranges.open(piece.file, start, stop)
+        return _Range(start, stream, lambda at: self._asked(piece, at, stop))
 
     def _asked(self, piece: Piece, start: int, stop: int) -> bytes:
         path = f"{self._item}/{piece.file}"
@@ -162,6 +195,45 @@ class RangeReads:
                 self._room.notify_all()
 
 
+class _Range:
+    """Bytes of a file, one after another: as they arrive, and from TensorStore if they do not."""
+
+    def __init__(
+        self, start: int, stream: RangeStream | None, rest: Callable[[int], bytes]
+    ) -> None:
+        """From `start` on; `rest` gives all that there is from some byte on."""
+        self._at, self._stream, self._rest = start, stream, rest
+        self._asked: memoryview | None = None
+
+    def skip_to(self, start: int) -> None:
+        """Pass over what is before a byte of the file."""
+        while self._at < start and self.read_into(memoryview(bytearray(start - self._at))):
+            pass
+
+    def read_into(self, memory: memoryview) -> int:
+        """Fill memory with the next bytes; how many there are, fewer if the file ends before."""
+        filled = 0
+        if self._stream is not None:
+            filled = self._stream.read_into(memory)
+            self._at += filled
+            if filled == len(memory):
+                return filled
+            self.close()
+        if self._asked is None:
+            self._asked = memoryview(self._rest(self._at))
+        part = self._asked[: len(memory) - filled]
+        memory[filled : filled + len(part)] = part
+        self._asked = self._asked[len(part) :]
+        self._at += len(part)
+        return filled + len(part)
+
+    def close(self) -> None:
+        """What has not arrived is not waited for."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
 def _missing(piece: Piece, expected: str, found: str) -> CorruptionError:
     return CorruptionError(
         "stored data of a leaf is missing",
@@ -192,12 +264,12 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
     size = math.prod(array.cut.chunk) * array.dtype.itemsize + CRC_BYTES
     for run in _runs(array, origin, regions, size):
         start = ref.offset + run[0][0] * size
-        take = partial(_take, array, run)
-        yield Piece(ref.file, start, start + len(run) * size, array.where, take)
+        fill = partial(_fill, array, run)
+        yield Piece(ref.file, start, start + len(run) * size, array.where, fill)
     index = shard_index(*array.cut, array.dtype.itemsize)
     stop = ref.offset + ref.length
-    ensure_index = partial(_ensure_index, array, origin, index)
-    yield Piece(ref.file, stop - len(index), stop, array.where, ensure_index)
+    fill = partial(_fill_index, array, origin, index)
+    yield Piece(ref.file, stop - len(index), stop, array.where, fill)
 
 
 def _runs(
@@ -218,19 +290,19 @@ def _runs(
         yield run
 
 
-def _take(array: StoredCut, run: list[_Touched], data: memoryview) -> None:
-    """Check chunks that lie one after another, and put them where they go."""
+def _fill(array: StoredCut, run: list[_Touched]) -> Generator[memoryview, int, None]:
+    """Chunks that lie one after another: each is checked, and put where it goes, once it came."""
     chunk = array.cut.chunk
     nbytes = math.prod(chunk) * array.dtype.itemsize
-    size = nbytes + CRC_BYTES
-    if len(data) != len(run) * size:
-        raise damaged(array, run[0][1], f"{len(run) * size} bytes", f"{len(data)} before the end")
-    for number, (_, at, regions) in enumerate(run):
-        stored = data[number * size : (number + 1) * size]
+    crc = bytearray(CRC_BYTES)
+    for _, at, regions in run:
         place = _place(at, chunk, regions)
         values = np.empty(chunk, array.dtype) if place is None else place
-        bytes_of(values)[:] = stored[:nbytes]
-        ensure_saved(array, at, values, bytes(stored[nbytes:]))
+        count = yield memoryview(bytes_of(values))
+        count += yield memoryview(crc)
+        if count != nbytes + CRC_BYTES:
+            raise damaged(array, at, f"{nbytes + CRC_BYTES} bytes", f"{count} before the end")
+        ensure_saved(array, at, values, bytes(crc))
         if place is not None:
             continue
         for region in regions:
@@ -250,6 +322,10 @@ def _place(at: Index, chunk: Index, regions: Sequence[Region]) -> np.ndarray | N
     return place if place.shape == chunk and place.flags.c_contiguous else None
 
 
-def _ensure_index(array: StoredCut, origin: Index, expected: bytes, data: memoryview) -> None:
-    if data != expected:
+def _fill_index(
+    array: StoredCut, origin: Index, expected: bytes
+) -> Generator[memoryview, int, None]:
+    found = bytearray(len(expected))
+    yield memoryview(found)
+    if found != expected:
         raise damaged(array, origin, "the index of its shard", "another")

@@ -41,6 +41,8 @@ from .files_local import SETTLED_NANOSECONDS as SETTLED_NANOSECONDS
 from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
 from .gcs import bucket_time as bucket_time
 from .gcs import limit_etils as limit_etils
+from .gcs_ranges import GcsRanges as GcsRanges
+from .gcs_ranges import RangeStream as RangeStream
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned
 from .objects import patient_context as patient_context

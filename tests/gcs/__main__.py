@@ -8,12 +8,15 @@ the same objects and generations.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import threading
 from pathlib import Path
 
+from tests.gcs import nginx
 from tests.gcs.errors import ConflictError
+from tests.gcs.nginx_check import ensure_same
 from tests.gcs.server import GcsServer, bind, client_environment
 
 
@@ -26,22 +29,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--bucket", action="append", default=[], help="a bucket to make unless it is there"
     )
+    parser.add_argument(
+        "--nginx", action="store_true", help="nginx in front, which sends what is downloaded"
+    )
     options = parser.parse_args(arguments)
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
-    with GcsServer(options.root, bind(options.host, options.port)) as server:
+    with contextlib.ExitStack() as stack:
+        listener = bind(options.host, options.port)
+        server = stack.enter_context(GcsServer(options.root, listener))
         for name in options.bucket:
             try:
                 server.store.create_bucket(name)
             except ConflictError:
                 continue
-        ready = {
-            "event": "ready",
-            "port": server.port,
-            "url": server.url,
-            "env": client_environment(server.url),
-        }
+        port = server.port
+        if options.nginx:
+            folder = options.root / "nginx"
+            port = stack.enter_context(nginx.in_front_of(server.port, options.root, folder))
+        url = f"http://{server.host}:{port}"
+        if options.nginx:
+            ensure_same(url, server.url, server.store)
+        ready = {"event": "ready", "port": port, "url": url, "env": client_environment(url)}
         print(json.dumps(ready), flush=True)
         end.wait()
     return 0

@@ -12,7 +12,7 @@ import google_crc32c
 
 from tests.gcs.errors import InvalidRequestError
 
-MD5_LIMIT_BYTES = 4 << 20
+MD5_LIMIT_BYTES = 256 << 10
 
 
 def encode_crc32c(value: int) -> str:
@@ -46,7 +46,7 @@ class StagedFile:
 
     def _count(self, block: bytes) -> None:
         self._crc32c = google_crc32c.extend(self._crc32c, block)
-        if self.size < MD5_LIMIT_BYTES:
+        if self.size + len(block) <= MD5_LIMIT_BYTES:  # else there will be none
             self._md5.update(block)
         self.size += len(block)
 

@@ -13,6 +13,7 @@ from cairn.storage.reading import remote_shards
 from cairn.storage.reading.remote_shards import Piece, gathered
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.loading import load
+from tests.gcs.impatience import impatient
 from tests.storage.training.saving.test_round_trips import rounds
 
 VALUES = r"attempts/\d+/\d+/\w+/d/"
@@ -97,6 +98,37 @@ def test_a_flipped_bit_is_named_by_its_leaf(gcs, saved, at):
 def test_an_answer_that_ends_early_is_named_by_a_leaf(gcs, saved):
     (name,) = [name for name in gcs.names() if "/model/d/" in name]
     whole = gcs.file(name).read_bytes()
-    gcs.faults.add("truncate", operation="media.get", name=VALUES, nbytes=len(whole) // 2)
+    ends = {"nbytes": len(whole) // 2, "count": None}
+    gcs.faults.add("truncate", operation="media.get", name=VALUES, **ends)
     with pytest.raises(CorruptionError, match=r"model: leaf\d+"):
         load(saved, {"model": leaves(1)})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "status", "status": 503, "count": 3},
+        {"kind": "cut_download", "nbytes": 100_000},
+        {"kind": "cut_download", "nbytes": 0, "count": 2},
+        {"kind": "truncate", "nbytes": 100_000},
+        {"kind": "lost_response"},
+    ],
+    ids=lambda fault: fault["kind"],
+)
+def test_what_does_not_arrive_at_once_is_asked_for_again(gcs, saved, fault):
+    gcs.faults.add(**fault, operation="media.get", name=VALUES)
+    with impatient():
+        loaded(saved)
+    assert len(asked(gcs)) > 1
+
+
+def test_an_object_that_is_gone_is_named(gcs, saved):
+    (name,) = [name for name in gcs.names() if "/model/d/" in name]
+    gcs.server.store.bucket(gcs.bucket).delete(name)
+    with pytest.raises(CorruptionError, match=r"stored data of a leaf is missing|no such file"):
+        load(saved, {"model": leaves(1)})
+
+
+def test_pieces_that_overlap_are_asked_for_apart():
+    pieces = [Piece("a", at, at + 10, "", len) for at in (0, 5, 15)]
+    assert list(gathered(pieces)) == [[0], [1, 2]]
