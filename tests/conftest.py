@@ -70,7 +70,6 @@ LONG = (
     "tests/examples/",
     "tests/test_docs.py",
     "tests/documentation/test_notebook.py",
-    "tests/deploy/test_image.py",
     "tests/packaging/test_public_types.py",
     "tests/test_benchmarks.py",
     "tests/faults/",
@@ -98,6 +97,18 @@ LONG = (
 
 
 HERE = Path(__file__).parent
+
+PROOFS = (
+    "tests/deploy/test_image.py",
+    "tests/documentation/test_notebook_cells.py",
+    "tests/examples/test_whole_models.py",
+)
+"""Files that `make proofs` names: long, and `make test` has a part of each in a file beside it.
+
+They are collected only where they are named.
+"""
+
+collect_ignore = [str(HERE.parent / name) for name in PROOFS]
 
 
 def pytest_configure(config):
