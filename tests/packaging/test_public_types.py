@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,16 +61,26 @@ FIRST_LINE = 5
 OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "job" / "use.py"
-    path.parent.mkdir()
-    path.write_text(PROGRAM)
-    return path
+OTHERS = {
+    "names.py": "import cairn\n" + "".join(f"reveal_type(cairn.{n})\n" for n in cairn.__all__),
+    "none_of_ours.py": "from cairn import NoSuchName\n",
+    "repository.py": "import cairn.storage\nimport storage\n",
+}
+"""Files beside `use.py`, which a checker reads in the same run: it takes seconds to begin."""
 
 
-def mypy(python, program, *more):
-    """mypy --strict, with no configuration but the command line's.
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The folder of the user's files."""
+    folder = tmp_path_factory.mktemp("job")
+    for name, text in {"use.py": PROGRAM, **OTHERS}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mypy(installed, programs):
+    """What mypy --strict says, with no configuration but the command line's, by file.
 
     What it has found is kept from run to run, and used again for files whose content is the same.
     """
@@ -77,70 +88,83 @@ def mypy(python, program, *more):
     options = [
         "--config-file=",
         "--strict",
-        f"--python-executable={python}",
+        f"--python-executable={installed}",
         f"--cache-dir={cache}",
     ]
-    return subprocess.run(
-        [sys.executable, "-m", "mypy", *options, program.name, *more],
-        cwd=program.parent,
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "use.py", "names.py", "none_of_ours.py"],
+        cwd=programs,
         env=OUTSIDE,
         capture_output=True,
         text=True,
         timeout=240,
     )
+    assert done.returncode == 1, done.stdout + done.stderr  # for the name that there is not
+    found = {}
+    for line in done.stdout.splitlines():
+        file, _, rest = line.partition(":")
+        found.setdefault(file, []).append(rest)
+    return found
 
 
-def pyright(python, program):
-    """The diagnostics of pyright, by line."""
+@pytest.fixture(scope="module")
+def pyright(installed, programs):
+    """The diagnostics of pyright, by file."""
     done = subprocess.run(
         [
             sys.executable,
             "-m",
             "basedpyright",
             "--outputjson",
-            f"--pythonpath={python}",
-            program.name,
+            f"--pythonpath={installed}",
+            *("use.py", "none_of_ours.py", "repository.py"),
         ],
-        cwd=program.parent,
+        cwd=programs,
         env=OUTSIDE,
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.stdout, done.stderr
-    return json.loads(done.stdout)["generalDiagnostics"]
+    found = {}
+    for one in json.loads(done.stdout)["generalDiagnostics"]:
+        found.setdefault(Path(one["file"]).name, []).append(one)
+    return found
 
 
-def test_mypy_sees_what_a_name_is_and_that_another_is_none(installed, program):
-    done = mypy(installed, program)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r'^use\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+def revealed(lines):
+    """The types that mypy was asked for; it has nothing else to say."""
+    found = [re.fullmatch(r'\d+: note: Revealed type is "(.*)"', line) for line in lines]
+    assert all(found), lines
+    return [one[1] for one in found]
+
+
+def errors(diagnostics):
+    return [one["message"] for one in diagnostics if one["severity"] == "error"]
+
+
+def test_mypy_sees_what_a_name_is(mypy):
+    found = revealed(mypy["use.py"])
     assert len(found) == len(MYPY)
     for pattern, text in zip(MYPY, found, strict=True):
         assert re.fullmatch(pattern, text), text
 
-    other = program.with_name("other.py")
-    other.write_text("from cairn import NoSuchName\n")
-    done = mypy(installed, other)
-    assert done.returncode == 1
-    assert 'Module "cairn" has no attribute "NoSuchName"' in done.stdout
+
+def test_mypy_knows_that_a_name_is_none_of_ours(mypy):
+    (error,) = mypy["none_of_ours.py"]
+    assert 'error: Module "cairn" has no attribute "NoSuchName"' in error
 
 
-def test_no_public_name_is_any(installed, program):
-    program.write_text(
-        "import cairn\n" + "".join(f"reveal_type(cairn.{n})\n" for n in cairn.__all__)
-    )
-    done = mypy(installed, program)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.findall(r'Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+def test_no_public_name_is_any(mypy):
+    found = revealed(mypy["names.py"])
     assert len(found) == len(cairn.__all__)
     unknown = [name for name, text in zip(cairn.__all__, found, strict=True) if text == "Any"]
     assert unknown == []
 
 
-def test_pyright_sees_what_a_name_is(installed, program):
-    found = pyright(installed, program)
-    assert [one for one in found if one["severity"] == "error"] == []
+def test_pyright_sees_what_a_name_is(pyright):
+    found = pyright["use.py"]
+    assert errors(found) == []
     notes = {
         one["range"]["start"]["line"] + 1: one["message"]
         for one in found
@@ -150,13 +174,9 @@ def test_pyright_sees_what_a_name_is(installed, program):
     assert min(notes) == FIRST_LINE
 
 
-def test_pyright_knows_that_a_name_is_none_of_ours(installed, program):
-    program.write_text("from cairn import NoSuchName\n")
-    (error,) = [one for one in pyright(installed, program) if one["severity"] == "error"]
-    assert error["message"] == '"NoSuchName" is unknown import symbol'
+def test_pyright_knows_that_a_name_is_none_of_ours(pyright):
+    assert errors(pyright["none_of_ours.py"]) == ['"NoSuchName" is unknown import symbol']
 
 
-def test_pyright_reads_the_installed_package_and_not_the_repository(installed, program):
-    program.write_text("import cairn.storage\nimport storage\n")
-    errors = [one["message"] for one in pyright(installed, program) if one["severity"] == "error"]
-    assert errors == ['Import "storage" could not be resolved']
+def test_pyright_reads_the_installed_package_and_not_the_repository(pyright):
+    assert errors(pyright["repository.py"]) == ['Import "storage" could not be resolved']
