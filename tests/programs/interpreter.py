@@ -17,6 +17,7 @@ import socket
 import sys
 import types
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
                     os.kill(pid, signal.SIGKILL)
                 return None
             line = socket.socket(fileno=files[0])
+            program = json.loads(message)
+            _import_for(program.pop("imports", ()))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # JAX's: nothing of it has been used here
                 pid = os.fork()
@@ -89,13 +92,25 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
                 for pidfd, (_, other) in under_way.items():
                     os.close(pidfd)
                     other.close()
-                return {**json.loads(message), "streams": files[1:]}
+                return {**program, "streams": files[1:]}
             for file in files[1:]:
                 os.close(file)
             line.send(json.dumps(pid).encode())
             pidfd = os.pidfd_open(pid)
             under_way[pidfd] = (pid, line)
             ready.register(pidfd, selectors.EVENT_READ)
+
+
+def _import_for(names: Iterable[str]) -> None:
+    """What this program and those after it have in common, and others do not need."""
+    new = [name for name in names if name not in sys.modules]
+    if new:
+        gc.disable()
+        for name in new:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _become(
