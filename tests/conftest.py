@@ -102,6 +102,7 @@ PROOFS = (
     "tests/deploy/test_image.py",
     "tests/documentation/test_notebook_cells.py",
     "tests/examples/test_whole_models.py",
+    "tests/packaging/test_mypy_types.py",
 )
 """Files that `make proofs` names: long, and `make test` has a part of each in a file beside it.
 
