@@ -96,6 +96,15 @@ def test_other_variables_of_jax_than_it_was_imported_with_are_refused():
         run(["-c", ""], env={**os.environ, "JAX_ENABLE_X64": "1"})
 
 
+def test_a_process_that_this_one_starts_shares_its_interpreter():
+    code = "import os; print(os.getppid())"
+    program = f"from tests.programs.program import run; print(run(['-c', {code!r}]).stdout, end='')"
+    nested = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert nested.stdout == run(["-c", code]).stdout, nested.stderr
+
+
 def test_none_outlives_the_process_that_started_it(tmp_path):
     code = """
 from tests.programs.program import Program
