@@ -2,9 +2,14 @@
 
 The base is quantized to NormalFloat 4 and frozen; only the adapters are trained, saved often, and
 exported for PyTorch's `peft`.
+
+    python -m examples.lora_finetune [FILE]
+
+FILE is another GGUF file to begin with.
 """
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,9 +43,10 @@ def train_step(state: EasyDeLState, batch: jax.Array) -> tuple[EasyDeLState, jax
 
 def main() -> None:
     """Loads, adapts, trains, saves, restores, exports and generates."""
-    model = DecoderForCausalLM.from_pretrained(smollm2_gguf(), config_kwargs={"scan_layers": True})
+    file = Path(sys.argv[1]) if sys.argv[1:] else smollm2_gguf()
+    model = DecoderForCausalLM.from_pretrained(file, config_kwargs={"scan_layers": True})
     tokenizer = carried_tokenizer(model.config.tokenizer_files)
-    say(f"SmolLM2: {model.num_parameters / 1e6:.1f} M parameters")
+    say(f"{file.stem}: {model.num_parameters / 1e6:.1f} M parameters")
     before = sum(leaf.nbytes for leaf in jax.tree.leaves(model.split_params()))
     model.quantize("nf4", group_size=64)
     after = sum(leaf.nbytes for leaf in jax.tree.leaves(model.split_params()))

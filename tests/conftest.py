@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.devices import COMPILED, THREADS, xla_flags
 
@@ -39,6 +40,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests.lowering import share_contexts
+from tests.programs.program import SHARED
 
 # What is imported and collected stays, and is millions of objects: to look through them meanwhile,
 # again and again, took a quarter of a collection. `pytest_collection_finish` has it go on.
@@ -70,7 +72,6 @@ LONG = (
     "tests/examples/",
     "tests/test_docs.py",
     "tests/documentation/test_notebook.py",
-    "tests/deploy/test_image.py",
     "tests/packaging/test_public_types.py",
     "tests/test_benchmarks.py",
     "tests/faults/",
@@ -99,12 +100,32 @@ LONG = (
 
 HERE = Path(__file__).parent
 
+PROOFS = (
+    "tests/deploy/test_image.py",
+    "tests/documentation/test_notebook_cells.py",
+    "tests/examples/test_whole_models.py",
+    "tests/packaging/test_mypy_types.py",
+    "tests/state/module/test_generation_whole_model.py",
+)
+"""Files that `make proofs` names: long, and `make test` has a part of each in a file beside it.
+
+They are collected only where they are named.
+"""
+
+collect_ignore = [str(HERE.parent / name) for name in PROOFS]
+
 
 def pytest_configure(config):
-    """Each worker begins its collection elsewhere: the first to come rewrites a file's assertions.
+    """Workers share what programs are forked from, which imports for 6 s of CPU.
+
+    Each worker begins its collection elsewhere: the first to come rewrites a file's assertions.
 
     Side by side in one order, each of them would rewrite all files, which takes 11 s of CPU.
     """
+    if getattr(config.option, "numprocesses", None) and SHARED not in os.environ:
+        folder = TemporaryDirectory(prefix="tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[SHARED] = folder.name
     number = getattr(config, "workerinput", {}).get("workerid", "gw0").removeprefix("gw")
     if number == "0" or [Path(argument).absolute() for argument in config.args] != [HERE]:
         return

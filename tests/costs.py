@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.program import SHARED
+
+os.environ[SHARED] = ""  # programs are children of the worker whose tests start them
+
 SHOWN = 40
 TICKS = os.sysconf("SC_CLK_TCK")
 KEY = "cpu_seconds"

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.service.jobs.dbos_engine.worker import STOP_TIMEOUT_SECONDS
 from tests.deploy.repository import DEPLOY, ROOT
-from tests.deploy.test_image import LINES
+from tests.deploy.test_dockerfile import LINES
 
 FOLDER = DEPLOY / "kubernetes"
 

@@ -1,4 +1,7 @@
-"""Every example runs to its end; each one checks its own results and fails when they are wrong."""
+"""Every example runs to its end; each one checks its own results and fails when they are wrong.
+
+What takes SmolLM2 takes its first layers here, and all of them in `make proofs`.
+"""
 
 import os
 import subprocess
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.weights import smollm2_gguf
+from tests.examples.layers import first_layers
 from tests.programs.commands import commands
 from tests.programs.interpreter import PYTHON
 from tests.programs.program import run as run_program
@@ -19,6 +24,10 @@ EXAMPLES = sorted(
 )
 
 
+OF_A_MODEL = ("lora_finetune",)
+LAYERS = 3
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """An interpreter for the processes that examples start, forked as they are themselves."""
@@ -28,24 +37,40 @@ def python(tmp_path_factory):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs_and_its_checks_hold(name, python, tmp_path, tmp_path_factory):
+    arguments = []
+    if name in OF_A_MODEL:
+        file = tmp_path_factory.mktemp("weights") / "layers.gguf"
+        arguments.append(first_layers(smollm2_gguf(), file, LAYERS))
+    run_example(name, arguments, python, tmp_path, tmp_path_factory.mktemp("torch"))
+
+
+def run_example(name, arguments, python, folder, of_torch):
+    """Runs an example in an empty folder, which it leaves so.
+
+    Args:
+        name: of the example.
+        arguments: its own.
+        python: see the fixture.
+        folder: for its files.
+        of_torch: for what torch makes when it is imported, and leaves.
+    """
     # The examples choose their own devices; the tests' choice must not reach them.
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     result = run_program(
-        ["-m", f"examples.{name}"],
+        ["-m", f"examples.{name}", *arguments],
         cwd=REPOSITORY,
         env={
             **environment,
-            "TMPDIR": str(tmp_path),
+            "TMPDIR": str(folder),
             PYTHON: str(python),
-            # torch makes this one when it is imported, and leaves it.
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch")),
+            "TORCHINDUCTOR_CACHE_DIR": str(of_torch),
             # Threads that wait for each other by spinning are very slow beside other tests.
             "OMP_NUM_THREADS": "1",
         },
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     assert result.stdout.count("  yes  ") >= 3, result.stdout
-    assert list(tmp_path.iterdir()) == []  # it cleans up after itself
+    assert list(folder.iterdir()) == []  # it cleans up after itself
 
 
 def test_a_check_that_does_not_hold_ends_an_example():

@@ -17,6 +17,7 @@ import socket
 import sys
 import types
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ MESSAGE_BYTES = 200_000
 
 
 def main() -> None:
-    """Answers requests on the socket whose descriptor is the first argument, until it closes."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    """Answers requests on connections to the socket whose descriptor is the first argument.
+
+    It ends when the last of those that have connected is gone.
+    """
+    listening = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()  # what is imported stays
     importlib.import_module("cairn").EasyDeLState  # noqa: B018 (public names are imported late)
     for name in IMPORTED:
@@ -53,49 +57,77 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # the children share these pages
     gc.enable()
-    program = _serve(requests)
+    program = _serve(listening)
     if program is not None:  # in a child
         _become(**program)
 
 
-def _serve(requests: socket.socket) -> dict[str, Any] | None:
+def _serve(listening: socket.socket) -> dict[str, Any] | None:
     """Forks a child for each request; in the child, what it is to become."""
-    under_way: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, where its status goes
+    # By pidfd: pid, where its status goes, and who asked for it.
+    under_way: dict[int, tuple[int, socket.socket, socket.socket]] = {}
+    asking: dict[int, socket.socket] = {}
     ready = selectors.DefaultSelector()
-    ready.register(requests, selectors.EVENT_READ)
+    ready.register(listening, selectors.EVENT_READ)
     while True:
         for key, _ in ready.select():
+            if key.fd == listening.fileno():
+                asks, _ = listening.accept()
+                asking[asks.fileno()] = asks
+                ready.register(asks, selectors.EVENT_READ)
+                continue
             if key.fd in under_way:
                 ready.unregister(key.fd)
                 os.close(key.fd)
-                pid, line = under_way.pop(key.fd)
+                pid, line, _ = under_way.pop(key.fd)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with line, contextlib.suppress(OSError):  # nobody asks any more
                     line.send(json.dumps(status).encode())
                 continue
-            message, files, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
+            asks = asking[key.fd]
+            message, files, _, _ = socket.recv_fds(asks, MESSAGE_BYTES, 4)
             if not message:
-                for pid, _ in under_way.values():
-                    os.kill(pid, signal.SIGKILL)
-                return None
+                for pid, _, who in under_way.values():
+                    if who is asks:
+                        os.kill(pid, signal.SIGKILL)
+                ready.unregister(asks)
+                del asking[key.fd]
+                asks.close()
+                if not asking:
+                    return None
+                continue
             line = socket.socket(fileno=files[0])
+            program = json.loads(message)
+            _import_for(program.pop("imports", ()))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # JAX's: nothing of it has been used here
                 pid = os.fork()
             if pid == 0:
                 ready.close()
-                requests.close()
-                line.close()
-                for pidfd, (_, other) in under_way.items():
+                for one in (listening, line, *asking.values()):
+                    one.close()
+                for pidfd, (_, other, _) in under_way.items():
                     os.close(pidfd)
                     other.close()
-                return {**json.loads(message), "streams": files[1:]}
+                return {**program, "streams": files[1:]}
             for file in files[1:]:
                 os.close(file)
             line.send(json.dumps(pid).encode())
             pidfd = os.pidfd_open(pid)
-            under_way[pidfd] = (pid, line)
+            under_way[pidfd] = (pid, line, asks)
             ready.register(pidfd, selectors.EVENT_READ)
+
+
+def _import_for(names: Iterable[str]) -> None:
+    """What this program and those after it have in common, and others do not need."""
+    new = [name for name in names if name not in sys.modules]
+    if new:
+        gc.disable()
+        for name in new:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def _become(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -11,14 +13,18 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import IO, Any, Self
 
 from tests.programs.interpreter import MESSAGE_BYTES
 
 REPOSITORY = Path(__file__).parents[2]
+SHARED = "TESTS_INTERPRETER"
+"""The variable that names a folder, for the interpreter of all processes of a run."""
 FORKED_BEFORE = "JAX_"
 """Variables so named are read when JAX is imported, which was done before."""
 
@@ -33,6 +39,7 @@ class Program:
         stdin: `subprocess.PIPE` for one that stays open until `with` ends; nothing by default.
         stdout: `subprocess.PIPE`, `DEVNULL`, an open file, or None for this process's own.
         stderr: the same, or `subprocess.STDOUT`.
+        imports: modules that take long to import, and that this program and others after it use.
 
     Raises:
         ValueError: `env` holds other `JAX_` variables than this process.
@@ -47,6 +54,7 @@ class Program:
         stdin: int | None = None,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         self.args = [os.fspath(argument) for argument in arguments]
         self.returncode: int | None = None
@@ -59,6 +67,7 @@ class Program:
             "arguments": self.args,
             "environment": dict(os.environ if env is None else env),
             "folder": os.path.abspath(cwd or "."),
+            "imports": list(imports),
         }
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         source, self.stdin = _source(stdin)
@@ -173,7 +182,7 @@ def hand_on(request: Mapping[str, Any], files: Sequence[int]) -> None:
     """Has a program forked.
 
     Args:
-        request: its `arguments`, `environment` and `folder`.
+        request: its `arguments`, `environment` and `folder`, and maybe its `imports`.
         files: a socket, over which its pid and then its exit status are told, and its streams.
 
     Raises:
@@ -222,20 +231,53 @@ def _check(environment: Mapping[str, str], imported_with: dict[str, str]) -> Non
 def _interpreter() -> tuple[socket.socket, dict[str, str]]:
     """Where programs are asked for, and the variables with which JAX was imported there.
 
-    The interpreter ends when this process does.
+    Workers of one run share an interpreter, and so do the processes that they start: the first
+    that needs one starts it. It ends with the last process that has asked, and the programs of each
+    with that one.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.programs.interpreter", str(theirs.fileno())],
-            cwd=REPOSITORY,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
+    folder = os.environ.get(SHARED)
+    if own := not folder:
+        made = TemporaryDirectory(prefix="tests-")
+        atexit.register(made.cleanup)
+        folder = os.environ[SHARED] = made.name
+    imported_with = zlib.crc32(repr(sorted(_of_jax(os.environ).items())).encode())
+    address = os.path.join(folder, f"{imported_with:x}")
+    with open(f"{address}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            ours, process = _connected(address), None
+        except OSError:  # nobody has begun, or all have ended
+            process = _started(address)
+            ours = _connected(address)
 
     def end() -> None:
         ours.close()
-        process.wait()
+        if own and process is not None:
+            process.wait()
 
     atexit.register(end)
     return ours, _of_jax(os.environ)
+
+
+def _connected(address: str) -> socket.socket:
+    asks = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        asks.connect(address)
+    except OSError:
+        asks.close()
+        raise
+    return asks
+
+
+def _started(address: str) -> subprocess.Popen[bytes]:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen()
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.programs.interpreter", str(listening.fileno())],
+            cwd=REPOSITORY,
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+        )

@@ -47,6 +47,15 @@ def test_each_has_devices_of_its_own():
     assert [program.communicate()[0] for program in programs] == ["2\n", "3\n"]
 
 
+def test_what_it_has_in_common_with_others_is_imported_before():
+    code = "import sys; print('tabnanny' in sys.modules, flush=True)"
+    with Program(["-c", code], stdout=subprocess.PIPE) as program:
+        assert program.communicate()[0] == "False\n"
+    for _ in range(2):
+        with Program(["-c", code], stdout=subprocess.PIPE, imports=["tabnanny"]) as program:
+            assert program.communicate()[0] == "True\n"
+
+
 def test_it_ends_as_an_interpreter_does():
     code = """
 import atexit, sys, threading, time
@@ -85,6 +94,15 @@ def test_one_that_takes_too_long_is_ended():
 def test_other_variables_of_jax_than_it_was_imported_with_are_refused():
     with pytest.raises(ValueError, match="Start the program with subprocess"):
         run(["-c", ""], env={**os.environ, "JAX_ENABLE_X64": "1"})
+
+
+def test_a_process_that_this_one_starts_shares_its_interpreter():
+    code = "import os; print(os.getppid())"
+    program = f"from tests.programs.program import run; print(run(['-c', {code!r}]).stdout, end='')"
+    nested = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert nested.stdout == run(["-c", code]).stdout, nested.stderr
 
 
 def test_none_outlives_the_process_that_started_it(tmp_path):

@@ -1,4 +1,7 @@
-"""Two control planes and two workers on one PostgreSQL, each of which is killed in turn."""
+"""Two control planes and two workers on one PostgreSQL, each of which is killed in turn.
+
+`CAIRN_FAULTS=long` has them do, and be asked for, more.
+"""
 
 import itertools
 import json
@@ -21,14 +24,15 @@ from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.safetensors.stream import plan_shards, write_shard
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
+from tests.faults.report import trials
 from tests.programs.program import Program
 from tests.service.jobs import save_llama, until
 from tests.service.stores import add_steps, make_run, publish
 
 SERVE = ("-m", "cairn.service.command.cli", "serve", "--no-worker", "--port")
 WORK = ("-m", "cairn.service.command.cli", "worker", "--name")
-CONVERTS = 20
-LISTS = 1000
+CONVERTS = trials(short=12, long=60)  # each process is killed once meanwhile, and maybe later
+LISTS = trials(short=400, long=4000)
 PATIENCE = 120.0
 
 
