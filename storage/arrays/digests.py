@@ -15,10 +15,12 @@ digest 0.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import queue
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -29,12 +31,14 @@ from cairn.storage.store import splitmix64
 
 __all__ = [
     "ALGORITHM",
+    "WORDS_AT_ONCE",
     "KeyedSum",
     "box_digest",
     "box_sum",
     "digest_chunks",
     "digest_text",
     "parse_digest",
+    "scratch",
     "total",
 ]
 
@@ -56,8 +60,9 @@ _PAIRED_ROWS: Final = 8
 """From so many rows on, words are summed in pairs: for fewer the keys of pairs take longer to make
 than they save."""
 
-_PAIRS: Final = 1 << 15
-"""Pairs whose second words are shifted down at a time: they stay in the cache."""
+WORDS_AT_ONCE: Final = 1 << 17
+"""64-bit words that are made at a time: they stay in the cache. Fewer take longer, where several
+threads do this: each of NumPy's calls gives Python's lock away and asks for it again."""
 
 _COPIED: Final = 1 << 20
 """Bytes copied at a time of what is not laid out in whole words."""
@@ -68,6 +73,10 @@ _TEXT: Final = re.compile(rf"{ALGORITHM}:([0-9a-f]{{16}})")
 
 Words = np.ndarray[Any, np.dtype[Any]]
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+_scratch: Final[queue.SimpleQueue[Digests]] = queue.SimpleQueue()
+"""Kept from use to use, as many as were once needed at a time: new memory takes as long to have as
+the sum of what is put there."""
 
 
 class KeyedSum(NamedTuple):
@@ -87,7 +96,7 @@ class KeyedSum(NamedTuple):
 def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
     """The digest of a part of a leaf.
 
-    Holds at most some 2 MiB beside the part.
+    Holds at most some 3 MiB beside the part.
 
     Args:
         values: the part's elements, in native byte order.
@@ -237,13 +246,26 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
     of_pairs = np.ascontiguousarray(keys[0::2])
     of_second = keys[1::2] - (of_pairs << half)
     found = np.einsum("ij,j->i", pairs, of_pairs)
-    at_once = min(count, max(1, _PAIRS // pairs.shape[1]))
-    scratch = np.empty((at_once, pairs.shape[1]), np.uint64)
-    for start in range(0, count, at_once):
-        part = pairs[start : start + at_once]
-        second = np.right_shift(part, half, out=scratch[: len(part)])
-        found[start : start + at_once] += np.einsum("ij,j->i", second, of_second)
+    at_once = min(count, max(1, WORDS_AT_ONCE // pairs.shape[1]))
+    with scratch(at_once, pairs.shape[1]) as shifted:
+        for start in range(0, count, at_once):
+            part = pairs[start : start + at_once]
+            second = np.right_shift(part, half, out=shifted[: len(part)])
+            found[start : start + at_once] += np.einsum("ij,j->i", second, of_second)
     return found
+
+
+@contextlib.contextmanager
+def scratch(rows: int, columns: int) -> Iterator[Words]:
+    """Rows of 64-bit words, at most `WORDS_AT_ONCE`, that hold whatever was there before."""
+    count = rows * columns
+    try:
+        memory = _scratch.get_nowait() if count > _KEYS else np.empty(count, np.uint64)
+    except queue.Empty:
+        memory = np.empty(WORDS_AT_ONCE, np.uint64)
+    yield memory[:count].reshape(rows, columns)
+    if count > _KEYS:
+        _scratch.put(memory)
 
 
 _DIGEST: Final = KeyedSum(word=4, seed=0, row_sums=_row_sums)

@@ -17,13 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.storage.arrays.digests import KeyedSum, box_sum
+from cairn.storage.arrays.digests import WORDS_AT_ONCE, KeyedSum, box_sum, scratch
 
 __all__ = ["box_fingerprint"]
 
 _FACTOR: Final = np.uint64(secrets.randbits(64) | 1)
-_MIXED: Final = 1 << 14
-"""Words that are mixed at a time: they and their keys stay in the cache."""
+_OTHER_ORDER: Final = np.dtype(np.uint64).newbyteorder()
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -31,7 +30,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 def box_fingerprint(values: np.ndarray, origin: Sequence[int]) -> int:
     """The fingerprint of a part of a leaf.
 
-    Holds at most some 2 MiB beside the part.
+    Holds at most some 3 MiB beside the part.
 
     Args:
         values: the part's elements.
@@ -43,13 +42,16 @@ def box_fingerprint(values: np.ndarray, origin: Sequence[int]) -> int:
 def _mixed_sums(rows: Words, keys: Words) -> Words:
     """The sum of each row, its words mixed."""
     found = np.empty(len(rows), np.uint64)
-    at_once = max(1, _MIXED // rows.shape[1])
-    scratch = np.empty((min(at_once, len(rows)), rows.shape[1]), np.uint64)
-    for start in range(0, len(rows), at_once):
-        part = rows[start : start + at_once]
-        mixed = np.multiply(part, _FACTOR, out=scratch[: len(part)])
-        mixed.byteswap(inplace=True)
-        found[start : start + at_once] = np.einsum("ij,j->i", mixed, keys)
+    at_once = min(len(rows), max(1, WORDS_AT_ONCE // rows.shape[1]))
+    shape = at_once, rows.shape[1]
+    with scratch(*shape) as products, scratch(*shape) as swapped:
+        for start in range(0, len(rows), at_once):
+            part = rows[start : start + at_once]
+            product, mixed = products[: len(part)], swapped[: len(part)]
+            np.multiply(part, _FACTOR, out=product)
+            # A copy into the other order: `byteswap` would keep other threads from running.
+            np.copyto(mixed.view(_OTHER_ORDER), product)
+            found[start : start + at_once] = np.einsum("ij,j->i", mixed, keys)
     return found
 
 

@@ -56,6 +56,10 @@ _REMOTE_WRITERS: Final = 8
 _REMOTE_MAKERS: Final = max(2, min(4, os.cpu_count() or 1))
 """Threads that put objects together: each has a part of the heap that keeps what it once had."""
 
+_FILLED_AT_ONCE: Final = max(2, os.cpu_count() or 2)
+"""Buffers for a disk that are filled at a time. With more threads than processors they would take
+each other's place in the cache, and wait for each other at each of NumPy's calls. See ADR 45."""
+
 _COPIES_OF_AN_OBJECT: Final = 2
 """In memory on its way: one that is sent, and one of the chunks that do not lie in one piece."""
 
@@ -66,6 +70,18 @@ _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
 
 Buffer = bytes | memoryview
+
+_filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
+"""Held by who fills a buffer for a disk, in all sinks; not while the disk writes it."""
+
+
+def _forget_fillers() -> None:
+    """A child that was forked has none of the threads that hold it."""
+    global _filling
+    _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
+
+
+os.register_at_fork(after_in_child=_forget_fillers)
 
 
 class ValueSink(Protocol):
@@ -324,9 +340,24 @@ def _write_all(
 
     There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
     """
-    into = np.frombuffer(memory, np.uint8)
-    filled = at = 0
+    at = 0
     set_direct(descriptor, wanted=True)
+    fillings = _fillings(buffers, memory, content)
+    while filled := _next(fillings):
+        write_from(descriptor, memory[:filled], at)
+        at += filled
+
+
+def _next(fillings: Iterator[int]) -> int:
+    """How many bytes there are this time; 0 after the last."""
+    with _filling:
+        return next(fillings, 0)
+
+
+def _fillings(buffers: Iterable[Buffer], memory: memoryview, content: ContentSum) -> Iterator[int]:
+    """Fill `memory` with the next bytes, again and again; gives how many are in it each time."""
+    into = np.frombuffer(memory, np.uint8)
+    filled = 0
     for buffer in buffers:
         source = np.frombuffer(buffer, np.uint8)
         while len(source):
@@ -335,10 +366,11 @@ def _write_all(
             source, filled = source[count:], filled + count
             if filled == len(into):
                 content.update(memory)
-                write_from(descriptor, memory, at)
-                at, filled = at + filled, 0
-    content.update(memory[:filled])
-    write_from(descriptor, memory[:filled], at)
+                yield filled
+                filled = 0
+    if filled:
+        content.update(memory[:filled])
+        yield filled
 
 
 def _sync_and_close(descriptor: int, path: str) -> None:

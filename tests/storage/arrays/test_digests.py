@@ -94,16 +94,16 @@ def test_digest_is_the_defined_sum_for_every_dtype(dtype):
         assert box_digest(spread[tuple(slice(None, None, 2) for _ in shape)], origin) == expected
 
 
-@pytest.mark.parametrize("pairs", [digests._PAIRS, 60])
+@pytest.mark.parametrize("words", [digests.WORDS_AT_ONCE, 60])
 @pytest.mark.parametrize(
     ("width", "columns"),
     [(48, (0, 48)), (50, (1, 49)), (49, (0, 48)), (50, (2, 50)), (47, (0, 47))],
     ids=["whole", "off by a word", "odd rows", "off by a pair", "odd"],
 )
 def test_many_rows_of_words_sum_to_what_is_defined_however_they_lie(
-    monkeypatch, pairs, width, columns
+    monkeypatch, words, width, columns
 ):
-    monkeypatch.setattr(digests, "_PAIRS", pairs)
+    monkeypatch.setattr(digests, "WORDS_AT_ONCE", words)
     monkeypatch.setattr(digests, "_KEYS", 64)
     array = random_bits("uint32", (40, width))[:, slice(*columns)]
     assert box_digest(array, (3, 4090)) == by_definition(array, (3, 4090))

@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import queue
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,6 +148,71 @@ def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
     child.join(60)
     assert child.exitcode == 0
     assert (tmp_path / "child" / "d" / "file").read_bytes() == content
+
+
+def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path):
+    filling, most = set(), 0
+
+    def parts(number):
+        nonlocal most
+        for _ in range(6):
+            filling.add(number)
+            most = max(most, len(filling))
+            time.sleep(0.001)
+            filling.remove(number)
+            yield memoryview(bytes(MEMORY))
+
+    sink = open_sink(parse_uri(tmp_path))
+    threads = 4 * value_sinks._FILLED_AT_ONCE
+    with ThreadPoolExecutor(threads) as pool:
+        written = [
+            pool.submit(sink.write, f"d/{number}", parts(number), ContentSum())
+            for number in range(threads)
+        ]
+    for one in written:
+        one.result().result()
+    sink.close()
+    assert 1 < most <= value_sinks._FILLED_AT_ONCE
+
+
+def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(value_sinks, "_filling", threading.BoundedSemaphore(1))
+    at_the_disk, answers = threading.Event(), threading.Event()
+    put = os.pwrite
+
+    def write(descriptor, data, offset):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("slow"):
+            at_the_disk.set()
+            assert answers.wait(60)
+        return put(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    sink = open_sink(parse_uri(tmp_path))
+    content = numbers(3 * MEMORY)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(sink.write, "d/slow", iter([memoryview(content)]), ContentSum())
+        assert at_the_disk.wait(60)
+        sink.write("d/other", iter([memoryview(content)]), ContentSum()).result()
+        answers.set()
+        slow.result().result()
+    sink.close()
+    assert (tmp_path / "d" / "other").read_bytes() == content
+    assert (tmp_path / "d" / "slow").read_bytes() == content
+
+
+def test_a_child_that_is_forked_while_buffers_are_filled_writes(tmp_path):
+    for _ in range(value_sinks._FILLED_AT_ONCE):
+        value_sinks._filling.acquire()
+    try:
+        child = multiprocessing.get_context("fork").Process(target=written, args=(tmp_path, b"it"))
+        child.start()
+        child.join(60)
+        child.kill()
+    finally:
+        for _ in range(value_sinks._FILLED_AT_ONCE):
+            value_sinks._filling.release()
+    assert child.exitcode == 0
+    assert (tmp_path / "d" / "file").read_bytes() == b"it"
 
 
 AT_FIRST = MOST_REMOTE_BYTES // REMOTE_FILE_BYTES
