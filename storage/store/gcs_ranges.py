@@ -127,11 +127,11 @@ class GcsRanges:
 
     def _credentials(self) -> dict[str, str]:
         headers: dict[str, str] = {}
-        credentials = filesystem(self._folder).credentials
         try:
+            credentials = filesystem(self._folder).credentials
             credentials.maybe_refresh()
             credentials.apply(headers)
-        except Exception as exc:  # of google.auth, which TensorStore does without
+        except Exception as exc:  # of gcsfs or google.auth, which TensorStore does without
             raise http.client.HTTPException(f"no credentials: {exc}") from exc
         return headers
 
