@@ -3,7 +3,7 @@
 TensorStore hands over bytes, which have been copied three times on their way, into pages that were
 new each time. Here the kernel copies them to where they go. Only if all goes well: what is refused,
 late or cut off is to be asked for through TensorStore, which tries again and knows when to end.
-See ADR 45.
+See ADR 46.
 """
 
 import contextlib
