@@ -73,6 +73,9 @@ _NO_META: Final[Mapping[str, Any]] = MappingProxyType({})
 _ENDING_SECONDS: Final = 10.0
 """How long the thread of a save may take from its last word to its end."""
 
+_LEAVING_SECONDS: Final = 1.0
+"""How long the thread of a save lets its caller go first, at most."""
+
 
 _LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
 """For so long nobody else could write, should this writer die."""
@@ -286,11 +289,14 @@ class Checkpointer:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")
             with within(deadline):
-                handle = self._save(step, items, given, overwrite=overwrite)
+                handle, work = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
             record_refusal(exc, step=_number_of(step), uri=self.uri)
             raise
-        record_started(handle)
+        try:
+            record_started(handle)
+        finally:
+            work.go()
         return handle
 
     def _save(
@@ -300,7 +306,8 @@ class Checkpointer:
         given: Mapping[str, Any],
         *,
         overwrite: bool,
-    ) -> SaveHandle:
+    ) -> "tuple[SaveHandle, _BackgroundWork]":
+        """The save, and its work, which begins once it is told to."""
         started = time.monotonic()
         with self._locked(), ExitStack() as stack:
             save, arrays = processes.together(
@@ -327,9 +334,10 @@ class Checkpointer:
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
             held: HeldItems | None = None
+            work: _BackgroundWork | None = None
             try:
                 held = HeldItems(arrays, self._known, save.compression, self._memory)
-                self._start(
+                work = self._start(
                     SaveJob(
                         handle=handle,
                         save=save,
@@ -344,6 +352,8 @@ class Checkpointer:
                 )
                 del arrays
                 stack.close()  # waves may take long, and garbage is collected meanwhile
+                if held.waves > 1:
+                    work.go()
                 if not held.copy_rest(own_seconds_left()):
                     raise _not_copied(handle, held.waves)
                 handle.waves = held.waves
@@ -352,12 +362,14 @@ class Checkpointer:
                     held.end(exc)
                 # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                 self._writer.drop()
+                if work is not None:
+                    work.go()
                 processes.report_failure(key, exc)
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
                 raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
-        return handle
+        return handle, work
 
     @property
     def _memory(self) -> Memory:
@@ -479,8 +491,8 @@ class Checkpointer:
         exit_guard.release(self)
         self._writer.close()
 
-    def _start(self, job: SaveJob) -> None:
-        """Have the save finished in the background."""
+    def _start(self, job: SaveJob) -> "_BackgroundWork":
+        """Have the save finished in the background, once its caller has gone."""
         work = _BackgroundWork(job.run, name=f"cairn-save-{job.handle.step}")
         self._current, self._work = job.handle, work
         exit_guard.guard(self)
@@ -490,6 +502,7 @@ class Checkpointer:
             if not work.started:
                 self._current = self._work = None
             raise
+        return work
 
     def _refuse_fork(self) -> None:
         """A forked child has none of the threads that would do the work."""
@@ -648,6 +661,10 @@ def _check_seconds(seconds: Any, *, path: str) -> None:
 class _BackgroundWork:
     """A thread that keeps the process alive until it ends.
 
+    It lets whoever starts it go first: else the two would take Python's lock from each other at
+    every turn, and the caller would wait. So would it for the garbage collector, which would look
+    at all that the caller has made: there are no collections until the work begins.
+
     Attributes:
         over: set once the work has ended, however it did.
     """
@@ -663,6 +680,8 @@ class _BackgroundWork:
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
+        self._gone = threading.Event()
+        self._first = ExitStack()
         self.over = threading.Event()
 
     @property
@@ -671,8 +690,18 @@ class _BackgroundWork:
         return self._thread.ident is not None
 
     def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        """Begin once `go` is called, or soon."""
+        self._first.enter_context(no_collections())
+        try:
+            self._thread.start()
+        except BaseException:
+            if not self.started:
+                self._first.close()
+            raise
+
+    def go(self) -> None:
+        """Whoever has started this is done; any number of times."""
+        self._gone.set()
 
     def when_over(self, call: Callable[[], object]) -> None:
         """Call `call` once the work is over: at once if it is, else in its thread."""
@@ -684,6 +713,8 @@ class _BackgroundWork:
 
     def _run(self) -> None:
         try:
+            self._gone.wait(_LEAVING_SECONDS)
+            self._first.close()
             if self._work is not None:
                 self._work()
         finally:

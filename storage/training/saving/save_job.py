@@ -90,7 +90,8 @@ class SaveJob:
         key = self.write.key
         written: Mapping[str, WrittenItem] | None = None
         try:
-            self.items.describe()
+            with no_collections():
+                self.items.describe()
             written = processes.wait_for(self.write.result, key)
             if processes.is_primary():
                 with no_collections():

@@ -382,8 +382,8 @@ def test_no_garbage_is_collected_while_leaves_are_held(root_uri, monkeypatch):
     monkeypatch.setattr(checkpointer_module, "prepare", watched(prepare))
     monkeypatch.setattr(Checkpointer, "_claim", watched(claim))
     with Checkpointer(root_uri / "run") as checkpointer:
-        checkpointer.save(1, {"model": {"a": floats(3)}}, meta={})
-        assert gc.isenabled()
+        checkpointer.save(1, {"model": {"a": floats(3)}}, meta={}).wait()
+        assert gc.isenabled()  # since its work began
         with pytest.raises(UnsupportedLeafError):
             checkpointer.save(2, {"model": {"a": "text"}}, meta={})
     assert gc.isenabled()

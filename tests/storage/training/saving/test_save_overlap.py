@@ -1,5 +1,6 @@
 """Saves that were given up or left alone: nothing else may write where they still do."""
 
+import gc
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import save_job
 from cairn.storage.training.saving.save_handle import SaveHandle
+from cairn.storage.training.saving.saves import HeldItems
 from tests.storage.states import abstract, assert_same, state
 
 
@@ -65,6 +67,49 @@ def test_a_save_that_was_given_up_keeps_others_out_until_it_has_ended(made, held
     assert made._work.over.wait(60)
     save(made, 2).wait()
     assert_listed(made, 2)  # what was given up is not published later
+
+
+def test_the_work_of_a_save_begins_once_its_call_is_over(made, monkeypatch):
+    monkeypatch.setattr(checkpointer_module, "_LEAVING_SECONDS", 60.0)
+    begun, at_the_end = threading.Event(), []
+    describe, record = HeldItems.describe, checkpointer_module.record_started
+
+    def noted(self):
+        begun.set()
+        describe(self)
+
+    def last(handle):
+        record(handle)
+        at_the_end.append((begun.is_set(), gc.isenabled()))
+
+    monkeypatch.setattr(HeldItems, "describe", noted)
+    monkeypatch.setattr(checkpointer_module, "record_started", last)
+    save(made, 1).wait()
+    assert at_the_end == [(False, False)]  # nor was garbage collected at the caller's expense
+    assert begun.is_set()
+    assert gc.isenabled()
+    assert_listed(made, 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_call_that_is_interrupted_at_its_end_has_its_save_go_on(made, monkeypatch, error):
+    def interrupted(_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointer_module, "_LEAVING_SECONDS", 60.0)
+        patch.setattr(checkpointer_module, "record_started", interrupted)
+        with pytest.raises(error):
+            save(made, 1)
+    made.wait_until_finished()
+    assert_listed(made, 1)
+
+
+def test_the_work_of_a_save_begins_by_itself_if_nobody_tells_it_to(made, monkeypatch):
+    monkeypatch.setattr(checkpointer_module, "_LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointer_module._BackgroundWork, "go", lambda _: None)
+    save(made, 1).wait()
+    assert_listed(made, 1)
 
 
 def test_an_interrupted_close_keeps_the_run_until_the_save_has_ended(

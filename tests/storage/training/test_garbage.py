@@ -1,0 +1,48 @@
+"""While many objects are made no garbage is collected, whoever asks for that, in whatever order."""
+
+import gc
+import multiprocessing
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from cairn.storage.training.garbage import no_collections
+
+
+def test_collections_begin_again_once_all_have_left():
+    assert gc.isenabled()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(no_collections())
+    second.enter_context(no_collections())
+    first.close()
+    assert not gc.isenabled()
+    with ThreadPoolExecutor(1) as pool:  # another thread than the one that entered
+        pool.submit(second.close).result()
+    assert gc.isenabled()
+
+
+def test_who_has_none_has_none_afterwards():
+    gc.disable()
+    try:
+        with no_collections(), no_collections():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_child_that_is_forked_meanwhile_collects_garbage():
+    with no_collections():
+        child = multiprocessing.get_context("fork").Process(
+            target=lambda: sys.exit(0 if _collects() else 1)
+        )
+        child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def _collects():
+    enabled = gc.isenabled()
+    with no_collections():
+        without = not gc.isenabled()
+    return enabled and without and gc.isenabled()
