@@ -19,7 +19,7 @@ LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_proc
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
   tests/storage/runs/test_protocol.py tests/storage/training/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/state/module/test_generation_whole_model.py
+PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
@@ -70,7 +70,7 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 m
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
 
-proofs: $(DEV_STAMP)  ## build and run the images, the notebook in Jupyter, whole models (some 3 minutes)
+proofs: $(DEV_STAMP)  ## build and run the images, the notebook in Jupyter, whole models, all contenders (some 4 minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)

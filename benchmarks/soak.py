@@ -4,11 +4,11 @@ One process saves again and again: a donating step changes what it trains, a fro
 each save is waited for. After it garbage is collected and the resident memory read. A parent has
 the store, if that is a bucket's double, counts what each step asks, and says when to go on.
 
-    python -m benchmarks.soak [--local 1000] [--memory 500] [--steps 2000] [--json FILE]
+    python -m benchmarks.soak [--local 1000] [--memory 2000] [--steps 2000] [--json FILE]
 
 The C library's allocator keeps freed memory for each thread, and divides it among arenas, so that
-resident memory of a process with many threads creeps up for a while though nothing is held. One of
-the three jobs runs without these caches: there `allocated` is every byte that native code holds,
+resident memory of a process with many threads creeps up for a while though nothing is held. So a
+job to each store runs without these caches: there `allocated` is every byte that native code holds,
 and Python for what is large. What is small it has in blocks of its own, which are counted. The
 others are as jobs are.
 
@@ -94,7 +94,7 @@ def means(values: Sequence[float], batches: int = BATCHES) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--local", type=int, default=1000, help="saves to a local disk")
-    parser.add_argument("--memory", type=int, default=500, help="saves to the bucket's double")
+    parser.add_argument("--memory", type=int, default=2000, help="saves to the bucket's double")
     parser.add_argument("--steps", type=int, default=2000, help="the same, as jobs are")
     parser.add_argument("--warm-up", type=int, default=100, help="saves that don't count")
     parser.add_argument("--folder", type=Path, help="where to save; by default a temporary one")
@@ -107,7 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         if options.local:
-            rows.append(_printed(_local(folder / "disk", options.local, options.warm_up)))
+            for name, allocator in (
+                ("a local disk", {}),
+                ("a local disk, without the allocator's caches", SETTLED),
+            ):
+                told = _told(str(folder / f"disk-{len(rows)}"), options.local, allocator)
+                rows.append(_printed(_row(name, list(told), options.warm_up)))
         if options.memory:
             name = "a bucket, without the allocator's caches"
             given = (options.memory, options.warm_up)
@@ -132,10 +137,6 @@ def _with_others(rows: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]
 def _printed(row: dict[str, Any]) -> dict[str, Any]:
     print(json.dumps(row), flush=True)
     return row
-
-
-def _local(folder: Path, saves: int, warm_up: int) -> dict[str, Any]:
-    return _row("a local disk", list(_told(str(folder / "run"), saves, {})), warm_up)
 
 
 def _bucket(

@@ -8,7 +8,11 @@ them, as the row says; before every save `os.sync()` has returned. All
 contenders get the same state (`storage_workload.py`), and each save is deleted once it is measured.
 
     python -m benchmarks.storage [--megabytes 2020] [--layers 6] [--runs 5] [--rows TEXT ...]
+<<<<<<< HEAD
         [--store file|gcs] [--server double|nginx] [--latency SECONDS] [--folder FOLDER]
+=======
+        [--without-peers] [--store file|gcs] [--latency SECONDS] [--folder FOLDER]
+>>>>>>> suite
         [--output results.json]
 
 Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
@@ -88,6 +92,9 @@ def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
     parser.add_argument("--layers", type=int, default=workload.LAYERS, help="of the state")
     parser.add_argument("--runs", type=int, default=5, help="rounds")
     parser.add_argument("--rows", nargs="+", default=[""], help="parts of the names of rows")
+    parser.add_argument(
+        "--without-peers", action="store_true", help="leave the rows out that are about others"
+    )
     parser.add_argument("--store", choices=sorted(MEGABYTES), default="file")
     parser.add_argument(
         "--jobs", type=int, default=1, help="contenders at once: to try it out, figures suffer"
@@ -114,6 +121,7 @@ def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
     rows = [row for row in all_rows(arguments.store) if any(p in row.name for p in arguments.rows)]
     if in_front:
         rows = [row for row in rows if row.value.measurement.measure in READS]
+    rows = [row for row in rows if not (arguments.without_peers and is_peers(row.name))]
     if not rows:
         parser.error(f"--rows {' '.join(arguments.rows)}: no row has this in its name")
     if arguments.latency and arguments.store == "file":
@@ -182,7 +190,7 @@ class Bench:
         self._root, self._size = root, size
         self._environment = child_environment(variables, measured=jobs == 1)
         self._wanted = {each for row in rows for each in row.measurements()}
-        figures = [figure for row in rows for figure in (row.value, row.seconds)]
+        figures = [one for row in rows for one in (row.value, row.reference, row.seconds)]
         self._repeated = {each.measurement for each in figures if each.field in REPEATED}
 
     def round(self, number: int) -> None:

@@ -106,6 +106,7 @@ PROOFS = (
     "tests/examples/test_whole_models.py",
     "tests/packaging/test_mypy_types.py",
     "tests/state/module/test_generation_whole_model.py",
+    "tests/test_all_contenders.py",
 )
 """Files that `make proofs` names: long, and `make test` has a part of each in a file beside it.
 

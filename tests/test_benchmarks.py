@@ -1,4 +1,4 @@
-"""The storage benchmark runs, at a size whose figures mean nothing, and leaves nothing behind."""
+"""Benchmarks run, at a size whose figures mean nothing, and leave nothing behind."""
 
 import json
 import math
@@ -35,27 +35,39 @@ OF_THE_DISK = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
-    """The results of one round over all rows, one layer of a megabyte, two contenders at once."""
+    """The results of one round over our own rows; `test_all_contenders.py` has those of others."""
+    return measured(tmp_path_factory, "--without-peers")
+
+
+def measured(tmp_path_factory, *more) -> Path:
+    """Where the results are of one round, one layer of a megabyte, two contenders at once."""
     folder = tmp_path_factory.mktemp("work")
     output = tmp_path_factory.mktemp("results") / "storage.json"
 
     def start(arguments, environment):
         return run(arguments, cwd=REPOSITORY, env=environment)
 
-    options = ["--megabytes", "1", "--layers", "1", "--runs", "1", "--jobs", "2"]
+    options = ["--megabytes", "1", "--layers", "1", "--runs", "1", "--jobs", "2", *more]
     status = storage.main([*options, "--folder", str(folder), "--output", str(output)], start)
     assert status == 0
     assert list(folder.iterdir()) == []
     return output
 
 
+def names_of(results, named):
+    """Of the rows that have been measured, and of those in `named` that can be measured here."""
+    rows = json.loads(results.read_text())
+    direct = storage_limits.can_read_and_write(results.parent)  # a file system in memory can't
+    expected = [row.name for row in named if direct or not row.needs_direct_io]
+    return [row["row"] for row in rows], expected
+
+
 def test_storage_benchmark_writes_every_row_it_names(results):
     rows = json.loads(results.read_text())
-    named = storage_rows.all_rows("file")
-    direct = storage_limits.can_read_and_write(results.parent)  # a file system in memory can't
-    assert [row["row"] for row in rows] == [
-        row.name for row in named if direct or not row.needs_direct_io
-    ]
+    direct = storage_limits.can_read_and_write(results.parent)
+    named = [row for row in storage_rows.all_rows("file") if not storage_rows.is_peers(row.name)]
+    found, expected = names_of(results, named)
+    assert found == expected
     own = {row["row"]: row["budget"] for row in rows if row["budget"] is not None}
     assert own == {
         **({name: budget for name, budget in OF_THE_DISK.items() if direct}),
@@ -81,6 +93,10 @@ def test_storage_benchmark_writes_every_row_it_names(results):
 
 
 def test_storage_benchmark_rows_carry_numbers_and_their_reference(results):
+    check_numbers(results)
+
+
+def check_numbers(results):
     for row in json.loads(results.read_text()):
         assert set(row) == {"row", "seconds", "bytes", "reference", "ratio", "budget", "runs"}
         # What a save costs a loop is the difference of two times, which noise can turn around.
