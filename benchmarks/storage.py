@@ -8,12 +8,8 @@ them, as the row says; before every save `os.sync()` has returned. All
 contenders get the same state (`storage_workload.py`), and each save is deleted once it is measured.
 
     python -m benchmarks.storage [--megabytes 2020] [--layers 6] [--runs 5] [--rows TEXT ...]
-<<<<<<< HEAD
-        [--store file|gcs] [--server double|nginx] [--latency SECONDS] [--folder FOLDER]
-=======
-        [--without-peers] [--store file|gcs] [--latency SECONDS] [--folder FOLDER]
->>>>>>> suite
-        [--output results.json]
+        [--without-peers] [--store file|gcs] [--server double|nginx] [--latency SECONDS]
+        [--folder FOLDER] [--output results.json]
 
 Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
 `--store gcs` a server of the GCS protocol runs beside the benchmark, as a process of its own;
