@@ -6,7 +6,7 @@ packed, or of plain Orbax) are read by TensorStore.
 
 A range arrives in its place; if it does not, TensorStore asks again, with its retries. Many are
 asked for at a time, neighbours at once. So many requests are on their way as fit into a budget of
-bytes: many where values are small, few where they are large. Imports no JAX. See ADR 41 and 45.
+bytes: many where values are small, few where they are large. Imports no JAX. See ADR 41 and 46.
 """
 
 import math
