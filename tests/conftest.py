@@ -131,7 +131,11 @@ def pytest_configure(config):
     if number == "0" or [Path(argument).absolute() for argument in config.args] != [HERE]:
         return
     folders = sorted(path for path in HERE.iterdir() if any(path.rglob("test_*.py")))
-    files = sorted(path for path in HERE.iterdir() if path.match("test_*.py"))
+    files = sorted(
+        path
+        for path in HERE.iterdir()
+        if path.match("test_*.py") and str(path) not in collect_ignore
+    )
     sizes = [sum(file.stat().st_size for file in path.rglob("*.py")) for path in folders]
     before = list(itertools.accumulate(sizes, initial=0))
     share = before[-1] * int(number) / config.workerinput["workercount"]
