@@ -17,7 +17,6 @@ import socket
 import sys
 import types
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,6 @@ def _serve(listening: socket.socket) -> dict[str, Any] | None:
                     return None
                 continue
             line = socket.socket(fileno=files[0])
-            program = json.loads(message)
-            _import_for(program.pop("imports", ()))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # JAX's: nothing of it has been used here
                 pid = os.fork()
@@ -109,25 +106,13 @@ def _serve(listening: socket.socket) -> dict[str, Any] | None:
                 for pidfd, (_, other, _) in under_way.items():
                     os.close(pidfd)
                     other.close()
-                return {**program, "streams": files[1:]}
+                return {**json.loads(message), "streams": files[1:]}
             for file in files[1:]:
                 os.close(file)
             line.send(json.dumps(pid).encode())
             pidfd = os.pidfd_open(pid)
             under_way[pidfd] = (pid, line, asks)
             ready.register(pidfd, selectors.EVENT_READ)
-
-
-def _import_for(names: Iterable[str]) -> None:
-    """What this program and those after it have in common, and others do not need."""
-    new = [name for name in names if name not in sys.modules]
-    if new:
-        gc.disable()
-        for name in new:
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
-        gc.enable()
 
 
 def _become(

@@ -39,7 +39,6 @@ class Program:
         stdin: `subprocess.PIPE` for one that stays open until `with` ends; nothing by default.
         stdout: `subprocess.PIPE`, `DEVNULL`, an open file, or None for this process's own.
         stderr: the same, or `subprocess.STDOUT`.
-        imports: modules that take long to import, and that this program and others after it use.
 
     Raises:
         ValueError: `env` holds other `JAX_` variables than this process.
@@ -54,7 +53,6 @@ class Program:
         stdin: int | None = None,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
-        imports: Sequence[str] = (),
     ) -> None:
         self.args = [os.fspath(argument) for argument in arguments]
         self.returncode: int | None = None
@@ -67,7 +65,6 @@ class Program:
             "arguments": self.args,
             "environment": dict(os.environ if env is None else env),
             "folder": os.path.abspath(cwd or "."),
-            "imports": list(imports),
         }
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         source, self.stdin = _source(stdin)
@@ -182,7 +179,7 @@ def hand_on(request: Mapping[str, Any], files: Sequence[int]) -> None:
     """Has a program forked.
 
     Args:
-        request: its `arguments`, `environment` and `folder`, and maybe its `imports`.
+        request: its `arguments`, `environment` and `folder`.
         files: a socket, over which its pid and then its exit status are told, and its streams.
 
     Raises:

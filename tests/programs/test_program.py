@@ -47,15 +47,6 @@ def test_each_has_devices_of_its_own():
     assert [program.communicate()[0] for program in programs] == ["2\n", "3\n"]
 
 
-def test_what_it_has_in_common_with_others_is_imported_before():
-    code = "import sys; print('tabnanny' in sys.modules, flush=True)"
-    with Program(["-c", code], stdout=subprocess.PIPE) as program:
-        assert program.communicate()[0] == "False\n"
-    for _ in range(2):
-        with Program(["-c", code], stdout=subprocess.PIPE, imports=["tabnanny"]) as program:
-            assert program.communicate()[0] == "True\n"
-
-
 def test_it_ends_as_an_interpreter_does():
     code = """
 import atexit, sys, threading, time

@@ -18,11 +18,6 @@ from cairn.storage.store.uri import parse_uri
 from tests.programs.program import Program
 from tests.service.jobs import PATIENCE, artifact_of, done, serving, tries, watch
 
-TRANSFORMERS = (
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.mistral.modeling_mistral",
-)
-
 
 class Patient:
     """A job that nobody ends."""
@@ -76,7 +71,7 @@ def forked(monkeypatch):
     """Checks whose processes are forked: to start them afresh takes most of their time."""
 
     def popen(command, **options):
-        return Program(command[1:], imports=TRANSFORMERS, **options)
+        return Program(command[1:], **options)
 
     starting = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
     monkeypatch.setattr(logits_check, "subprocess", starting)
