@@ -23,14 +23,14 @@ def told():
 @pytest.fixture(params=["file", "gs"])
 def uri(request, tmp_path):
     if request.param == "file":
-        return parse_uri(str(tmp_path / "store"))
-    return parse_uri(f"{request.getfixturevalue('gcs').bucket_uri}/store")
+        return parse_uri(str(tmp_path / "heard"))
+    return parse_uri(f"{request.getfixturevalue('gcs').bucket_uri}/heard")
 
 
 def heard(told):
     """Since it was asked last, in the store: operation and outcome of each, by the path's end."""
-    own = [call for call in told if "/store" in call.path]  # what other tests left is elsewhere
-    found = [(call.operation, call.path.rpartition("/store")[2], call.outcome) for call in own]
+    own = [call for call in told if "/heard" in call.path]  # what other tests left is elsewhere
+    found = [(call.operation, call.path.rpartition("/heard")[2], call.outcome) for call in own]
     assert all(0 <= call.seconds < 60 for call in told)
     told.clear()
     return found
@@ -82,13 +82,13 @@ def test_a_store_that_is_silent_is_unavailable(gcs, told, monkeypatch):
     monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 0.2)
     gcs.faults.add("hang")
     with pytest.raises(StoreUnavailableError):
-        ObjectStore.open(f"{gcs.bucket_uri}/store").read("a")
+        ObjectStore.open(f"{gcs.bucket_uri}/heard").read("a")
     assert heard(told) == [("read", "/a", "unavailable")]
 
 
 def test_reads_of_arrays_are_told(told, tmp_path):
-    save_llama(tmp_path / "store")
-    run = Run.open(tmp_path / "store")
+    save_llama(tmp_path / "heard")
+    run = Run.open(tmp_path / "heard")
     info = run.step(1)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
     told.clear()
