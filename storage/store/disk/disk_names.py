@@ -57,8 +57,9 @@ def _hold(folder: str) -> None:
         new[folder] = found.st_dev, found.st_ino
         folder = above
     synced = _all_synced([os.path.dirname(path) for path in new])
-    ours = itertools.takewhile(lambda one: one[1], zip(list(new.items()), synced, strict=True))
-    _held.update(item for item, _ in ours)  # last: whoever finds one relies on those above it
+    ours = sum(itertools.takewhile(bool, synced))
+    # Last: whoever finds a folder here relies on all that are above it.
+    _held.update(itertools.islice(new.items(), ours))
     for known in list(_held)[:-_MOST_HELD]:
         _held.pop(known, None)
 
