@@ -1,8 +1,9 @@
 """What a client asks about the files of a checkpoint: which there are, and a copy of them."""
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Final
 
 from cairn.service.client.asynchronous.checked_file import fetch_checked, is_as_recorded
 from cairn.service.client.asynchronous.download import blocks
@@ -10,6 +11,9 @@ from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
 from cairn.service.client.protocol import DEFAULT_ROOT, file_path, plain_parts, step_path
 from cairn.service.errors import DownloadError
 from cairn.service.schemas import StepFile, StepFileList
+
+_SUMMED_BYTES: Final = 1 << 20
+_SHOWN: Final = 3
 
 
 class AsyncStepFilesConnection(AsyncTensorsConnection):
@@ -51,7 +55,8 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
         """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
 
         Each is streamed, compared with its size and CRC-32C, and appears once it is whole. The same
-        call again goes on where one broke off: what is there and right is read, not fetched.
+        call again goes on where one broke off: what is there and right is read, not fetched. A part
+        of one step does not come beside parts of another.
 
         Args:
             run: Name of the run.
@@ -61,18 +66,21 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             root: Name of the run's root.
 
         Raises:
-            DownloadError: What came is not what was saved, another process writes the file, or no
-                file's name begins with `prefix`.
+            DownloadError: What came is not what was saved, another process writes the file, no
+                file's name begins with `prefix`, or the folder has other parts of another step.
             OSError: The disk is full, or does not let us write.
             ProblemResponseError: There is no such step, or a file is damaged in the store.
             ServerUnreachableError: A connection broke five times without a byte in between.
         """
-        files = [one async for one in self.step_files(run, step, prefix=prefix, root=root)]
+        known = [one async for one in self.step_files(run, step, root=root)]
+        files = [one for one in known if one.name.startswith(prefix)]
         if not files:
             raise DownloadError(
                 f"{run}, step {step}: expected files whose names begin with {prefix!r}, found "
                 "none. `step_files` lists them."
             )
+        others = [one for one in known if not one.name.startswith(prefix)]
+        await _refuse_mixed(others, Path(folder), f"{run}, step {step}")
         for file in files:
             await self._download_file(root, run, step, file, Path(folder))
         return files
@@ -97,3 +105,29 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             name=f"{run}, step {step}: {file.name}",
         )
         part.replace(target)
+
+
+async def _refuse_mixed(others: Sequence[StepFile], folder: Path, name: str) -> None:
+    """Refuse a folder whose files beside those that are asked for are of another step.
+
+    Of large ones the size says it, and the small ones beside them, which differ with each step.
+
+    Raises:
+        DownloadError: It has such files; they are named.
+    """
+    wrong = []
+    for one in others:
+        path = folder.joinpath(*plain_parts(one.name))
+        if not path.is_file():
+            continue
+        known = one.crc32c is not None and one.bytes <= _SUMMED_BYTES
+        same = path.stat().st_size == one.bytes
+        if not (await is_as_recorded(path, one.bytes, one.crc32c) if known else same):
+            wrong.append(one.name)
+    if wrong:
+        shown = ", ".join(wrong[:_SHOWN]) + ("" if len(wrong) <= _SHOWN else ", …")
+        raise DownloadError(
+            f"{name}: expected in {folder} nothing of another step, found {len(wrong)} files that "
+            f"are not this one's: {shown}. Give each step a folder of its own, or download all of "
+            "this one."
+        )

@@ -133,6 +133,20 @@ def test_part_of_another_step_is_not_gone_on_with(served, tmp_path):
         assert target.read_bytes() == whole
 
 
+def test_part_of_one_step_does_not_come_beside_parts_of_another(served, tmp_path):
+    _, url = served
+    with counted(url) as (client, asked):
+        client.download_step("noise", 1, tmp_path)
+        before = lying(tmp_path)
+        asked.clear()
+        for prefix in ("model/", "meta/"):
+            with pytest.raises(DownloadError, match=r"nothing of another step, found \d+ files"):
+                client.download_step("noise", 2, tmp_path, prefix=prefix)
+        assert (asked, lying(tmp_path)) == ([], before)
+        client.download_step("noise", 1, tmp_path, prefix="model/")
+        assert (asked, lying(tmp_path)) == ([], before)
+
+
 def test_damaged_file_is_never_there(served, tmp_path):
     store, url = served
     with Client(url) as client:
