@@ -2,7 +2,7 @@
 """What a client asks about the files of a checkpoint: which there are, and a copy of them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,7 @@ class StepFilesConnection(TensorsConnection):
         *,
         prefix: str = "",
         root: str = DEFAULT_ROOT,
+        tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[StepFile]:
         """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
 
@@ -65,6 +66,7 @@ class StepFilesConnection(TensorsConnection):
             folder: Is made if it is not there; other files in it stay.
             prefix: Only files whose name begins so, such as `model/`.
             root: Name of the run's root.
+            tell: Is told how many bytes are there, and of how many.
 
         Raises:
             DownloadError: What came is not what was saved, another process writes the file, no
@@ -82,11 +84,26 @@ class StepFilesConnection(TensorsConnection):
             )
         others = [one for one in known if not one.name.startswith(prefix)]
         _refuse_mixed(others, Path(folder), f"{run}, step {step}")
+        before, total = 0, sum(one.bytes for one in files)
         for file in files:
-            self._download_file(root, run, step, file, Path(folder))
+
+            def tell_all(done: int, before: int = before) -> None:
+                tell(before + done, total)
+
+            self._download_file(root, run, step, file, Path(folder), tell_all)
+            before += file.bytes
+            tell(before, total)
         return files
 
-    def _download_file(self, root: str, run: str, step: int, file: StepFile, folder: Path) -> None:
+    def _download_file(
+        self,
+        root: str,
+        run: str,
+        step: int,
+        file: StepFile,
+        folder: Path,
+        tell: Callable[[int], None],
+    ) -> None:
         """Have one file in the folder as it was saved."""
         target = folder.joinpath(*plain_parts(file.name))
         if is_as_recorded(target, file.bytes, file.crc32c):
@@ -102,6 +119,7 @@ class StepFilesConnection(TensorsConnection):
             size=file.bytes,
             crc32c=file.crc32c,
             name=f"{run}, step {step}: {file.name}",
+            tell=tell,
         )
         part.replace(target)
 

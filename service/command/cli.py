@@ -25,6 +25,7 @@ from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import create as create_commands
+from cairn.service.command import download as download_commands
 from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.administration import audit as audit_commands
@@ -115,6 +116,7 @@ app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
+app.add_typer(download_commands.app)
 app.add_typer(pull_commands.app)
 app.add_typer(top_commands.app)
 app.add_typer(alias_commands.app)

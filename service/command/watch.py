@@ -6,17 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from cairn.service.client.client import Client
+from cairn.service.command.printing.bars import bytes_bar
 from cairn.service.command.printing.documents import print_line
 from cairn.service.errors import OperationFailedError, WatchEndedError
 from cairn.service.schemas import Operation, OperationState
@@ -86,16 +78,8 @@ def as_json(client: Client) -> Show:
 
 
 def _with_bar(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     last = operation
-    with Progress(*columns, console=console, expand=True) as progress:
+    with bytes_bar(console) as progress:
         task = progress.add_task(_title(operation), total=None)
         for last in states:
             progress.update(

@@ -1,7 +1,7 @@
 """What a client asks about the files of a checkpoint: which there are, and a copy of them."""
 
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +51,7 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
         *,
         prefix: str = "",
         root: str = DEFAULT_ROOT,
+        tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[StepFile]:
         """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
 
@@ -64,6 +65,7 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             folder: Is made if it is not there; other files in it stay.
             prefix: Only files whose name begins so, such as `model/`.
             root: Name of the run's root.
+            tell: Is told how many bytes are there, and of how many.
 
         Raises:
             DownloadError: What came is not what was saved, another process writes the file, no
@@ -81,12 +83,25 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             )
         others = [one for one in known if not one.name.startswith(prefix)]
         await _refuse_mixed(others, Path(folder), f"{run}, step {step}")
+        before, total = 0, sum(one.bytes for one in files)
         for file in files:
-            await self._download_file(root, run, step, file, Path(folder))
+
+            def tell_all(done: int, before: int = before) -> None:
+                tell(before + done, total)
+
+            await self._download_file(root, run, step, file, Path(folder), tell_all)
+            before += file.bytes
+            tell(before, total)
         return files
 
     async def _download_file(
-        self, root: str, run: str, step: int, file: StepFile, folder: Path
+        self,
+        root: str,
+        run: str,
+        step: int,
+        file: StepFile,
+        folder: Path,
+        tell: Callable[[int], None],
     ) -> None:
         """Have one file in the folder as it was saved."""
         target = folder.joinpath(*plain_parts(file.name))
@@ -103,6 +118,7 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             size=file.bytes,
             crc32c=file.crc32c,
             name=f"{run}, step {step}: {file.name}",
+            tell=tell,
         )
         part.replace(target)
 

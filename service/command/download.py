@@ -1,0 +1,81 @@
+"""The command of `cairn` that copies a checkpoint to this machine."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.addresses import Address
+from cairn.service.client.client import Client
+from cairn.service.client.finding import find_attempt
+from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, errors
+from cairn.service.command.printing.bars import bytes_bar
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.errors import DownloadError
+from cairn.service.schemas import Response
+
+app: Final = typer.Typer()
+
+
+class DownloadedStep(Response):
+    """What `--json` prints."""
+
+    run: str
+    step: int
+    attempt: int
+    folder: str
+    files: int
+    bytes: int
+
+
+@app.command("download")
+def download_command(
+    checkpoint: CheckpointArgument,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A new one, or one to go on with.")
+    ],
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Files whose name begins so, as model/.")
+    ] = "",
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Copy the files of a checkpoint, which plain Orbax reads.
+
+    Each is compared with its size and CRC-32C, and appears once it is whole. The same again goes
+    on where one broke off. For files that PyTorch loads see `cairn pull`.
+    """
+    with Client(url) as client:
+        run, step, attempt = find_attempt(client, Address.parse(checkpoint), root)
+        with bytes_bar(errors) as bar:
+            task = bar.add_task(f"{run}/steps/{step}", total=None)
+            files = client.download_step(
+                run,
+                step,
+                folder,
+                prefix=prefix,
+                root=root,
+                tell=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        found = client.checkpoint(run, step, root=root, refresh=True).attempt
+    if found != attempt:
+        raise DownloadError(
+            f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
+            f"{found}: it was set aside meanwhile, and saved anew. Download it again, into "
+            "another folder."
+        )
+    if json:
+        print_document(
+            DownloadedStep(
+                run=run,
+                step=step,
+                attempt=attempt,
+                folder=str(folder),
+                files=len(files),
+                bytes=sum(one.bytes for one in files),
+            )
+        )
+    else:
+        print(folder)
