@@ -57,9 +57,7 @@ def test_a_part_is_copied_and_counted_and_the_rest_of_another_step_is_refused(se
         "files": len(lying),
         "bytes": sum(path.stat().st_size for path in lying),
     }
-    refused = cairn_here(
-        "download", "noise/steps/1", str(tmp_path), "--prefix", "meta/", url=url
-    )
+    refused = cairn_here("download", "noise/steps/1", str(tmp_path), "--prefix", "meta/", url=url)
     assert refused.returncode == 1
     assert "expected in" in refused.stderr
     assert "nothing of another step" in refused.stderr
