@@ -23,7 +23,10 @@ def list_runs(console: Console, runs: Iterable[Run]) -> None:
 
 def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
     """Print checkpoints."""
-    titles = ("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)", "iterators")
+    titles = (
+        *("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)", "iterators"),
+        *("verified (UTC)", "metrics"),
+    )
     print_table(console, titles, map(_checkpoint, checkpoints))
 
 
@@ -78,6 +81,8 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
         ", ".join(checkpoint.aliases),
         checkpoint.created,
         ", ".join(checkpoint.iterators),
+        checkpoint.verified,
+        ", ".join(f"{name}={value:.6g}" for name, value in sorted(checkpoint.metrics.items())),
     )
 
 

@@ -1,6 +1,7 @@
 """The `cairn` command against a control plane in a process of its own."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from cairn.service.client.client import Client
 from cairn.service.command.cli import app
 from cairn.service.command.failures import MEANINGS, ExitStatus
+from cairn.storage.runs.annotating import annotate_step, note_verified
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
@@ -386,6 +388,18 @@ def test_commands_that_ask_load_neither_jax_nor_the_server():
 def test_iterators_whose_positions_a_checkpoint_has_are_listed(url):
     listed = rows(cairn_here("checkpoints", LONG_NAME, url=url))
     assert [one["iterators"] for one in listed] == ["test, train", ""]
+
+
+def test_checkpoints_are_listed_with_their_metrics_and_when_they_were_verified(url, root):
+    run = Run.open(root / LONG_NAME)
+    annotate_step(run, 20, metrics={"loss": 0.123456789, "acc": math.nan})
+    note_verified(run, run.step(20), sound=True)
+    with Client(url) as client:
+        client.run(LONG_NAME, refresh=True)
+    newest, first = rows(cairn_here("checkpoints", LONG_NAME, url=url))
+    assert (newest["metrics"], first["metrics"]) == ("acc=nan, loss=0.123457", "")
+    assert newest["verified (UTC)"] > newest["created (UTC)"]
+    assert first["verified (UTC)"] == ""
 
 
 def test_stored_names_are_what_the_command_prints(url, root):
