@@ -102,7 +102,8 @@ def as_transformers_4_wrote_it(data):
     if rope is None:
         return older
     if "full_attention" in rope:
-        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        if "rope_local_base_freq" in get_family(data["model_type"]).known_keys:
+            older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     older["rope_theta"] = rope["rope_theta"]
     fraction = get_family(data["model_type"]).form.rotary_fraction

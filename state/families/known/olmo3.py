@@ -1,0 +1,80 @@
+"""OLMo 3: OLMo 2 with a window in three layers of four, which keep their rotary positions.
+
+Those of the layers without a window are what is stretched for long texts.
+
+Source: transformers `Olmo3Config`, `Olmo3ForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.errors import ConfigError
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    ConfigForm,
+    usual_options,
+    windows_from_hf,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.hf_config import rope_parameters
+from cairn.state.families.layer_ropes import ropes_by_layer
+from cairn.state.families.names import SANDWICH, Names
+
+_THETA, _PATTERN = 5e5, 4
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"config.json of a {data['model_type']!r} model"
+    kinds = data.get("rope_parameters")
+    if kinds == {}:
+        raise ConfigError(
+            path=f"{where}: rope_parameters",
+            expected=f"an entry for each kind of layers, {FULL} and {WINDOW}",
+            found="{}, which transformers does not read",
+            next_step="leave it out",
+        )
+    rope, local = ropes_by_layer(data, where, theta=_THETA, window_theta=_THETA)
+    said = kinds is not None and "rope_theta" in kinds.get(WINDOW, {})
+    if rope.theta != local.theta and not said:
+        raise ConfigError(
+            path=f"{where}: rope_theta",
+            expected=f"{_THETA:g}, or a rope_theta for each kind of layers in rope_parameters",
+            found=f"{rope.theta:g}, which transformers takes for layers without a window alone",
+            next_step="say both: config_kwargs with rope_parameters",
+        )
+    return windows_from_hf(data, options, lambda layer: bool((layer + 1) % _PATTERN)) | {
+        "attention_out_bias": options["attention_bias"],
+        "rope": rope,
+        "window_rope": local,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    rope, local = config.rope or RopeConfig(), config.window_rope or config.rope or RopeConfig()
+    return {
+        "layer_types": None if config.layer_types is None else list(config.layer_types),
+        "rope_parameters": {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)},
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "olmo3",
+        "Olmo3ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+            sliding_window=("sliding_window", 4096),
+        ),
+        fixed={"block": "post", "qk_norm": "whole"},
+        refused={"attention_dropout": NO_DROPOUT},
+        rope_theta=None,
+        also_read=frozenset({"layer_types", "rope_parameters", "rope_scaling", "rope_theta"}),
+        read=_read,
+        write=_write,
+    ),
+    Names(parts=SANDWICH),
+)
