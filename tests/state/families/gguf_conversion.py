@@ -266,6 +266,15 @@ def _cohere(config: Config) -> dict[str, Any]:
     }
 
 
+def _cohere2(config: Config) -> dict[str, Any]:
+    return {
+        **_cohere(config),
+        "attention.sliding_window": config["sliding_window"],
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
 def _deepseek(config: Config) -> dict[str, Any]:
     rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
     rope = config["rope_parameters"]
@@ -303,6 +312,7 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
 
 _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "cohere": _cohere,
+    "cohere2": _cohere2,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "falcon": _falcon,

@@ -41,6 +41,10 @@ GGUF_CONFIGS = {
         "scaled": {"head_dim": 8, "logit_scale": 0.8, **TWO},
         "normalised_heads": {"head_dim": 8, "use_qk_norm": True, "num_hidden_layers": 64},
     },
+    "cohere2": {
+        "one_of_four": {**known("cohere2", "one_of_four"), "num_hidden_layers": 5},
+        "layer_norm": {**TWO, "layer_norm_eps": 1e-3},
+    },
     "deepseek_v2": {
         "groups": known("deepseek_v2", "groups"),
         "whole_queries": {**known("deepseek_v2", "whole_queries"), "n_group": 1, "topk_group": 1},
