@@ -1,4 +1,6 @@
-"""What DeepSeek V2 and V3 share: keys of latent attention and experts, and names. JAX-free."""
+"""Keys of latent attention and of experts in groups, and names, as DeepSeek V2 and V3 have them.
+
+JAX-free."""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from cairn.state.families.hf_config import rope_from_hf
 from cairn.state.families.names import Names
 
 __all__ = [
+    "EXPERT_PARTS",
     "LATENT_KEYS",
     "TURNING_OPS",
     "deepseek_names",
     "read_experts",
     "read_latent",
+    "without_further_tokens",
+    "write_experts",
     "write_latent",
 ]
 
@@ -113,13 +118,33 @@ def read_experts(
     return {"experts": experts}
 
 
+def write_experts(config: DecoderConfig) -> dict[str, Any]:
+    """The keys of the experts.
+
+    Raises:
+        ConfigError: the config has none.
+    """
+    experts = experts_of(config)
+    return {
+        "first_k_dense_replace": len(experts.dense_layers),
+        "moe_intermediate_size": experts.intermediate_size,
+        "n_group": experts.groups,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": (experts.shared_size or 0) // experts.intermediate_size,
+        "norm_topk_prob": experts.normalize,
+        "num_experts_per_tok": experts.per_token,
+        "routed_scaling_factor": experts.scale,
+        "topk_group": experts.groups_per_token,
+    }
+
+
 def write_latent(config: DecoderConfig) -> dict[str, Any]:
     """All of these keys.
 
     Raises:
         ConfigError: the config has no latent attention, or no experts.
     """
-    experts, latent = experts_of(config), config.latent
+    latent = config.latent
     if latent is None:
         raise ConfigError(
             path=f"{type(config).__name__}({config.model_type!r})",
@@ -127,20 +152,11 @@ def write_latent(config: DecoderConfig) -> dict[str, Any]:
             found="latent=None",
             next_step="set latent, or choose a model_type without it",
         )
-    return {
-        "first_k_dense_replace": len(experts.dense_layers),
+    return write_experts(config) | {
         "kv_lora_rank": latent.key_value_rank,
-        "moe_intermediate_size": experts.intermediate_size,
-        "n_group": experts.groups,
-        "n_routed_experts": experts.count,
-        "n_shared_experts": (experts.shared_size or 0) // experts.intermediate_size,
-        "norm_topk_prob": experts.normalize,
-        "num_experts_per_tok": experts.per_token,
         "q_lora_rank": latent.query_rank,
         "qk_nope_head_dim": latent.content_dim,
         "qk_rope_head_dim": latent.rotary_dim,
-        "routed_scaling_factor": experts.scale,
-        "topk_group": experts.groups_per_token,
         "v_head_dim": latent.value_dim,
     }
 
@@ -167,17 +183,24 @@ TURNING_OPS: Mapping[str, Callable[[DecoderConfig, str], Op]] = MappingProxyType
 )
 """Neighbouring dimensions turn together, of each query and of the one key."""
 
-_OURS = Names(
-    parts={
-        "self_attn/q_a_norm": "self_attn.q_a_layernorm",
-        "self_attn/kv_a_proj": "self_attn.kv_a_proj_with_mqa",
-        "self_attn/kv_a_norm": "self_attn.kv_a_layernorm",
+EXPERT_PARTS: Mapping[str, str] = MappingProxyType(
+    {
         "mlp/router": "mlp.gate",
         "mlp/correction": "mlp.gate.e_score_correction_bias",
         **{
             f"mlp/shared/{name}": f"mlp.shared_experts.{name}"
             for name in ("gate_proj", "up_proj", "down_proj")
         },
+    }
+)
+"""What the layers of the experts are called."""
+
+_OURS = Names(
+    parts={
+        "self_attn/q_a_norm": "self_attn.q_a_layernorm",
+        "self_attn/kv_a_proj": "self_attn.kv_a_proj_with_mqa",
+        "self_attn/kv_a_norm": "self_attn.kv_a_layernorm",
+        **EXPERT_PARTS,
     },
     ops=TURNING_OPS,
     no_adapters=DENSE_TAKEN_FOR_EXPERTS,
@@ -186,8 +209,13 @@ _OURS = Names(
 
 def deepseek_names(config: DecoderConfig) -> Names:
     """What the layers are called; those beyond the model's own predict further tokens."""
+    return without_further_tokens(_OURS, config)
+
+
+def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
+    """The same, but layers beyond the model's own, which predict further tokens, are left out."""
     beyond = rf"model\.layers\.({'|'.join(map(str, _beyond(config)))})\..*"
-    return dataclasses.replace(_OURS, tolerated=(*_OURS.tolerated, beyond))
+    return dataclasses.replace(names, tolerated=(*names.tolerated, beyond))
 
 
 def _beyond(config: DecoderConfig) -> range:

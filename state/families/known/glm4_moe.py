@@ -1,0 +1,73 @@
+"""GLM-4.5, 4.6 and 4.7: experts chosen as DeepSeek V3 does, half of each head turns.
+
+The layers that predict further tokens (`num_nextn_predict_layers`) are left out, as transformers
+leaves them out. Source: transformers `Glm4MoeConfig`, `Glm4MoeForCausalLM`; arXiv 2508.06471.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.deepseek import (
+    EXPERT_PARTS,
+    read_experts,
+    without_further_tokens,
+    write_experts,
+)
+from cairn.state.families.experts import DENSE_TAKEN_FOR_EXPERTS
+from cairn.state.families.family import Family
+from cairn.state.families.key_kinds import FLAG
+from cairn.state.families.names import Names
+
+_NAMES = Names(parts=EXPERT_PARTS, no_adapters=DENSE_TAKEN_FOR_EXPERTS)
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    usual = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8}
+    usual |= {"moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1}
+    return read_experts(
+        data,
+        options,
+        usual,
+        score="sigmoid",
+        correction=True,
+        group_score="top2",
+        normalize=bool(data.get("norm_topk_prob", True)),
+        scale=float(data.get("routed_scaling_factor", 1.0)),
+        first_dense=data.get("first_k_dense_replace", 1),
+    ) | {"qk_norm": "head" if data.get("use_qk_norm") else None}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    return write_experts(config) | {"use_qk_norm": config.qk_norm is not None}
+
+
+FAMILY = Family(
+    ConfigForm(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            num_key_value_heads=("num_key_value_heads", 8),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+        ),
+        refused={"attention_dropout": NO_DROPOUT},
+        rotary_fraction=("partial_rotary_factor", 0.5),
+        also_read=frozenset(
+            {
+                *("first_k_dense_replace", "moe_intermediate_size", "n_group", "n_routed_experts"),
+                *("n_shared_experts", "norm_topk_prob", "num_experts_per_tok", "topk_group"),
+                *("routed_scaling_factor", "use_qk_norm"),
+            }
+        ),
+        carried=frozenset({"num_mtp_layers", "num_nextn_predict_layers", "output_router_logits"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
+        kinds={"use_qk_norm": FLAG},
+    ),
+    lambda config: without_further_tokens(_NAMES, config),
+)
