@@ -1,6 +1,7 @@
 """Keys of latent attention and of experts in groups, and names, as DeepSeek V2 and V3 have them.
 
-JAX-free."""
+JAX-free.
+"""
 
 from __future__ import annotations
 
