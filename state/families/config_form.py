@@ -117,6 +117,8 @@ class ConfigForm:
             that ask for nothing: others are carried along, with a warning.
         nulls: keys that are written as null: their absence says something else.
         kinds: what keys hold that no other family has, see `key_kinds`.
+        inner_sizes: keys that must be there, but for the `text_config` of a model with more parts
+            -> what transformers takes where that leaves them out.
     """
 
     model_type: str
@@ -137,6 +139,7 @@ class ConfigForm:
     untold: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     nulls: frozenset[str] = frozenset()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
+    inner_sizes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def known_keys(self) -> frozenset[str]:

@@ -60,6 +60,7 @@ class EasyBridgeMixin:
         revision: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        text_only: bool = False,
         verbose: bool = False,
     ) -> Self:
         """A model with pretrained weights, each slice read and placed by itself.
@@ -104,6 +105,8 @@ class EasyBridgeMixin:
             revision: branch, tag or commit on the hub; refused where there is none.
             token: of the hub; refused without one.
             local_files_only: take a hub id from the local cache alone.
+            text_only: of a model that sees or hears too (config.json has a `text_config`), load
+                the text model, and leave the rest out; without it such a model is refused.
             verbose: say on stderr what is being loaded.
 
         Raises:
@@ -161,6 +164,7 @@ class EasyBridgeMixin:
             token=token,
             local_files_only=local_files_only,
             dequantized_dtype=float_dtype(param_dtype, argument="param_dtype"),
+            text_only=text_only,
         )
         if auto_shard_model and (mesh is None or mesh.is_multi_process):
             # What each process reads follows from what it has found: that has to be the same.

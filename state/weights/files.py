@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from cairn.state import registry
 from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import FLOAT_NAMES, Array, Box, RuleTable, Shape, float_dtype
+from cairn.state.conversion import FLOAT_NAMES, RuleTable, float_dtype
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.easydel_folder import (
@@ -37,6 +37,13 @@ from cairn.state.weights.quantized import (
 )
 from cairn.state.weights.safetensors_folder import SafetensorsFolder
 from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
+from cairn.state.weights.text_part import (
+    Renamed,
+    has_text_part,
+    is_headless,
+    text_config,
+    text_tensors,
+)
 from cairn.state.weights.torch_folder import TorchFolder
 from cairn.state.weights.weight_files import (
     BIN_FILE,
@@ -111,6 +118,7 @@ def open_pretrained(
     token: str | None = None,
     local_files_only: bool = False,
     dequantized_dtype: np.dtype[Any] | None = None,
+    text_only: bool = False,
 ) -> Pretrained:
     """Finds a model and reads its config; no weights yet.
 
@@ -128,6 +136,7 @@ def open_pretrained(
         local_files_only: take a hub id from the local cache alone.
         dequantized_dtype: of weights that were published quantized; None: the one that config.json
             gives the model.
+        text_only: of a model that sees or hears too, take its text model alone.
 
     Raises:
         NotFoundError: nothing is there.
@@ -170,6 +179,9 @@ def open_pretrained(
             next_step="remove those that are not the model's",
         )
     method = None
+    part = has_text_part(data)
+    if part:
+        data = _text_part(data, f"{folder.uri}/{CONFIG_FILE}", asked=text_only)
     if of_easydel:
         data = _of_easydel(folder, data)
     elif registry.is_family(data.get("model_type")):
@@ -184,6 +196,10 @@ def open_pretrained(
         config = config.replace(tokenizer_files=files)
         return Pretrained(str(folder.uri), config, weights, of_easydel=True)
     weights = _weights(folder, config)
+    if part:
+        weights = text_tensors(weights, str(folder.uri))
+        if is_headless(weights):
+            config = config.replace(tie_word_embeddings=True)
     if method is not None:
         dtype = dequantized_dtype or _dtype(data)
         weights = Dequantized(weights, method, dtype, str(folder.uri))
@@ -191,6 +207,23 @@ def open_pretrained(
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     config = config.replace(tokenizer_files=files)
     return Pretrained(str(folder.uri), config, _of_whole_model(config, weights))
+
+
+def _text_part(data: dict[str, Any], path: str, *, asked: bool) -> dict[str, Any]:
+    """What config.json says of the text model.
+
+    Raises:
+        ConfigError: it was not asked for, or its family is unknown.
+    """
+    text = text_config(data, path)
+    if not asked:
+        raise ConfigError(
+            path=path,
+            expected="a model of text alone",
+            found=f"{data.get('model_type')!r}, whose text model is a {text['model_type']!r}",
+            next_step="pass text_only=True: the text model is loaded, and the rest left out",
+        )
+    return text
 
 
 def _tell_of_others(folder: SourceFolder) -> None:
@@ -311,49 +344,14 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
     return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
 
 
-@dataclass(frozen=True)
-class _BaseModel:
-    """Tensors of a model that was saved without its head, as they are named with it.
-
-    Attributes:
-        weights: as they lie.
-        prefix: what their names lack.
-    """
-
-    weights: WeightSource
-    prefix: str
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
-        return {f"{self.prefix}{name}": shape for name, shape in self.weights.shapes.items()}
-
-    @property
-    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
-        return {f"{self.prefix}{name}": dtype for name, dtype in self.weights.dtypes.items()}
-
-    def read(self, name: str) -> Array:
-        """One tensor, whole."""
-        return self.weights.read(name.removeprefix(self.prefix))
-
-    def cover(self, name: str, box: Box) -> Box:
-        """What is read of a tensor where a box of it is wanted."""
-        return self.weights.cover(name.removeprefix(self.prefix), box)
-
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor."""
-        return self.weights.boxes(name.removeprefix(self.prefix), wanted)
-
-
-def _of_whole_model(config: EDPretrainedConfig, weights: WeightSource) -> WeightSource:
+def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
     """The tensors by the names that the family gives them, also if the base model was saved."""
     if not isinstance(config, DecoderConfig):
         return weights
     prefix = get_family(config.model_type).names_of(config).optional_prefix
     if not prefix or any(name.startswith((prefix, "lm_head.")) for name in weights.shapes):
         return weights
-    return _BaseModel(weights, prefix)
+    return Renamed(weights, {f"{prefix}{name}": name for name in weights.shapes})
 
 
 def _as_tied_as_its_weights(

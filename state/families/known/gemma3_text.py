@@ -103,6 +103,14 @@ FAMILY = Family(
         ),
         read=_read,
         write=_write,
+        inner_sizes={
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "vocab_size": 262208,
+        },
     ),
     Names(parts=SANDWICH),
     GGUFForm(
