@@ -16,8 +16,8 @@ from .files import CONFIG_FILE as CONFIG_FILE
 from .files import GENERATION_FILE as GENERATION_FILE
 from .files import Pretrained as Pretrained
 from .files import open_pretrained as open_pretrained
-from .gguf_export import GGUF_TYPES as GGUF_TYPES
-from .gguf_export import stored_gguf as stored_gguf
+from .gguf import GGUF_TYPES as GGUF_TYPES
+from .gguf import stored_gguf as stored_gguf
 from .hub_folder import HUB_SCHEME as HUB_SCHEME
 from .hub_folder import find_folder as find_folder
 from .peft_config import PeftConfig as PeftConfig

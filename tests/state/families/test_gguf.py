@@ -16,7 +16,7 @@ from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.families.deepseek_gguf import KeysAndValues
 from cairn.state.families.gguf_names import Column, Plus
-from cairn.state.weights.gguf import GGUFFile
+from cairn.state.weights.gguf.reading import GGUFFile
 from tests.state.families.gguf_conversion import write_gguf
 from tests.state.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
 from tests.state.forward import logits_of

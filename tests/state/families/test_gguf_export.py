@@ -14,8 +14,8 @@ from cairn.state.conversion.tensor_streams import MemoryLeaf
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.paths import named_leaves
-from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.gguf_export import GGUF_FILE, gguf_shard
+from cairn.state.weights.gguf.reading import GGUFFile
+from cairn.state.weights.gguf.writing import GGUF_FILE, gguf_shard
 from cairn.storage.safetensors.stream import write_shard
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri

@@ -6,8 +6,8 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.gguf_tokenizer import _SPLITS, _templates, tokenizer_metadata
+from cairn.state.weights.gguf.reading import GGUFFile
+from cairn.state.weights.gguf.tokenizer import _SPLITS, _templates, tokenizer_metadata
 from examples.demo.weights import carried_tokenizer
 
 TEXTS = (

@@ -12,7 +12,7 @@ from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ConversionError
 from cairn.state.paths import named_leaves
 from cairn.state.weights.export import export_sources
-from cairn.state.weights.gguf_export import stored_gguf
+from cairn.state.weights.gguf.writing import stored_gguf
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
 from tests.state.families.known import test_falcon, test_gpt_oss, test_phi3

@@ -21,7 +21,7 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import Array, Box, RuleTable, Shape, whole_box
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
-from cairn.state.weights.gguf_tokenizer import as_it_cuts
+from cairn.state.weights.gguf.tokenizer import as_it_cuts
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")

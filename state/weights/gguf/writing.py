@@ -21,8 +21,8 @@ from cairn.state.conversion import Array, Leaf, count_nonfinite, match, streams
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import gguf_model, gguf_rules
 from cairn.state.weights.export import served_model
-from cairn.state.weights.gguf import gguf_package
-from cairn.state.weights.gguf_tokenizer import tokenizer_metadata
+from cairn.state.weights.gguf.reading import gguf_package
+from cairn.state.weights.gguf.tokenizer import tokenizer_metadata
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import Manifest
 from cairn.storage.safetensors import Shard, TensorSource
