@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import OURS_ALONE, DecoderConfig
+from cairn.state.config import OURS_ALONE, DecoderConfig, RopeConfig, attention_factor
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError
 from cairn.state.families.family import Family, get_family, get_gguf_family
@@ -131,8 +131,21 @@ def _plain(config: DecoderConfig) -> dict[str, Any]:
     if config.rope is not None:
         fast = 32.0 if config.rope.beta_fast is None else config.rope.beta_fast
         slow = 1.0 if config.rope.beta_slow is None else config.rope.beta_slow
-        found["rope"] = dataclasses.replace(config.rope, beta_fast=fast, beta_slow=slow)
+        found["rope"] = dataclasses.replace(
+            config.rope,
+            beta_fast=fast,
+            beta_slow=slow,
+            attention_factor=_own_attention_factor(config.rope),
+        )
     return found
+
+
+def _own_attention_factor(rope: RopeConfig) -> float | None:
+    """What cosines and sines are multiplied by, if that does not follow from the scaling."""
+    usual = dataclasses.replace(rope, attention_factor=None)
+    said = rope.attention_factor
+    follows = said is not None and np.isclose(said, attention_factor(usual), rtol=_CLOSE, atol=0)
+    return None if follows else said
 
 
 def _as_stored(value: Any) -> Any:

@@ -24,5 +24,10 @@ FAMILY = Family(
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
     ),
     Names(parts=SANDWICH),
-    GGUFForm("olmo2", gguf_names(), told={"attention_bias": "blk.0.attn_q.bias"}),
+    GGUFForm(
+        "olmo2",
+        gguf_names(),
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        fits=lambda content: not content.metadata.get("attention.sliding_window"),
+    ),
 )

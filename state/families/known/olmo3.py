@@ -2,7 +2,7 @@
 
 Those of the layers without a window are what is stretched for long texts.
 
-Source: transformers `Olmo3Config`, `Olmo3ForCausalLM`.
+Source: transformers `Olmo3Config`, `Olmo3ForCausalLM`; llama.cpp's `olmo2`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_window_layers
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.hf_config import rope_parameters
 from cairn.state.families.layer_ropes import ropes_by_layer
 from cairn.state.families.names import SANDWICH, Names
@@ -60,6 +62,18 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Only layers without a window are stretched; the base is that of all."""
+    rope = data["rope_parameters"]
+    return {
+        "layer_types": gguf_window_layers(content, data["num_hidden_layers"], _PATTERN),
+        "rope_parameters": {
+            FULL: rope,
+            WINDOW: {"rope_type": "default", "rope_theta": rope["rope_theta"]},
+        },
+    }
+
+
 FAMILY = Family(
     ConfigForm(
         "olmo3",
@@ -77,4 +91,14 @@ FAMILY = Family(
         write=_write,
     ),
     Names(parts=SANDWICH),
+    # llama.cpp has no other pattern, whatever a file says: none is written.
+    GGUFForm(
+        "olmo2",
+        gguf_names(),
+        options={"attention.sliding_window": "sliding_window"},
+        also_read=frozenset({"attention.sliding_window_pattern"}),
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        read=_read_gguf,
+        fits=lambda content: bool(content.metadata.get("attention.sliding_window")),
+    ),
 )

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "mistral": "llama",
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
@@ -168,6 +169,16 @@ def _gemma3(config: Config) -> dict[str, Any]:
         **_usual(config),
         "attention.sliding_window": config["sliding_window"],
         "rope.freq_base_swa": float(local),
+    }
+
+
+def _olmo3(config: Config) -> dict[str, Any]:
+    return {
+        **_usual(config),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
     }
 
 
@@ -328,6 +339,7 @@ _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "mistral": _mistral,
     "mixtral": _llama,
     "olmo2": _usual,
+    "olmo3": _olmo3,
     "phi3": _phi3,
     "qwen2": _usual,
     "qwen2_moe": _experts,

@@ -73,6 +73,18 @@ GGUF_CONFIGS = {
     "mistral": {"window": {**known("mistral", "window"), **TWO}},
     "mixtral": {"plain": {"num_local_experts": 5, "num_experts_per_tok": 2, **TWO}},
     "olmo2": {"plain": TWO, "biases_tied": known("olmo2", "biases_tied")},
+    "olmo3": {
+        "one_of_four": {"sliding_window": 9, "num_hidden_layers": 5, "attention_bias": True},
+        "stretched": {
+            "sliding_window": 9,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            "num_hidden_layers": 4,
+        },
+    },
     "phi3": {
         "beyond_its_length": {**known("phi3", "beyond_its_length"), **TWO},
         "part_of_each_head": known("phi3", "part_of_each_head"),

@@ -13,6 +13,7 @@ from cairn.state.config import leaf_shapes
 from cairn.state.conversion.tensor_streams import MemoryLeaf
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
+from cairn.state.families import get_family
 from cairn.state.paths import named_leaves
 from cairn.state.weights.gguf.reading import GGUFFile
 from cairn.state.weights.gguf.writing import GGUF_FILE, gguf_shard
@@ -30,7 +31,8 @@ REFUSED = {
     "deepseek_v3": "expected a file of deepseek_v3; found that of another family",
 }
 """What their files say of latent attention and groups of experts is read, and not written."""
-WRITTEN = [name for name in registry.known_families() if name not in REFUSED]
+WRITTEN = [name for name in GGUF_CONFIGS if name not in REFUSED]
+WITHOUT = [name for name in registry.known_families() if get_family(name).gguf is None]
 
 
 def leaves_of(model):
@@ -86,6 +88,14 @@ def test_a_family_whose_file_can_not_be_written_is_refused(model_type, tmp_path)
     options = next(iter(GGUF_CONFIGS[model_type].values()))
     _, folder = saved(tmp_path, model_type, **options)
     with pytest.raises(ConfigError, match=REFUSED[model_type]):
+        write(tmp_path, DecoderForCausalLM.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("model_type", WITHOUT)
+def test_a_family_without_such_files_is_refused(model_type, tmp_path):
+    assert model_type not in GGUF_CONFIGS
+    _, folder = saved(tmp_path, model_type, num_hidden_layers=1)
+    with pytest.raises(ConfigError, match=f"a family that has GGUF files; found {model_type}"):
         write(tmp_path, DecoderForCausalLM.from_pretrained(folder))
 
 

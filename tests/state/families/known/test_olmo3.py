@@ -4,9 +4,11 @@ import pytest
 
 from cairn.state.config.decoder import DecoderConfig
 from cairn.state.errors import ConfigError
+from cairn.state.families.gguf_writing import gguf_model
 from tests.state.families.matrix import SIZES, FamilyTests
 
 MODEL_TYPE = "olmo3"
+EMBEDDING = {"token_embd.weight": (99, 32)}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -63,3 +65,23 @@ def test_each_kind_of_layers_has_its_base():
 def test_three_layers_of_four_have_a_window():
     types = read(num_hidden_layers=8).layer_types
     assert [number for number, one in enumerate(types) if one == "full_attention"] == [3, 7]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}},
+        {"rope_scaling": {**YARN, "attention_factor": 1.5}},
+    ],
+)
+def test_a_gguf_file_of_what_llama_cpp_has_built_in_otherwise_is_refused(keys):
+    with pytest.raises(ConfigError):
+        gguf_model(read(**keys), EMBEDDING)
+
+
+def test_a_gguf_file_of_the_published_models_is_written():
+    stretched = {**YARN, "factor": 8.0, "attention_factor": 1.2079441541679836}
+    shapes = {**EMBEDDING, "output.weight": (99, 32)}
+    said = gguf_model(read(num_hidden_layers=8, rope_scaling=stretched), shapes).metadata
+    assert said["olmo2.rope.scaling.factor"] == 8.0
