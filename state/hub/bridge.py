@@ -105,8 +105,8 @@ class EasyBridgeMixin:
             revision: branch, tag or commit on the hub; refused where there is none.
             token: of the hub; refused without one.
             local_files_only: take a hub id from the local cache alone.
-            text_only: of a model that sees or hears too (config.json has a `text_config`), load
-                the text model, and leave the rest out; without it such a model is refused.
+            text_only: of a model that sees too (config.json has a `text_config`), load the text
+                model, and leave the rest out; without it such a model is refused.
             verbose: say on stderr what is being loaded.
 
         Raises:

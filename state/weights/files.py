@@ -136,7 +136,7 @@ def open_pretrained(
         local_files_only: take a hub id from the local cache alone.
         dequantized_dtype: of weights that were published quantized; None: the one that config.json
             gives the model.
-        text_only: of a model that sees or hears too, take its text model alone.
+        text_only: of a model that sees too, take its text model alone.
 
     Raises:
         NotFoundError: nothing is there.

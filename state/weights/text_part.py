@@ -24,6 +24,10 @@ from cairn.state.weights.weight_source import RowSource
 
 __all__ = ["Renamed", "has_text_part", "is_headless", "text_config", "text_tensors"]
 
+_WHOLE: Final = ("gemma3", "internvl", "llava", "llava_next", "mistral3")
+"""Models that compute of text what their text model computes by itself, as tests hold. Not all do:
+Aya Vision does not scale its logits as Command R does, and PaliGemma sees what comes after."""
+
 _TEXT_CONFIG: Final = "text_config"
 _INHERITED: Final = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -93,8 +97,17 @@ def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
         path: of the file, for messages.
 
     Raises:
-        ConfigError: its text model is of a family that is not known.
+        ConfigError: it is not known to compute of text what its text model does, or that is of a
+            family that is not known.
     """
+    if data.get("model_type") not in _WHOLE:
+        raise ConfigError(
+            path=path,
+            expected=f"a model of text alone, or of one of {', '.join(_WHOLE)}",
+            found=repr(data.get("model_type")),
+            next_step="what others compute of text may differ from what their text model does by "
+            "itself: save that as a model of its own with transformers, and hold it against them",
+        )
     text = dict(data[_TEXT_CONFIG])
     model_type = text.get("model_type")
     if not registry.is_family(model_type):

@@ -48,20 +48,47 @@ WHOLE = {
         "tie_word_embeddings": False,
     },
 }
+ALIKE = {
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **SIZES},
+        "vision_config": {
+            **SEEING,
+            "model_type": "internvl_vision",
+            "image_size": [28, 28],
+            "patch_size": [14, 14],
+        },
+        "image_token_id": 98,
+    },
+    "llava": {
+        "text_config": {"model_type": "llama", "head_dim": 12, **SIZES},
+        "vision_config": {"model_type": "clip_vision_model", "projection_dim": 8, **SEEING},
+        "image_token_index": 98,
+    },
+    "llava_next": {
+        "text_config": {"model_type": "mistral", "head_dim": 12, "sliding_window": 9, **SIZES},
+        "vision_config": {"model_type": "clip_vision_model", "projection_dim": 8, **SEEING},
+        "image_token_index": 98,
+    },
+}
+"""Others, of which no more is tested than what they compute."""
 IDS = np.arange(40)[None] * 7 % 97
+
+
+def made(folder, model_type, parts):
+    """Has transformers write a folder; its logits of `IDS`."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, attn_implementation="eager", **parts)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(IDS)).logits.numpy()
 
 
 @pytest.fixture(scope="module", params=WHOLE)
 def whole(request, tmp_path_factory):
     """A folder that transformers has written, and its logits of `IDS`."""
-    torch.manual_seed(0)
-    parts = WHOLE[request.param]
-    config = AutoConfig.for_model(request.param, attn_implementation="eager", **parts)
-    model = AutoModelForImageTextToText.from_config(config).eval()
     folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
-    with torch.no_grad():
-        return folder, model(input_ids=torch.from_numpy(IDS)).logits.numpy()
+    return folder, made(folder, request.param, WHOLE[request.param])
 
 
 def renamed(source, target, name_of):
@@ -94,6 +121,20 @@ def test_the_text_model_computes_what_the_whole_computes_of_text(whole, name_of,
         folder = renamed(folder, tmp_path / "renamed", name_of)
     model = DecoderForCausalLM.from_pretrained(folder, text_only=True)
     close(np.asarray(model(jnp.asarray(IDS)).logits), expected)
+
+
+@pytest.mark.parametrize("model_type", ALIKE)
+def test_others_compute_the_same_too(model_type, tmp_path):
+    expected = made(tmp_path, model_type, ALIKE[model_type])
+    model = DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
+    close(np.asarray(model(jnp.asarray(IDS)).logits), expected)
+
+
+def test_what_computes_of_text_something_else_is_refused(tmp_path):
+    data = {"model_type": "aya_vision", "text_config": {"model_type": "cohere2", **SIZES}}
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"one of gemma3, .* found 'aya_vision'"):
+        DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
 
 
 def test_what_is_exported_of_it_is_a_model_of_text(whole, tmp_path):
@@ -135,7 +176,7 @@ def test_tensors_that_are_not_below_one_name_are_refused(whole, name_of, tmp_pat
 
 
 def test_a_text_model_of_an_unknown_family_is_refused(tmp_path):
-    data = {"model_type": "seer", "text_config": {"model_type": "seer_text", **SIZES}}
+    data = {"model_type": "llava", "text_config": {"model_type": "seer_text", **SIZES}}
     (tmp_path / "config.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"text_config: expected model_type to be one of cohere"):
         DecoderForCausalLM.from_pretrained(tmp_path, text_only=True)
