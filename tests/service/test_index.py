@@ -379,3 +379,13 @@ def test_a_promotion_is_not_taken_back_by_a_look_from_before_it(http, root, monk
         promoted.set()
         assert refreshed.result(SECONDS).json()["latest_step"] == 3
     assert http.get(f"{RUN}/aliases").json()["aliases"][0]["step"] == 1
+
+
+def test_repaired_run_is_listed_as_it_is_then(http, root):
+    make_run(root / "run", [1, 2])
+    attempt = root / "run" / "attempts" / "1.json"
+    attempt.write_bytes(attempt.read_bytes().replace(b'"writer"', b'"Writer"'))
+    assert http.get(RUN, params={"refresh": True}).json()["problems"] != []
+    report = http.post(f"{RUN}:repair", json={"dry_run": False}).json()
+    assert [one["done"] for one in report["repairs"]] == [True]
+    assert http.get(RUN).json()["problems"] == []
