@@ -178,7 +178,8 @@ def test_applied_policy_deletes_what_the_plan_said(jobs, run):
     result = operation["result"]
     assert [one["step"] for one in result["deleted"]] == sorted(said) == [1, 2, 4, 5, 6, 7, 8]
     assert (result["run"], result["kept"], result["refused"]) == ("run", 3, [])
-    assert operation["progress"]["done_bytes"] == 7 * BYTES_PER_STEP
+    progress = operation["progress"]
+    assert progress["done_bytes"] == progress["total_bytes"] == 7 * BYTES_PER_STEP
     assert listed(run) == [3, 9, 10]
     trashed = jobs.get(f"{RUN}/checkpoints", params={"state": "trashed"}).json()["checkpoints"]
     assert [one["step"] for one in trashed] == [8, 7, 6, 5, 4, 2, 1]
