@@ -55,18 +55,32 @@ function replace(part, next) {
   }
 }
 
+let asked = new Date(document.documentElement.dataset.now);
+
+// A page that can't be had says how old it is.
+function tellAge(isOld) {
+  const note = document.getElementById("old");
+  if (isOld && note.hidden) note.querySelector("time").dateTime = asked.toISOString();
+  if (isOld) note.querySelector("time").textContent = ago(asked.toISOString());
+  note.hidden = !isOld;
+}
+
 // Asks for the page, and shows what it says otherwise now; whether it was had.
 async function renew(from = null) {
   const address = location.href;
   if (parts().length === 0) return true;
   let page;
   try {
-    const answer = await fetch(address, { headers: { "HX-Request": "true" } });
-    if (!answer.ok || answer.redirected) return false;
+    const answer = await fetch(address, { headers: { "HX-Request": "true", Accept: "text/html" } });
+    if (answer.redirected && !parts().some(isInUse)) location.reload(); // to sign in again
+    if (!answer.ok || answer.redirected) throw new Error(answer.statusText);
     page = new DOMParser().parseFromString(await answer.text(), "text/html");
   } catch {
-    return false; // the server is away
+    tellAge(true);
+    return false;
   }
+  tellAge(false);
+  asked = new Date(Date.now() + ahead);
   if (location.href !== address) return true; // another page since
   let changed = false;
   for (const part of parts()) {

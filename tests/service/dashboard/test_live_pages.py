@@ -151,6 +151,19 @@ def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, url):
     expect(saved).to_have_text(re.compile(r"^3 h ago$"))
 
 
+def test_page_that_cannot_be_had_anew_says_how_old_it_is(browser, url):
+    with opened(browser, url, "ERR_INTERNET_DISCONNECTED") as page:
+        page.goto("/")
+        note = page.get_by_text("The server does not give this page anew")
+        expect(note).to_be_hidden()
+        page.context.set_offline(True)
+        page.evaluate("renew()")
+        expect(note).to_have_text(re.compile(r"what was so (just now|.* ago)\.$"))
+        page.context.set_offline(False)
+        page.evaluate("renew()")
+        expect(note).to_be_hidden()
+
+
 def test_browser_asks_whether_it_has_the_scripts_of_this_version(url):
     with httpx.Client(base_url=url) as http:
         script = http.get("/static/live.js")
