@@ -1,5 +1,6 @@
 """Jobs that were started, as far as a caller may see them."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
@@ -9,6 +10,9 @@ from cairn.service.access import Caller, Scope
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Operation, OperationState
+from cairn.storage.errors import StoreUnavailableError
+
+logger = logging.getLogger(__name__)
 
 _LOOKED_THROUGH: Final = 500
 """Operations that are read at a time for a caller of some roots."""
@@ -74,7 +78,7 @@ async def watch_operation(
 
 
 def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
-    """Stop an operation; one that is cancelled already stays so.
+    """Stop an operation; one that is cancelled already stays so. What it has left is listed.
 
     Raises:
         OperationNotFoundError, ForbiddenError: As `get_operation`.
@@ -82,7 +86,9 @@ def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     """
     found = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.cancel", **_place(found), operation=operation):
-        return plane.jobs.cancel(operation)
+        cancelled = plane.jobs.cancel(operation)
+    _list_anew(plane, cancelled)
+    return cancelled
 
 
 def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
@@ -95,6 +101,17 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     found = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.resume", **_place(found), operation=operation):
         return plane.jobs.resume(operation)
+
+
+def _list_anew(plane: ControlPlane, operation: Operation) -> None:
+    """Read the run that a cancelled operation was changing: if its worker is gone, nobody did."""
+    changed, root = plane.jobs.kinds[operation.kind].changed, str(operation.request.get("root"))
+    if changed is None or (uri := plane.roots.get(root)) is None:
+        return
+    try:
+        plane.index.refresh_runs({root: uri}, [(root, changed(operation.request))])
+    except StoreUnavailableError as exc:  # it is cancelled all the same
+        logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
 
 
 def _seen_by(caller: Caller, operation: Operation) -> bool:

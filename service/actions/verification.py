@@ -81,4 +81,5 @@ def repair_records(
         with audited(plane, caller, "run.repair", root=root, run=run, forget=given) as entry:
             repairs = repair_run(found, by=caller.name, dry_run=False, forget=given)
             entry.complete(repairs={one.name: one.action for one in repairs if one.done})
+        plane.index.refresh_runs({root: plane.root(root)}, [(root, run)])
     return RepairReport(root=root, run=run, repairs=[Repair(**asdict(one)) for one in repairs])

@@ -28,7 +28,7 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
-from cairn.storage.runs import Run, list_runs
+from cairn.storage.runs import UNREADABLE, Run, list_runs, read_lease
 from cairn.storage.store import StoreURI, open_files, own_seconds_left, silence, utc_now
 
 logger = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ class Index:
         with self.catalog.read() as session:
             known = rows.known_run(session, root, name)
         stamp = take_stamp(run.uri)
-        if known is not None and not anew and known.is_now(run.uri, stamp):
+        if known is not None and not anew and _stands(known, run, stamp):
             return True
         try:
             info = run.info()
@@ -326,7 +326,22 @@ class Index:
 
 def _rests(known: rows.Known | None, run: StoreURI) -> bool:
     """Whether a look at a folder is enough, which is cheap on a disk only."""
-    return known is not None and run.scheme == "file" and known.is_now(run, take_stamp(run))
+    return known is not None and run.scheme == "file" and _stands(known, Run(run), take_stamp(run))
+
+
+def _stands(known: rows.Known, run: Run, stamp: str | None) -> bool:
+    """Whether what is known would be the same if it were read now, given what the store looks like.
+
+    A writer that ends in the middle of a step changes its lease alone, which no stamp tells of.
+    """
+    return known.is_now(run.uri, stamp) and (known.due is None or _is_held(run))
+
+
+def _is_held(run: Run) -> bool:
+    with contextlib.suppress(*UNREADABLE):
+        lease = read_lease(run.objects)
+        return lease is not None and lease.is_alive(utc_now())
+    return False
 
 
 def _list_runs(uri: StoreURI, known: list[str]) -> list[str]:

@@ -15,7 +15,26 @@ from cairn.storage.store import StoreURI
 logger = logging.getLogger(__name__)
 
 REST: Final = 200
-"""So many times as long as a look took, nobody looks: of a core, that is half a hundredth."""
+"""So many times as long as a look worked, nobody looks: of a core, that is half a hundredth."""
+
+WAIT: Final = 10
+"""So many times as long as a look at a disk took, nobody looks, however little it has worked."""
+
+
+def rest_after(uri: StoreURI, took: float, worked: float) -> float:
+    """How long nobody should look at a root after a look at it; pure.
+
+    A look at a disk that waits for a busy machine costs nobody anything, and lists would grow old.
+    One at a bucket is as many requests, however little of them is work.
+
+    Args:
+        uri: Of the root.
+        took: Seconds that the look took.
+        worked: Seconds that all threads of this process worked meanwhile.
+    """
+    if uri.scheme != "file":
+        return REST * took
+    return max(REST * min(took, worked), WAIT * took)
 
 
 class Scanner:
@@ -56,24 +75,26 @@ class Scanner:
         looked_at: set[str] = set()
         while not self._stop.is_set():
             self._woken.clear()
-            began = time.monotonic()
             roots = dict(self._roots.items())
             for root in looked_at - roots.keys():
                 self._drop(root)
             looked_at = {*roots}
-            for root, uri in roots.items():
-                if not self._stop.is_set():
-                    self._scan_root(root, uri)
+            looks = [
+                self._scan_root(root, uri) for root, uri in roots.items() if not self._stop.is_set()
+            ]
             if not self._stop.is_set():
-                self._woken.wait(max(self._seconds, REST * (time.monotonic() - began)))
+                self._woken.wait(max(self._seconds, sum(looks)))
 
-    def _scan_root(self, root: str, uri: StoreURI) -> None:
+    def _scan_root(self, root: str, uri: StoreURI) -> float:
+        """Look at a root; how long nobody should afterwards."""
+        began, worked = time.monotonic(), time.process_time()
         try:
             self._index.scan_in_turn(root, uri, self._seconds)
         except (StorageError, SQLAlchemyError) as exc:
             logger.warning("root %s was not looked at: %s", root, exc)
         except Exception:  # the next look may go better; without any the catalog would grow old
             logger.exception("root %s was not looked at", root)
+        return rest_after(uri, time.monotonic() - began, time.process_time() - worked)
 
     def _drop(self, root: str) -> None:
         """What a look has found that was under way when the root was removed."""

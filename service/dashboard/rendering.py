@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,6 +14,7 @@ from cairn.service.access import Scope
 from cairn.service.dashboard import addresses, wording
 from cairn.service.dashboard.drawing import marks, timeline
 from cairn.service.sizes import size_text
+from cairn.storage.store import utc_now
 
 FOLDER: Final = Path(__file__).parent
 # Nothing on a page comes from elsewhere, no inline script runs, and no other site frames it.
@@ -25,7 +26,22 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
-static_files: Final = StaticFiles(directory=FOLDER / "static")
+
+class _OwnFiles(StaticFiles):
+    """Scripts and styles, of which a browser asks each time whether it has those of this version.
+
+    Else it would go by old ones for a tenth of their age: pages of a server that was upgraded do
+    not fit them.
+    """
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """A file, or that it is not another."""
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+static_files: Final = _OwnFiles(directory=FOLDER / "static")
 
 _environment = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
@@ -69,6 +85,7 @@ def page(
         "everywhere": caller is not None and caller.roots is None,
         "path": request.url.path,
         "query": request.query_params,
+        "now": utc_now().isoformat(),
     }
     return _templates.TemplateResponse(
         request, template, shared | values, status_code=status, headers=HEADERS

@@ -22,7 +22,9 @@ LOOKED_BACK: Final = timedelta(days=30)
 """Where no end of a job was ever told."""
 
 BEHIND_SECONDS: Final = 900.0
-"""Since the last look at a root, where looks are made."""
+"""Since the last look at a root, where looks are made; more where they take long."""
+
+_LATE: Final = 2.0  # times as long as it was from a look to the next, as far as that was seen
 
 
 class Noticing:
@@ -44,6 +46,7 @@ class Noticing:
         self._looks = looks
         self._told: set[tuple[datetime, str, OperationState]] = set()
         self._since: datetime | None = None
+        self._scanned: dict[str, tuple[datetime, float]] = {}
 
     def jobs(self, now: datetime) -> None:
         """Tell of jobs that ended."""
@@ -69,13 +72,21 @@ class Noticing:
             found = known[root]
             if found is None or found.uri != str(uri):
                 continue
-            lag = None if found.scanned is None else (now - found.scanned).total_seconds()
-            late = self._looks and lag is not None and lag > BEHIND_SECONDS
+            scanned = found.scanned if self._looks else None
+            late = scanned is not None and self._is_late(root, scanned, now)
             if found.problem is None and not late:
                 continue
             looked = None if found.scanned is None else rfc3339(found.scanned)
             detail = {"looked": looked, "problem": found.problem}
             self._tell([Happening(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
+
+    def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
+        """Whether the next look at a root is overdue: a large bucket is looked at now and then."""
+        last, apart = self._scanned.get(root, (scanned, 0.0))
+        if scanned > last:
+            apart = (scanned - last).total_seconds()
+        self._scanned[root] = scanned, apart
+        return (now - scanned).total_seconds() > max(BEHIND_SECONDS, _LATE * apart)
 
     def _last_end(self) -> datetime | None:
         """Of the job whose end was told last."""

@@ -9,8 +9,9 @@ that had overwritten another, until that one is gone too.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -28,7 +29,6 @@ from cairn.storage.runs.records import (
     begin_attempt,
     find_export,
     is_dead,
-    left_record,
     left_tries,
     list_attempts,
     manifest_file,
@@ -49,7 +49,7 @@ from cairn.storage.runs.trash import (
     end_removal,
     read_tombstones,
 )
-from cairn.storage.store import Clock, Entry, utc_now
+from cairn.storage.store import Clock, Entry, Held, utc_now
 
 __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 
@@ -75,7 +75,8 @@ class Garbage:
     Attributes:
         kind: what it was.
         name: folder or object, relative to the run.
-        nbytes: bytes that go.
+        nbytes: bytes that go with it, those of a deleted step's exports too; of files that others
+            link to, none.
         reason: why nobody needs it.
         step: its step, if it belongs to one.
         attempt: the attempt of that step.
@@ -98,11 +99,10 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     """
     run.history().require_whole()
     now = clock()
-    return [
-        *_trash(run, now),
-        *_abandoned(run, _ended_attempts(run, now)),
-        *_exports(run, now),
-    ]
+    trash = [*_trash(run, now)]
+    going = {(one.step, one.attempt) for one in trash}
+    exports = [one for one in _exports(run, now) if (one.step, one.attempt) not in going]
+    return _sized(run, [*trash, *_abandoned(run, _ended_attempts(run, now)), *exports])
 
 
 def collect_garbage(
@@ -168,8 +168,7 @@ def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
         if tombstone.removing or tombstone.has_expired(now):
             folder = step_dir(attempt, step)
             why = f"deleted {tombstone.at}" + (f" by {tombstone.by}" if tombstone.by else "")
-            nbytes = _bytes_below(run, folder)
-            yield Garbage(GarbageKind.TRASH, folder, nbytes, why, step, attempt)
+            yield Garbage(GarbageKind.TRASH, folder, 0, why, step, attempt)
 
 
 def _covers_older(run: Run) -> Callable[[StepKey], bool]:
@@ -189,8 +188,7 @@ def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:
             continue
         for name in _folders_of(run, info):
             why = f"attempt {info.attempt} ended before the step was complete"
-            nbytes = _bytes_below(run, name)
-            yield Garbage(GarbageKind.ABANDONED, name, nbytes, why, info.step, info.attempt)
+            yield Garbage(GarbageKind.ABANDONED, name, 0, why, info.step, info.attempt)
 
 
 def _folders_of(run: Run, info: StepInfo) -> list[str]:
@@ -216,16 +214,13 @@ def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
             continue
         folder = f"{EXPORTS}{steps.name}"
         if run.objects.read(manifest_file(step, attempt)) is None:
-            nbytes = _bytes_below(run, folder)
             why = f"step {step} of attempt {attempt} is gone"
-            yield Garbage(GarbageKind.EXPORT, folder, nbytes, why, step, attempt)
+            yield Garbage(GarbageKind.EXPORT, folder, 0, why, step, attempt)
             continue
         names = {entry.name.removesuffix(".json") for entry in files.list(folder)}
         for key in filter(None, (_export_key(f"{folder}/{name}.json") for name in sorted(names))):
             for name, why in _lost_tries(run, key, now).items():
-                lost = key.try_folder(name)
-                nbytes = _bytes_below(run, lost) + _bytes_below(run, left_record(key, name))
-                yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
+                yield Garbage(GarbageKind.EXPORT, key.try_folder(name), 0, why, step, attempt)
 
 
 def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
@@ -294,6 +289,51 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
             run.objects, writer=by, base_step=lambda: last_to_keep(run), clock=clock
         )
         release(run.objects, begun, clock=clock)
+
+
+def _sized(run: Run, found: list[Garbage]) -> list[Garbage]:
+    """Garbage with its bytes."""
+    if run.uri.scheme != "file":  # nothing is linked there, and not all of the run is to be listed
+        sizes = [sum(_bytes_below(run, place) for place in _places(one)) for one in found]
+    else:
+        sizes = _unlinked(run.files.held(), [_places(one) for one in found]) if found else []
+    return [replace(one, nbytes=size) for one, size in zip(found, sizes, strict=True)]
+
+
+def _places(garbage: Garbage) -> list[str]:
+    """Folders and objects that go with it."""
+    if garbage.kind is GarbageKind.TRASH:
+        return [garbage.name, f"{EXPORTS}{garbage.step}.{garbage.attempt}"]
+    if garbage.kind is GarbageKind.EXPORT:
+        return [garbage.name, f"{garbage.name}.json"]
+    return [garbage.name]
+
+
+def _unlinked(held: Collection[Held], places: Sequence[Collection[str]]) -> list[int]:
+    """Bytes of the files in each of some places that have no name outside of all; pure.
+
+    A file that several of them have counts where it is found first.
+    """
+    owners = {place: at for at, some in enumerate(places) for place in some}
+    names = Counter(one.identity for one in held)
+    sizes = [0] * len(places)
+    first: dict[object, int] = {}
+    for one in held:
+        owner = next((owners[up] for up in _upwards(one.name) if up in owners), None)
+        if owner is None:
+            continue
+        names[one.identity] -= 1
+        owner = first.setdefault(one.identity, owner)
+        if names[one.identity] == 0:
+            sizes[owner] += one.size
+    return sizes
+
+
+def _upwards(name: str) -> Iterator[str]:
+    """A name, and the folders around it."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
 
 
 def _bytes_below(run: Run, name: str) -> int:

@@ -18,11 +18,12 @@ from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import SettingsError
 from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.records import Place
 from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.stores import add_steps, annotate, make_run, publish, trash
+from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
 
 
 @pytest.fixture
@@ -223,6 +224,28 @@ def test_refresh_reads_nothing_while_the_folders_rest(index, root, monkeypatch):
     publish(run, 1, 2)
     index.refresh_run("default", run)
     assert len(taken) == 2
+
+
+@pytest.mark.parametrize("look", ["refresh_run", "scan"])
+def test_step_whose_writer_ends_in_its_middle_is_written_no_more(index, root, monkeypatch, look):
+    run = make_run(root / "run", [1])
+    attempt = begin_saving(run, 2)
+    settle(root / "run", monkeypatch)
+    taken = count_snapshots(monkeypatch)
+
+    def state():
+        if look == "scan":
+            index.scan("default", parse_uri(root))
+        else:
+            index.refresh_run("default", run)
+        with index.catalog.read() as session:
+            found = session.scalars(select(CheckpointRow).where(CheckpointRow.step == 2)).one()
+            return found.state
+
+    assert [state(), state()] == ["in_flight", "in_flight"]
+    assert len(taken) == 1  # while it is being written there is nothing to be read
+    release(run.objects, attempt)
+    assert state() == "abandoned"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from sqlalchemy.exc import OperationalError
 
 from cairn.service.catalog import Catalog, Happening, queries, rows, tell
 from cairn.service.catalog.refresh import Index
+from cairn.service.events.noticing import Noticing
 from cairn.service.schemas import EventKind
 from cairn.storage.runs import Run
 from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.store import parse_uri, utc_now
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 
 RUN = "/v1/roots/default/runs/run"
@@ -249,3 +251,23 @@ def test_whoever_reads_on_from_an_event_misses_none_that_was_begun_before_it(dat
     second.join(30)
     assert seen() == ["a", "b"]
     catalog.close()
+
+
+def test_root_is_behind_when_its_next_look_is_overdue(looked, root):
+    catalog, uri = looked.app.state.plane.catalog, parse_uri(root)
+    noticing = Noticing(catalog, None, {"default": uri}, looks=True)
+    first = utc_now()
+
+    def told(scanned, later):
+        """Whether it is told, of a last look then, after so many seconds more."""
+        with catalog.write(("default", "")) as session:
+            rows.write_root(session, "default", uri, scanned=scanned, problem=None)
+        noticing.index(scanned + timedelta(seconds=later))
+        return len([one for one in events(looked) if one.kind == EventKind.INDEX_BEHIND])
+
+    assert told(first, 899) == 0
+    assert told(first, 901) == 1  # nobody knows how far apart its looks are
+    second = first + timedelta(seconds=6000)
+    assert told(second, 0) == 1
+    assert told(second, 6010) == 1  # as the look before
+    assert told(second, 12_010) == 2

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.catalog import Catalog, Index, rows
-from cairn.service.catalog.scanner import Scanner
+from cairn.service.catalog.scanner import Scanner, rest_after
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.settings import Settings
 from cairn.storage.errors import StoreUnavailableError
@@ -165,6 +165,20 @@ def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root, monke
     scanner.close()
     publish(run, 1, 3)
     assert latest(index) == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "took", "worked", "rest"),
+    [
+        ("/store", 0.02, 0.02, 4.0),
+        ("/store", 0.3, 0.02, 4.0),  # a busy machine makes no list old
+        ("/store", 3.0, 0.02, 30.0),
+        ("/store", 0.02, 0.5, 4.0),  # others of the process worked too
+        ("gs://bucket/store", 3.0, 0.02, 600.0),
+    ],
+)
+def test_looks_at_a_disk_are_as_far_apart_as_they_work(uri, took, worked, rest):
+    assert rest_after(parse_uri(uri), took, worked) == pytest.approx(rest)
 
 
 def test_a_scan_that_fails_is_told_and_tried_again(index, root, monkeypatch, caplog):
@@ -379,3 +393,13 @@ def test_a_promotion_is_not_taken_back_by_a_look_from_before_it(http, root, monk
         promoted.set()
         assert refreshed.result(SECONDS).json()["latest_step"] == 3
     assert http.get(f"{RUN}/aliases").json()["aliases"][0]["step"] == 1
+
+
+def test_repaired_run_is_listed_as_it_is_then(http, root):
+    make_run(root / "run", [1, 2])
+    attempt = root / "run" / "attempts" / "1.json"
+    attempt.write_bytes(attempt.read_bytes().replace(b'"writer"', b'"Writer"'))
+    assert http.get(RUN, params={"refresh": True}).json()["problems"] != []
+    report = http.post(f"{RUN}:repair", json={"dry_run": False}).json()
+    assert [one["done"] for one in report["repairs"]] == [True]
+    assert http.get(RUN).json()["problems"] == []

@@ -168,8 +168,8 @@ def test_run_is_failing_from_a_verification_that_finds_damage_until_one_that_doe
     whole = values.read_bytes()
     with serving(store, tmp_path / "data") as http:
 
-        def failing():
-            page = http.get("/", headers=HTML)
+        def failing(path="/"):
+            page = http.get(path, headers=HTML)
             assert page.status_code == 200
             return "failing: verify of step 1" in page.text
 
@@ -178,7 +178,9 @@ def test_run_is_failing_from_a_verification_that_finds_damage_until_one_that_doe
         started = http.post(verify).json()
         assert watch(http, started["id"])["state"] == "failed"
         until(failing)
+        assert failing("/ui/default/llama")
         assert f"/operations/{started['id']}" in http.get("/", headers=HTML).text
         values.write_bytes(whole)
         done(http, verify, {})
         until(lambda: not failing())
+        assert not failing("/ui/default/llama")

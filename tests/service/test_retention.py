@@ -30,7 +30,7 @@ def run(root):
 
 @pytest.fixture
 def jobs(root, tmp_path):
-    with serving(root, tmp_path / "data") as client:
+    with serving(root, tmp_path / "data", scan_seconds=0) as client:
         yield client
 
 
@@ -178,7 +178,8 @@ def test_applied_policy_deletes_what_the_plan_said(jobs, run):
     result = operation["result"]
     assert [one["step"] for one in result["deleted"]] == sorted(said) == [1, 2, 4, 5, 6, 7, 8]
     assert (result["run"], result["kept"], result["refused"]) == ("run", 3, [])
-    assert operation["progress"]["done_bytes"] == 7 * BYTES_PER_STEP
+    progress = operation["progress"]
+    assert progress["done_bytes"] == progress["total_bytes"] == 7 * BYTES_PER_STEP
     assert listed(run) == [3, 9, 10]
     trashed = jobs.get(f"{RUN}/checkpoints", params={"state": "trashed"}).json()["checkpoints"]
     assert [one["step"] for one in trashed] == [8, 7, 6, 5, 4, 2, 1]
@@ -251,10 +252,13 @@ def test_cancelled_operation_deletes_no_more_and_keeps_what_it_did(jobs, root, m
         return lay_tombstone(found, key, tombstone)
 
     monkeypatch.setattr(retention, "lay_tombstone", pause_in_the_second_batch)
+    assert jobs.get(RUN).json()["checkpoint_count"] == 30
     started = jobs.post(APPLY, json={"policy": {"keep_last": 1}, "dry_run": False}).json()
     assert reached.wait(60)
     assert jobs.post(f"/v1/operations/{started['id']}:cancel").json()["state"] == "cancelled"
     assert listed(run) == list(range(17, 31))
+    assert jobs.get(RUN).json()["checkpoint_count"] == 14
+    assert "it has deleted stay in the trash" in jobs.get(f"/operations/{started['id']}/card").text
     jobs.post(f"/v1/operations/{started['id']}:resume")
     result = watch(jobs, started["id"])["result"]
     assert [one["step"] for one in result["deleted"]] == list(range(1, 30))

@@ -97,7 +97,10 @@ def test_damage_that_no_load_meets_is_told_as_such(http, url):
 
 def test_every_step_of_a_run_is_verified_in_one_operation(http):
     operation = done(http, "/v1/roots/default/runs/sound:verify", {})
-    assert [report["step"] for report in operation["result"]["steps"]] == list(STEPS)
+    reports, progress = operation["result"]["steps"], operation["progress"]
+    assert [report["step"] for report in reports] == list(STEPS)
+    read = sum(report["bytes"] for report in reports)
+    assert progress["done_bytes"] == progress["total_bytes"] == read > reports[-1]["bytes"]
     operation = ended(http, "/v1/roots/default/runs/damaged:verify")
     assert operation["state"] == "failed"
     assert [report["sound"] for report in operation["error"]["steps"]] == [True, False, True]

@@ -13,6 +13,7 @@ from cairn.service.app import create_app
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.jobs.worker_names import FileName, worker_name
 from cairn.service.settings import Settings
+from cairn.storage.runs import delete_step
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, until, watch
@@ -175,6 +176,18 @@ def test_a_cancelled_job_of_a_worker_elsewhere_leaves_nothing(http, root, settin
         started(process)
         assert done(http, f"{STEP}:verify", {})["state"] == "succeeded"
     assert http.get(f"/v1/operations/{asked['id']}").json()["state"] == "cancelled"
+
+
+def test_what_a_worker_has_done_of_a_job_is_listed_once_it_is_cancelled(http, root):
+    run = make_run(root / "run", range(1, 5))
+    place = "/v1/roots/default/runs/run"
+    assert http.get(place).json()["checkpoint_count"] == 4
+    policy = {"policy": {"keep_last": 1}, "dry_run": False}
+    asked = http.post(f"{place}:applyRetention", json=policy).json()
+    delete_step(run, run.step(1), by="a worker that is gone")
+    assert http.get(place).json()["checkpoint_count"] == 4  # nobody has said anything
+    assert http.post(f"/v1/operations/{asked['id']}:cancel").json()["state"] == "cancelled"
+    assert http.get(place).json()["checkpoint_count"] == 3
 
 
 def test_a_server_without_a_worker_is_ready(http):

@@ -19,7 +19,7 @@ ROWS: Final = 50
 STATES: Final = (
     ("", "Any"),
     ("in_flight", "Writing now"),
-    ("abandoned", "Has a stalled step"),
+    ("abandoned", "Has an abandoned step"),
     ("set_aside", "Has steps set aside"),
     ("trashed", "Has steps in trash"),
 )

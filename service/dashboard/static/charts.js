@@ -78,24 +78,35 @@ function draw(place, drawn, step) {
   return chart;
 }
 
-document.addEventListener("DOMContentLoaded", async () => {
+let charts = [];
+let drawn = null;
+
+function drawAll() {
+  const section = document.querySelector("[data-curves]");
+  charts.forEach((chart) => chart.destroy());
+  charts = [];
+  if (!section || !drawn) return;
+  charts = [...section.querySelectorAll("[data-metric]")].map((place) => draw(place, drawn, section.dataset.step)).filter(Boolean);
+}
+
+async function readCurves() {
   const section = document.querySelector("[data-curves]");
   if (!section) return;
   const answer = await fetch(section.dataset.curves);
   if (!answer.ok) return;
-  const drawn = await answer.json();
-  let charts = [];
-  const all = () => {
-    charts.forEach((chart) => chart.destroy());
-    charts = [...section.querySelectorAll("[data-metric]")].map((place) => draw(place, drawn, section.dataset.step)).filter(Boolean);
-  };
-  all();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  drawn = await answer.json();
+  drawAll();
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  readCurves();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth !== width) {
       width = innerWidth;
-      all();
+      drawAll();
     }
   });
 });
+document.addEventListener("cairn:renewed", readCurves);

@@ -3,6 +3,9 @@
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 
+// The stream of each card that is followed.
+const streams = new Map();
+
 function sizeText(bytes) {
   let value = bytes;
   for (const unit of ["B", "kB", "MB", "GB"]) {
@@ -21,6 +24,9 @@ function show(place, operation) {
   const bar = place.querySelector("progress");
   const { done_bytes: done, total_bytes: total, message } = operation.progress;
   place.dataset.state = operation.state;
+  const badge = place.querySelector(".state");
+  badge.className = `state ${operation.state}`;
+  badge.textContent = operation.state;
   if (total) {
     bar.max = total;
     bar.value = done;
@@ -44,23 +50,30 @@ async function redraw(place) {
     card.focus({ preventScroll: true });
   }
   announce(`${card.dataset.name}: ${card.dataset.state}`);
+  renew(); // what it has changed is told elsewhere on the page
 }
 
 function follow(place) {
   if (place.dataset.followed || ENDED.includes(place.dataset.state)) return;
   place.dataset.followed = "yes";
   const source = new EventSource(`/v1/operations/${encodeURIComponent(place.dataset.operation)}/events`);
+  streams.set(place, source);
   source.onmessage = (event) => {
     const operation = JSON.parse(event.data);
     if (!place.isConnected) {
-      source.close();
+      leave(place);
     } else if (ENDED.includes(operation.state)) {
-      source.close();
+      leave(place);
       redraw(place);
     } else {
       show(place, operation);
     }
   };
+}
+
+function leave(place) {
+  streams.get(place).close();
+  streams.delete(place);
 }
 
 function followAll(within) {
@@ -69,3 +82,7 @@ function followAll(within) {
 
 document.addEventListener("DOMContentLoaded", () => followAll(document));
 document.addEventListener("htmx:afterSwap", () => followAll(document));
+document.addEventListener("cairn:renewed", () => {
+  [...streams.keys()].filter((place) => !place.isConnected).forEach(leave);
+  followAll(document);
+});

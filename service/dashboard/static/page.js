@@ -23,6 +23,23 @@ async function copy(button) {
   }
 }
 
+// As the server says it, by its clock: an open page goes on to tell how long ago something was.
+const ahead = Date.parse(document.documentElement.dataset.now) - Date.now();
+
+function ago(moment) {
+  const seconds = (Date.now() + ahead - Date.parse(moment)) / 1000;
+  const length = Math.abs(seconds);
+  if (length < 1) return "just now";
+  const [unit, name] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([one]) => length >= one);
+  const value = length / unit;
+  const text = `${value >= 10 ? Math.round(value) : Number(value.toPrecision(2))} ${name}`;
+  return seconds > 0 ? `${text} ago` : `in ${text}`;
+}
+
+setInterval(() => {
+  for (const time of document.querySelectorAll("time[datetime]")) time.textContent = ago(time.dateTime);
+}, 10_000);
+
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-copy]");
   if (button) copy(button);

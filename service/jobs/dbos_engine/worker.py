@@ -220,7 +220,7 @@ class Worker:
             return self._execute(
                 execution,
                 lambda: self._run(self.kinds[kind], execution, request),
-                cancelled=lambda: self._abandon(execution, kind, request),
+                cancelled=lambda: self._leave_off(execution, kind, request),
             )
 
     def execute_part(self, job: Request) -> Result:
@@ -299,6 +299,10 @@ class Worker:
             execution.step("clean up", clean_up)
             self._tell(kind, request)  # it may have done a part
             raise failure from exc
+
+    def _leave_off(self, execution: Execution, kind: str, request: Request) -> None:
+        self._abandon(execution, kind, request)
+        self._tell(self.kinds[kind], request)  # what it has done of it may stay
 
     def _abandon(
         self,

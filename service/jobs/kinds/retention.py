@@ -39,10 +39,8 @@ def _delete(context: JobContext, request: Request) -> Result:
     def advanced(done: Sequence[StepInfo], total_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += sum(info.nbytes or 0 for info in done)
-        total = done_bytes + total_bytes if done else total_bytes
-        context.progress.set(
-            done_bytes=done_bytes, total_bytes=max(total, done_bytes), message="deleting steps"
-        )
+        total = max(total_bytes, done_bytes)
+        context.progress.set(done_bytes=done_bytes, total_bytes=total, message="deleting steps")
         context.check()
 
     outcome = apply_retention(

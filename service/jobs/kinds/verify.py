@@ -42,11 +42,12 @@ def _run(context: JobContext, request: Request) -> Result:
         wanted = [[request["step"], request["attempt"]]]
     else:
         wanted = context.step("list", lambda: _listed(context, request))["steps"]
-    reports = []
+    reports: list[dict[str, Any]] = []
     for number, (step, attempt) in enumerate(wanted, 1):
         place = f" ({number} of {len(wanted)})" if len(wanted) > 1 else ""
         info = _info(request, step, attempt)
-        verify = functools.partial(_verify, context, request, info, place)
+        read, ahead = sum(report["bytes"] for report in reports), len(wanted) - number
+        verify = functools.partial(_verify, context, request, info, place, read, ahead)
         found = context.step(f"verify {step}.{attempt}", verify)
         reports += found["reports"]
     return context.step("report", lambda: _result(request, records, reports))
@@ -76,14 +77,26 @@ def _info(request: Request, step: int, attempt: int) -> StepInfo:
     return StepInfo(step, attempt, StepState.LISTED, manifest_digest=digest)
 
 
-def _verify(context: JobContext, request: Request, info: StepInfo, place: str) -> Result:
+def _verify(
+    context: JobContext, request: Request, info: StepInfo, place: str, before: int, ahead: int
+) -> Result:
+    """Verify a step.
+
+    Args:
+        context: Of the job.
+        request: To it.
+        info: The step.
+        place: Among the others, in words.
+        before: Bytes of those that were read.
+        ahead: How many come after it, each about as large as far as is known.
+    """
     run = open_run(context.roots, request)
     progress = context.progress
-    progress.set(done_bytes=0, total_bytes=None, message=f"verifying step {info.step}{place}")
+    progress.set(done_bytes=before, message=f"verifying step {info.step}{place}")
 
     def read(done: int, total: int) -> None:
         context.check()
-        progress.set(done_bytes=done, total_bytes=total)
+        progress.set(done_bytes=before + done, total_bytes=before + total * (1 + ahead))
 
     try:
         report = verify_step(run, info, progress=read)

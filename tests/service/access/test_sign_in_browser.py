@@ -45,6 +45,12 @@ def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
         expect(page.get_by_role("alert")).to_contain_text("production points at step 2 now")
         expect(page.get_by_role("link", name="Keys")).to_have_count(0)
         assert page.evaluate("document.cookie") == ""
+        page.goto(f"{url}/ui/default/tiny")
+        page.context.clear_cookies()  # its session is over
+        page.evaluate("renew()")
+        expect(page).to_have_url(f"{url}/sign-in?next=%2Fui%2Fdefault%2Ftiny")
+        page.get_by_label("Key").fill(made.stdout.strip())
+        page.get_by_role("button", name="Sign in").click()
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(f"{url}/sign-in")
         page.goto(url)

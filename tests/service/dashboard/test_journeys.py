@@ -240,6 +240,7 @@ def test_step_goes_to_the_trash_and_comes_back(page):
     page.get_by_role("button", name="Move to trash").click()
     expect(page.get_by_text("In the trash.")).to_be_visible()
     expect(page.get_by_text("too old")).to_be_visible()
+    expect(page.locator("#unlisted")).to_contain_text("and from then on until garbage is collected")
     page.get_by_role("button", name="Take the deletion back").click()
     expect(page.get_by_role("button", name="Promote")).to_be_visible()
 

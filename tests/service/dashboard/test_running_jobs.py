@@ -62,6 +62,7 @@ def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store,
             page.goto("/ui/default/llama/steps/1")
             page.get_by_role("button", name="Export to PyTorch").click()
             until(reached.exists)
+            expect(page.locator(".operation .state")).to_have_text("running", timeout=LONG)
             page.goto("/operations")
             row = page.get_by_role("row").filter(has_text="one").first
             expect(row).to_contain_text("alive")

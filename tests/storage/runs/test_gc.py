@@ -1,4 +1,6 @@
+import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,7 @@ from cairn.storage.runs.trash import (
     read_tombstones,
     undelete_step,
 )
+from cairn.storage.runs.usage import run_usage
 from cairn.storage.store.opening import open_files
 from tests.storage.stored_runs import begin, end, save, states, write_data
 
@@ -291,3 +294,26 @@ def test_garbage_is_told_with_its_bytes_and_why(run):
     (garbage,) = find_garbage(run, clock=run.clock)
     assert (garbage.step, garbage.attempt, garbage.nbytes) == (6, 1, 4)
     assert garbage.reason == "attempt 1 ended before the step was complete"
+
+
+def test_bytes_of_garbage_are_those_that_go(run, clock):
+    attempt = begin(run, -1)
+    for step in (3, 6, 9):
+        save(run, step, attempt)
+    export(run, 3, attempt)
+    if run.uri.scheme == "file":
+        folder = Path(run.uri.local_path, "attempts", str(attempt))
+        for name, (first, *others) in {"stays": (9, 3, 6), "goes": (3, 6)}.items():
+            (folder / str(first) / name).write_bytes(bytes(100))
+            for step in others:
+                os.link(folder / str(first) / name, folder / str(step) / name)
+
+    def held():
+        uses = run_usage(run).uses
+        return uses["steps"] + uses["exports"]
+
+    for step in (3, 6):
+        delete_step(run, run.step(step), by="ana", grace=0, clock=clock)
+    told, before = sum(one.nbytes for one in find_garbage(run, clock=clock)), held()
+    collect_garbage(run, by="gc", clock=clock)
+    assert told == before - held() > 100 * (run.uri.scheme == "file")

@@ -57,6 +57,7 @@ def run_page(
         "run/steps.html",
         run=known,
         activity=actions.run_activity(asked.plane, [known])[0],
+        failures=actions.run_failures(asked.plane, [known])[0],
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
         timeline=timeline(last),

@@ -1,0 +1,173 @@
+"""Pages that stay open: what changes is shown without a reload; what somebody fills in stays."""
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from cairn.service.app import create_app
+from cairn.service.client import Client
+from cairn.service.settings import Settings
+from cairn.storage.runs import Run, annotate_step
+from tests.service.dashboard.conftest import opened
+from tests.service.jobs import PATIENCE, Hold, save_llama
+from tests.service.servers import serve
+from tests.service.stores import begin_saving, make_run, publish
+
+RUN = "/ui/default/llama"
+
+
+@pytest.fixture
+def store(tmp_path):
+    save_llama(tmp_path / "store/llama", (1, 2, 3))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def url(store, tmp_path):
+    with serve(create_app(Settings(root=str(store), data_dir=tmp_path / "data"))) as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser, url):
+    with opened(browser, url) as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        yield page
+
+
+def look(url, run):
+    """Have the server look at the store now: on a busy machine its own looks are far apart."""
+    answer = httpx.get(f"{url}/v1/roots/default/runs/{run}", params={"refresh": True}, timeout=60)
+    assert answer.is_success
+
+
+def test_run_and_steps_appear_on_pages_that_are_open(browser, url, store):
+    with opened(browser, url) as runs, opened(browser, url) as steps:
+        runs.goto("/")
+        run = make_run(store / "later")
+        look(url, "later")
+        row = runs.get_by_role("row").filter(has_text="later")
+        expect(row).to_contain_text("none yet")
+        steps.goto("/ui/default/later")
+        expect(steps.get_by_text("No step yet")).to_be_visible()
+        attempt = begin_saving(run, 7)
+        look(url, "later")
+        expect(row).to_contain_text("writing step 7")
+        expect(steps.locator("#run-badges")).to_contain_text("writing step 7")
+        expect(steps.locator("tr[data-step='7']")).to_contain_text("being written")
+        publish(run, attempt.number, 7)
+        annotate_step(run, 7, metrics={"loss": 0.5}, by="trainer")
+        look(url, "later")
+        expect(steps.locator("tr[data-step='7'] .state")).to_have_text("listed")
+        expect(steps.locator("#figures")).to_contain_text("trainer")
+        expect(steps.locator("[data-metric='loss'] canvas")).to_have_count(1)
+        expect(row).not_to_contain_text("writing")
+        expect(row.locator("[data-name='Last step']")).to_contain_text("7")
+
+
+def test_page_of_a_step_that_is_being_written_becomes_that_of_a_saved_one(page, url, store):
+    run = Run.open(store / "llama")
+    attempt = begin_saving(run, 9)
+    page.goto(f"{RUN}/steps/9")
+    expect(page.get_by_text("Being written.")).to_be_visible()
+    publish(run, attempt.number, 9)
+    look(url, "llama")
+    expect(page.get_by_role("button", name="Promote")).to_be_visible()
+    expect(page.locator("#badges")).to_contain_text("listed")
+
+
+def test_what_is_ticked_or_typed_stays_until_it_is_done_with(page, url):
+    page.goto(RUN)
+    tick = page.get_by_label("Compare step 3")
+    tick.check()
+    with Client(url) as client:
+        client.annotate("llama", 3, labels={"eval": "passed"})
+    page.evaluate("renew()")
+    expect(tick).to_be_checked()
+    tick.uncheck()
+    expect(page.locator("tr[data-step='3']")).to_contain_text("passed")
+    expect(tick).to_be_focused()
+
+
+def test_promotion_is_told_alike_in_all_of_the_page(page):
+    page.goto(f"{RUN}/steps/3")
+    for step in (3, 2):
+        page.goto(f"{RUN}/steps/{step}")
+        page.get_by_role("button", name="Promote").click()
+        expect(page.get_by_role("alert")).to_contain_text(f"production points at step {step} now")
+        expect(page.locator("#pointing")).to_contain_text(f"production is at step {step}")
+    page.get_by_text("More to do").click()
+    expect(page.locator("#rollback .notice")).to_have_count(0)
+    page.goto(f"{RUN}/aliases")
+    section = page.get_by_role("region", name="Alias production")
+    section.get_by_text("Back to step 3").click()
+    section.get_by_label("Why").fill("better after all")
+    section.get_by_role("button", name="Move production back").click()
+    expect(section).to_contain_text("points at step 3")
+    expect(section.get_by_role("row").nth(1)).to_contain_text("better after all")
+    expect(page.get_by_role("alert")).to_contain_text("production points at step 3 now")
+
+
+def test_end_of_a_job_is_told_by_what_it_has_changed(page):
+    page.goto(f"{RUN}/steps/2")
+    page.get_by_text("More to do").click()
+    page.get_by_role("button", name="Roll back to step 2").click()
+    expect(page.locator(".operation[data-name=Rollback]")).to_contain_text("succeeded")
+    expect(page.get_by_role("button", name="Roll back to step 2")).to_have_count(0)
+    page.goto(f"{RUN}/storage?keep_last=1")
+    page.get_by_role("button", name="Delete 1 steps").click()
+    expect(page.locator("#kept")).to_contain_text("It would keep all 1 steps")
+    expect(page.locator("#by-step .state")).to_have_text(["set aside", "listed", "in trash"])
+
+
+def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch, url):
+    hold = Hold(monkeypatch)
+    with Client(url) as client:
+        operation = client.convert("llama", 1)
+    page.goto(f"/operations/{operation.id}")
+    assert hold.reached.wait(PATIENCE)
+    expect(page.locator(".operation .state")).to_have_text("running")
+    expect(page.get_by_text("What came of it")).to_have_count(0)
+    hold.opened.set()
+    expect(page.get_by_label("Result")).to_contain_text("artifact_id")
+
+
+def test_job_that_was_started_elsewhere_appears_among_the_operations(page, url):
+    page.goto("/operations")
+    expect(page.get_by_text("Nothing was started yet")).to_be_visible()
+    with Client(url) as client:
+        client.wait(client.verify("llama", 2).id)
+    expect(page.locator(".operation[data-name=Verification]")).to_contain_text("succeeded")
+
+
+def test_open_page_goes_on_to_tell_how_long_ago_something_was(page, url):
+    page.clock.install()
+    page.goto(RUN)
+    saved = page.locator("tr[data-step='3'] time")
+    expect(saved).to_have_text(re.compile(r"^(just now|[\d.]+ s ago)$"))
+    page.clock.run_for("03:00:00")
+    expect(saved).to_have_text(re.compile(r"^3 h ago$"))
+
+
+def test_page_that_cannot_be_had_anew_says_how_old_it_is(browser, url):
+    with opened(browser, url, "ERR_INTERNET_DISCONNECTED") as page:
+        page.goto("/")
+        note = page.get_by_text("The server does not give this page anew")
+        expect(note).to_be_hidden()
+        page.context.set_offline(True)
+        page.evaluate("renew()")
+        expect(note).to_have_text(re.compile(r"what was so (just now|.* ago)\.$"))
+        page.context.set_offline(False)
+        page.evaluate("renew()")
+        expect(note).to_be_hidden()
+
+
+def test_browser_asks_whether_it_has_the_scripts_of_this_version(url):
+    with httpx.Client(base_url=url) as http:
+        script = http.get("/static/live.js")
+        assert script.headers["Cache-Control"] == "no-cache"
+        seen = {"If-None-Match": script.headers["ETag"]}
+        again = http.get("/static/live.js", headers=seen)
+        assert (again.status_code, again.headers["Cache-Control"]) == (304, "no-cache")
