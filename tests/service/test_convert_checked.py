@@ -87,7 +87,7 @@ def report_of(http, made):
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("run", "dtype", "most"),
-    [("plain", None, 1e-4), ("plain", "bfloat16", 1e-4), ("adapted", "bfloat16", 0.04)],
+    [("plain", "bfloat16", 1e-4), ("adapted", "bfloat16", 0.04)],
 )
 def test_the_report_beside_an_export_says_how_far_its_logits_are(http, run, dtype, most):
     body = {"check_logits": True, "dtype": dtype}
