@@ -19,7 +19,7 @@ LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_proc
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
   tests/storage/runs/test_protocol.py tests/storage/training/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
+PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.

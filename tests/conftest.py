@@ -105,6 +105,8 @@ PROOFS = (
     "tests/documentation/test_notebook_cells.py",
     "tests/examples/test_whole_models.py",
     "tests/packaging/test_mypy_types.py",
+    "tests/service/dashboard/test_clicks_of_all_tasks.py",
+    "tests/service/test_convert_checked_afresh.py",
     "tests/state/module/test_generation_whole_model.py",
     "tests/test_all_contenders.py",
 )

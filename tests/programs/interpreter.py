@@ -32,10 +32,14 @@ IMPORTED = (
     "grain.experimental",
     "jax",
     "orbax.checkpoint",
+    "scipy.optimize",
     "tensorstore",
     "torch",
+    "torch._dynamo",
     "uvicorn",
 )
+"""Not what reads variables of a program when it is imported, as `huggingface_hub` does: of what
+`transformers` imports, `torch._dynamo` and SciPy take most of the time."""
 PYTHON = "TESTS_PYTHON"
 """The variable that names what a program finds as `sys.executable`, if it is another."""
 MESSAGE_BYTES = 200_000

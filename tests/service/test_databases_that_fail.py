@@ -131,7 +131,7 @@ def test_jobs_are_refused_while_their_disk_is_full_and_none_that_was_accepted_is
         made = done(http, CONVERT, {})
     with serving(root, data, scan_seconds=0, worker=False) as http, full("jobs"):
         answers = [
-            http.post(CONVERT, json={"max_shard_size": f"{size}KB"}) for size in range(20, 60)
+            http.post(CONVERT, json={"max_shard_size": f"{size}MB"}) for size in range(20, 60)
         ]
         assert http.get(f"/v1/operations/{made['id']}").json() == made
     refused = [answer for answer in answers if answer.status_code != 202]
@@ -141,7 +141,7 @@ def test_jobs_are_refused_while_their_disk_is_full_and_none_that_was_accepted_is
         for answer in answers:
             if answer.status_code == 202:
                 assert watch(http, answer.json()["id"])["state"] == "succeeded"
-        assert done(http, CONVERT, {"max_shard_size": "61KB"})["state"] == "succeeded"
+        assert done(http, CONVERT, {"max_shard_size": "61MB"})["state"] == "succeeded"
         known = {one["id"] for one in http.get("/v1/operations").json()["operations"]}
         assert len(known) == 2 + len(answers) - len(refused)
 

@@ -1,11 +1,10 @@
 """What `memory` says of an export, held against what the process really takes for it."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+
+from tests.programs.program import REPOSITORY, run
 
 MARGIN = 1.25
 """Of what is allowed: threads of other things in the process, and an allocator's rests."""
@@ -23,13 +22,7 @@ EXPORTS = [
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exports")
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.service.export_memory", str(folder)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    ended = run(["-m", "tests.service.export_memory", folder], cwd=REPOSITORY)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

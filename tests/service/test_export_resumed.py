@@ -18,10 +18,27 @@ from tests.service.jobs import artifact_of, done, save_llama, serving, tries, wa
 from tests.service.test_export_parts import CONVERT, SEVERAL, save_with
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("saved")
+    save_llama(root / "llama")
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(saved, tmp_path_factory):
+    """The digests of the export's files when nothing happens to it."""
+    other = tmp_path_factory.mktemp("unhindered")
+    shutil.copytree(saved, other / "store")
+    with serving(other / "store", other / "data") as http:
+        done(http, CONVERT, SEVERAL)
+    [folder] = tries(other / "store", "llama")
+    return digests(folder)
+
+
 @pytest.fixture
-def root(tmp_path):
-    save_llama(tmp_path / "store/llama")
-    return tmp_path / "store"
+def root(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "store")
 
 
 class Disk:
@@ -80,16 +97,6 @@ def fails(http, body=SEVERAL):
     return ended
 
 
-def whole(root, tmp_path):
-    """What the export is when nothing happens to it."""
-    other = tmp_path / "unhindered"
-    shutil.copytree(root, other, ignore=shutil.ignore_patterns("exports"))
-    with serving(other, tmp_path / "unhindered-data") as http:
-        done(http, CONVERT, SEVERAL)
-    [folder] = tries(other, "llama")
-    return digests(folder)
-
-
 def published(root):
     [folder] = tries(root, "llama")
     assert records(root) == []
@@ -97,7 +104,7 @@ def published(root):
 
 
 @pytest.mark.parametrize("how", ["resume", "again", "another server"])
-def test_the_next_run_goes_on_with_the_files_that_are_whole(root, tmp_path, disk, how):
+def test_the_next_run_goes_on_with_the_files_that_are_whole(root, tmp_path, disk, how, whole):
     disk.room = 3
     with serving(root, tmp_path / "data") as http:
         failed = fails(http)
@@ -127,10 +134,10 @@ def test_the_next_run_goes_on_with_the_files_that_are_whole(root, tmp_path, disk
     [folder] = tries(root, "llama")
     assert not {*first} & {*disk.written}
     assert {name: (folder / name).stat().st_ino for name in names} == inodes
-    assert published(root) == whole(root, tmp_path)
+    assert published(root) == whole
 
 
-def test_what_is_whole_adds_up_over_runs_that_run_out_of_room(root, tmp_path, disk):
+def test_what_is_whole_adds_up_over_runs_that_run_out_of_room(root, tmp_path, disk, whole):
     with serving(root, tmp_path / "data") as http:
         for left in (2, 4):
             disk.room = 2
@@ -140,7 +147,7 @@ def test_what_is_whole_adds_up_over_runs_that_run_out_of_room(root, tmp_path, di
         disk.room = 1000
         done(http, CONVERT, SEVERAL)
     assert len(disk.written) == len({*disk.written}), "one was written twice"
-    assert published(root) == whole(root, tmp_path)
+    assert published(root) == whole
 
 
 def flip(path):
@@ -211,7 +218,9 @@ def unreadable_record(root):
 @pytest.mark.parametrize(
     "change", [damaged, shortened, missing, swap, of_another_version, unreadable_record]
 )
-def test_a_file_that_is_not_what_would_be_written_now_is_written_anew(root, tmp_path, disk, change):
+def test_a_file_that_is_not_what_would_be_written_now_is_written_anew(
+    root, tmp_path, disk, change, whole
+):
     disk.room = 5
     with serving(root, tmp_path / "data") as http:
         fails(http)
@@ -224,7 +233,7 @@ def test_a_file_that_is_not_what_would_be_written_now_is_written_anew(root, tmp_
             file["name"].endswith(".safetensors") for file in artifact_of(http, ended)["files"]
         )
     assert len(disk.written) == total - len(names) + anew
-    assert published(root) == whole(root, tmp_path)
+    assert published(root) == whole
 
 
 def test_numbers_that_are_not_finite_are_not_forgotten_with_the_run_that_found_them(tmp_path, disk):
@@ -264,7 +273,7 @@ def test_a_resumed_export_that_is_cancelled_leaves_nothing(root, tmp_path, disk,
 
 
 def test_without_room_even_for_the_record_a_file_goes_and_the_others_stay(
-    root, tmp_path, disk, monkeypatch
+    root, tmp_path, disk, monkeypatch, whole
 ):
     real, refused = export_job.leave_try, []
 
@@ -283,7 +292,7 @@ def test_without_room_even_for_the_record_a_file_goes_and_the_others_stay(
         assert sorted(path.name for path in folder.iterdir()) == names
         disk.room = 1000
         done(http, CONVERT, SEVERAL)
-    assert published(root) == whole(root, tmp_path)
+    assert published(root) == whole
 
 
 def test_what_nobody_goes_on_with_is_garbage_after_a_day(root, tmp_path, disk, monkeypatch):

@@ -312,16 +312,18 @@ def test_verbs_that_do_not_exist_are_problems(served):
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_document_is_printed_by_a_command(document, tmp_path):
+def test_document_is_printed_by_a_command_that_starts_nothing(document, tmp_path):
+    data = tmp_path / "data"
     done = subprocess.run(
         [sys.executable, "-m", "cairn.service.command.openapi"],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CAIRN_DATA_DIR": str(data)},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     assert json.loads(done.stdout) == document
+    assert not data.exists()
 
 
 def test_dtypes_of_exports_are_those_that_conversion_knows():

@@ -26,7 +26,7 @@ from tests.service.stores import add_steps, annotate, begin_saving, make_run, pu
 
 RUN = "/v1/roots/default/runs/run"
 CHECKPOINTS = f"{RUN}/checkpoints"
-FEW = settings(max_examples=40)  # each reads many pages
+FEW = settings(max_examples=15)  # each reads many pages
 BAD = (math.nan, math.inf, -math.inf)
 
 
@@ -98,6 +98,7 @@ def key(entry):
     return entry["step"], entry["attempt"]
 
 
+@settings(max_examples=50)  # on each database
 @given(filters)
 def test_filter_lets_through_what_it_says(served, every, expression):
     if len(str(expression)) > 2000:
@@ -402,14 +403,14 @@ def test_page_token_of_long_labels_is_taken_back(http, root):
     ]
 
 
-@pytest.mark.parametrize("part", [None, "x", 1.5, True, [], {}, "2026-13-01T00:00:00Z", 2**60])
-def test_forged_key_of_a_token_is_refused_or_harmless(http, root, part):
+def test_forged_key_of_a_token_is_refused_or_harmless(http, root):
     make_run(root / "run", range(4))
     asked = {"order_by": "leaves, created", "page_size": 2}
     token = http.get(CHECKPOINTS, params=asked).json()["next_page_token"]
     body = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-    for place in range(1, len(body)):
+    parts = (None, "x", 1.5, True, [], {}, "2026-13-01T00:00:00Z", 2**60)
+    for place, part in itertools.product(range(1, len(body)), parts):
         forged = json.dumps([*body[:place], part, *body[place + 1 :]]).encode()
         given = base64.urlsafe_b64encode(forged).decode().rstrip("=")
         answer = http.get(CHECKPOINTS, params={**asked, "page_token": given})
-        assert answer.status_code in (200, 422), answer.text
+        assert answer.status_code in (200, 422), (place, part, answer.text)

@@ -27,10 +27,39 @@ from tests.service.test_export_parts import CONVERT, SEVERAL
 OTHERS = [SEVERAL, {"max_shard_size": "20KB", "dtype": "bfloat16"}, {"format": "gguf"}]
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("saved")
+    save_llama(root / "llama")
+    return root
+
+
 @pytest.fixture
-def root(tmp_path):
-    save_llama(tmp_path / "store/llama")
-    return tmp_path / "store"
+def root(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def alone(saved, tmp_path_factory):
+    """What exports are one after another."""
+    other = tmp_path_factory.mktemp("alone")
+    shutil.copytree(saved, other / "store")
+    of_body = []
+    with serving(other / "store", other / "data") as http:
+        for body in ({}, *OTHERS):
+            before = digests(other / "store")
+            done(http, CONVERT, body)
+            of_body.append((body, dict(digests(other / "store").items() - before.items())))
+
+    def of(bodies):
+        return {
+            file: digest
+            for body, files in of_body
+            if body in bodies
+            for file, digest in files.items()
+        }
+
+    return of
 
 
 def digests(root, run="llama"):
@@ -40,16 +69,6 @@ def digests(root, run="llama"):
         for folder in tries(root, run)
         for path in folder.iterdir()
     }
-
-
-def alone(root, tmp_path, bodies):
-    """What these exports are one after another."""
-    other = tmp_path / "alone"
-    shutil.copytree(root, other, ignore=shutil.ignore_patterns("exports"))
-    with serving(other, tmp_path / "alone-data") as http:
-        for body in bodies:
-            done(http, CONVERT, body)
-    return digests(other)
 
 
 def start(http, body, key=None):
@@ -66,7 +85,7 @@ def both_made_one(ended):
 
 
 @pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
-def test_two_equal_exports_of_one_worker_are_one_artifact(root, tmp_path, body, monkeypatch):
+def test_two_equal_exports_of_one_worker_are_one_artifact(root, tmp_path, body, monkeypatch, alone):
     """Of two keys: without, they would be one operation."""
     both = threading.Barrier(2)
     real = export_job.write_shard
@@ -83,10 +102,10 @@ def test_two_equal_exports_of_one_worker_are_one_artifact(root, tmp_path, body, 
         assert len({*operations}) == 2
         both_made_one([watch(http, operation) for operation in operations])
     assert len(tries(root, "llama")) == 1
-    assert digests(root) == alone(root, tmp_path, [body])
+    assert digests(root) == alone([body])
 
 
-def test_two_equal_exports_of_two_servers_are_one_artifact(root, tmp_path, monkeypatch):
+def test_two_equal_exports_of_two_servers_are_one_artifact(root, tmp_path, monkeypatch, alone):
     hold = Hold(monkeypatch)
     with (
         control_plane(root, tmp_path / "two") as (other, _),
@@ -99,10 +118,10 @@ def test_two_equal_exports_of_two_servers_are_one_artifact(root, tmp_path, monke
         hold.opened.set()
         both_made_one([ended, watch(http, mine)])
     assert len(tries(root, "llama")) == 1
-    assert digests(root) == alone(root, tmp_path, [SEVERAL])
+    assert digests(root) == alone([SEVERAL])
 
 
-def test_exports_with_other_options_at_once_are_what_they_are_alone(root, tmp_path):
+def test_exports_with_other_options_at_once_are_what_they_are_alone(root, tmp_path, alone):
     with (
         control_plane(root, tmp_path / "two") as (other, _),
         serving(root, tmp_path / "one") as http,
@@ -113,11 +132,11 @@ def test_exports_with_other_options_at_once_are_what_they_are_alone(root, tmp_pa
         for server, operation in zip(servers, started, strict=True):
             assert watch(server, operation)["state"] == "succeeded"
     assert len(tries(root, "llama")) == len(OTHERS)
-    assert digests(root) == alone(root, tmp_path, OTHERS)
+    assert digests(root) == alone(OTHERS)
 
 
 def test_two_servers_that_go_on_with_one_try_share_its_files_and_make_one_artifact(
-    root, tmp_path, monkeypatch
+    root, tmp_path, monkeypatch, alone
 ):
     real = export_job.write_shard
 
@@ -142,7 +161,7 @@ def test_two_servers_that_go_on_with_one_try_share_its_files_and_make_one_artifa
         assert artifact_of(http, ended[0])["files"]
     assert len(tries(root, "llama")) == 1
     assert not [*(root / "llama/exports").glob("*/*/*.json")]
-    assert digests(root) == alone(root, tmp_path, [SEVERAL])
+    assert digests(root) == alone([SEVERAL])
 
 
 def test_an_export_that_was_overtaken_and_collected_ends_with_the_other(

@@ -68,6 +68,24 @@ def test_a_job_of_this_process_starts_at_once(worker, database_url, kinds, ran, 
     jobs.close()
 
 
+def test_a_wake_while_a_queue_looks_has_it_look_again():
+    waker, looked, woken = Waker(lambda: False), threading.Event(), threading.Event()
+
+    def look_and_wait_again():
+        waker.wait(lambda: True, None)
+        looked.set()  # and found nothing
+        woken.wait(PATIENCE)
+        waker.wait(lambda: False, None)
+
+    queue = threading.Thread(target=look_and_wait_again, daemon=True)
+    queue.start()
+    assert looked.wait(PATIENCE)
+    waker.wake()
+    woken.set()
+    queue.join(PATIENCE)
+    assert not queue.is_alive()
+
+
 def test_a_worker_ends_without_waiting_for_its_queues(worker, caplog):
     caplog.set_level(logging.WARNING)
     worker.close()

@@ -93,7 +93,8 @@ def test_event_is_delivered_signed_and_logged(served):
         assert (logged["due"], logged["attempts"]) == (None, 1)
 
 
-def test_later_events_of_a_run_wait_for_the_earlier_and_other_runs_do_not(served):
+def test_later_events_of_a_run_wait_for_the_earlier_and_other_runs_do_not(served, monkeypatch):
+    monkeypatch.setattr(retries, "RETRY_SECONDS", (0.05,) * 1000)  # however late the others come
     failing = threading.Event()
 
     def decide(event):

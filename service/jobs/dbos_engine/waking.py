@@ -38,6 +38,7 @@ class Waker:
         self._anything_waits = anything_waits
         self._condition = threading.Condition()
         self._wakes = 0
+        self._seen = threading.local()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="cairn-waker", daemon=True)
 
@@ -64,10 +65,14 @@ class Waker:
             self._condition.notify_all()
 
     def wait(self, until: Callable[[], bool], seconds: float | None) -> None:
-        """Return once something is true, somebody wakes, or the time is over."""
+        """Return once something is true, somebody wakes, or the time is over.
+
+        Who woke since this thread last waited counts: it may have looked just before.
+        """
         with self._condition:
-            seen = self._wakes
+            seen = getattr(self._seen, "wakes", 0)
             self._condition.wait_for(lambda: until() or self._wakes != seen, seconds)
+            self._seen.wakes = self._wakes
 
     def _look(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):

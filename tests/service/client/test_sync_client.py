@@ -38,7 +38,6 @@ def copied(tmp_path):
 
 
 def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
-    assert sync_client.differences(copied) == []
     folder = copied.parent
     changed = (folder / "notes.py").read_text().replace("labels", "marks")
     (folder / "notes.py").write_text(changed)
@@ -54,13 +53,18 @@ def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
 def test_a_change_of_the_source_is_one_of_both(copied):
     source = copied / "connection.py"
     source.write_text(source.read_text().replace("AT_ONCE: Final = 100", "AT_ONCE: Final = 7"))
-    (found,) = sync_client.differences(copied)
-    assert "connection.py" in found
-    assert "AT_ONCE: Final = 7" in sync_client.made(copied)[copied.parent / "connection.py"]
+    made = sync_client.made(copied)
+    changed = [path for path, text in made.items() if text != path.read_text()]
+    assert changed == [copied.parent / "connection.py"]
+    assert "AT_ONCE: Final = 7" in made[changed[0]]
 
 
 def test_nothing_that_is_awaited_is_left():
-    for path, text in sync_client.made().items():
+    paths = [sync_client.SOURCE.parent / one.name for one in sync_client.SOURCE.glob("*.py")]
+    made = [path for path in paths if path.name not in sync_client.BY_HAND]
+    assert len(made) > 5
+    for path in made:
+        text = path.read_text()
         assert text.startswith(f"# Made of asynchronous/{path.name} by `python scripts/")
         left = re.findall(r"\b(?:async|await|anyio|aclose|Async\w+|a(?:iter|next)\w*)\b", text)
         assert left == [], path

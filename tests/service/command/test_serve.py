@@ -13,8 +13,8 @@ import pytest
 
 from cairn.service.client.client import Client
 from cairn.service.schemas import OperationState
-from tests.programs.program import Program, run
-from tests.service.commands import CAIRN, cairn, environment
+from tests.programs.program import Program
+from tests.service.commands import CAIRN, cairn, cairn_here, environment
 from tests.tiny import make_run
 
 SLOW = ("-m", "tests.service.slow_server", "0.3")
@@ -184,7 +184,7 @@ def test_misspelt_setting_is_named_by_the_process_that_would_do_without_it(
     ],
 )
 def test_setting_that_cannot_work_is_named(tmp_path, arguments, variables, part):
-    done = cairn("serve", "--data-dir", str(tmp_path / "data"), *arguments, **variables)
+    done = cairn_here("serve", "--data-dir", str(tmp_path / "data"), *arguments, **variables)
     assert done.returncode == 1
     assert f"cairn: {part}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -200,13 +200,3 @@ def test_damaged_database_is_named(root, tmp_path, name):
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"cairn: {setting}: ")
     assert "file is not a database" in last
-
-
-def test_openapi_document_is_printed_without_starting_anything(tmp_path):
-    done = run(
-        ["-m", "cairn.service.command.openapi"],
-        env=environment(CAIRN_DATA_DIR=str(tmp_path / "data")),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "/v1/runs" in json.loads(done.stdout)["paths"]
-    assert not (tmp_path / "data").exists()

@@ -1,13 +1,14 @@
-"""One server, one browser and one store of real runs for all journeys of a module."""
+"""One server and one store of real runs for all journeys of a module, and one browser for all."""
 
+import asyncio
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expect, sync_playwright
 
 from cairn.storage.runs import Run, annotate_run, annotate_step, fork_run, promote_step
 from cairn.storage.store import parse_uri
@@ -52,30 +53,80 @@ def plane(trained, tmp_path_factory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def launch() -> tuple[Browser, asyncio.AbstractEventLoop, Callable[[], None]]:
+    """Chromium, the event loop that Playwright runs in this thread, and what ends both."""
     executable = shutil.which("chromium")
     assert executable, "chromium is not on PATH; `make test` installs it"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable,
-            args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"],
-        )
-        yield browser
+    playwright = sync_playwright().start()
+    browser = playwright.chromium.launch(
+        executable_path=executable,
+        args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"],
+    )
+
+    def end() -> None:
         browser.close()
+        playwright.stop()
+
+    return browser, asyncio.get_running_loop(), end
+
+
+LAUNCHED = pytest.StashKey[tuple[Browser, asyncio.AbstractEventLoop]]()
+
+
+@pytest.fixture(scope="module")
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """Started once for all modules; between them, other tests run event loops of their own."""
+    stash = request.config.stash
+    if LAUNCHED not in stash:
+        *stash[LAUNCHED], end = launch()
+
+        def closing():
+            asyncio._set_running_loop(loop)
+            end()
+
+        request.config.add_cleanup(closing)
+    browser, loop = stash[LAUNCHED]
+    asyncio._set_running_loop(loop)
+    yield browser
+    for context in browser.contexts:
+        context.close()
+    _contexts.clear()
+    asyncio._set_running_loop(None)
+
+
+_contexts: dict[str, tuple[BrowserContext, CDPSession]] = {}
+"""By the address of their server. A new one takes a second of CPU."""
+
+
+def _context(browser: Browser, url: str, **options) -> BrowserContext:
+    return browser.new_context(base_url=url, locale="en-US", **{"viewport": DESKTOP, **options})
+
+
+def _shared_context(browser: Browser, url: str) -> BrowserContext:
+    """A context as new: without cookies, and whatever else pages of a server store."""
+    if url not in _contexts:
+        context = _context(browser, url)
+        stays = context.new_page()  # and with it the process that shows pages of this server
+        stays.goto("/healthz")
+        _contexts[url] = context, context.new_cdp_session(stays)
+    context, session = _contexts[url]
+    session.send("Storage.clearDataForOrigin", {"origin": url, "storageTypes": "all"})
+    return context
 
 
 @contextmanager
 def opened(browser: Browser, url: str, *expected: str, **options) -> Iterator[Page]:
     """A page whose errors fail the test, but for console lines that have one of `expected`.
 
+    Nothing is stored yet of what the server's other pages have stored.
+
     Args:
         browser: Where.
         url: Of the control plane: `goto` takes paths.
         expected: Parts of console lines that the journey is about.
-        options: Of the browser's context.
+        options: Of the browser's context, which then is the page's own.
     """
-    context = browser.new_context(base_url=url, locale="en-US", **{"viewport": DESKTOP, **options})
+    context = _context(browser, url, **options) if options else _shared_context(browser, url)
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -83,7 +134,7 @@ def opened(browser: Browser, url: str, *expected: str, **options) -> Iterator[Pa
     page.on("requestfailed", lambda request: problems.append(_failure(request)))
     page.on("request", lambda request: _own(request.url, url) or problems.append(request.url))
     yield page
-    context.close()
+    page.close() if not options else context.close()
     told = [one for one in problems if one and not any(part in one for part in expected)]
     assert told == []
 

@@ -1,4 +1,7 @@
-"""What the comparison says of clicks in the dashboard is what they are."""
+"""What the comparison says of clicks in the dashboard is what they are: some of its tasks.
+
+`test_clicks_of_all_tasks`, which `make proofs` runs, counts the others too.
+"""
 
 import json
 
@@ -11,22 +14,33 @@ from tests.service.dashboard.conftest import opened
 from tests.service.planes import running_plane
 
 WRITTEN = json.loads(RESULTS.read_text(encoding="utf-8"))
+SOME = (
+    "find the latest checkpoint of a run",
+    "promote a checkpoint, with a reason",
+    "get PyTorch files: two, downloaded",
+)
 
 
 @pytest.fixture(scope="module")
-def counted(browser, tmp_path_factory):
+def tasks():
+    return {task: cairn_pages.JOURNEYS[task] for task in SOME}
+
+
+@pytest.fixture(scope="module")
+def counted(browser, tasks, tmp_path_factory):
     root = tmp_path_factory.mktemp("clicks")
     cairn_pages.make_store(root)
     with (
         running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _),
         opened(browser, url) as page,
     ):
-        return count(page, cairn_pages.JOURNEYS)
+        return count(page, tasks)
 
 
-def test_each_task_takes_the_clicks_that_are_written(counted):
+def test_each_task_takes_the_clicks_that_are_written(counted, tasks):
     again = "python -m benchmarks.clicks writes them anew"
-    assert counted == {row["row"]: row["cairn"] for row in WRITTEN["rows"]}, again
+    written = {row["row"]: row["cairn"] for row in WRITTEN["rows"] if row["row"] in tasks}
+    assert counted == written, again
 
 
 def test_the_other_page_has_the_same_tasks_in_the_same_order():
@@ -40,5 +54,6 @@ def test_what_is_not_counted_anew_stays_as_it_was(counted):
     counts = {"cairn": one | {"tasks": counted}, "mlflow": one | {"tasks": {}}}
     found = table(counts)
     assert found["of"] == ["cairn", "mlflow"]
-    assert [row["cairn"] for row in found["rows"]] == list(counted.values())
+    assert [row["row"] for row in found["rows"]] == list(cairn_pages.JOURNEYS)
+    assert {row["row"]: row["cairn"] for row in found["rows"] if row["cairn"]} == counted
     assert {row["mlflow"] for row in found["rows"]} == {None}

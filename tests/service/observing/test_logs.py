@@ -20,7 +20,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.observing import start_logging
 from cairn.service.observing.logs import JsonLines, TextLines
 from cairn.service.observing.redaction import redact
-from tests.service.commands import CAIRN, environment
+from tests.service.commands import CAIRN, cairn, environment
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.stores import make_run
@@ -235,13 +235,8 @@ def test_failures_of_the_database_write_no_parameter(database_url):
 def test_a_database_that_refuses_is_told_without_its_password(tmp_path):
     url = "postgresql+psycopg://cairn:hunter2@127.0.0.1:1/cairn"
     for variable in ("CAIRN_DATABASE_URL", "CAIRN_JOBS_DATABASE_URL"):
-        done = subprocess.run(
-            [sys.executable, *CAIRN, "serve", "--root", str(tmp_path), "--port", "0"],
-            env=environment(CAIRN_DATA_DIR=str(tmp_path / "data"), **{variable: url}),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        given = {"CAIRN_DATA_DIR": str(tmp_path / "data"), variable: url}
+        done = cairn("serve", "--root", str(tmp_path), "--port", "0", **given)
         assert done.returncode == 1
         assert variable in done.stderr
         assert SECRET not in done.stdout + done.stderr

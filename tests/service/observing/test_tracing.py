@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from cairn.service.app import create_app
 from cairn.service.observing.tracing import span, trace_carrier, traced
 from cairn.service.settings import Settings
-from tests.packaging.refusing import COMMAND, run, without
+from tests.packaging.refusing import run, without
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
 from tests.service.stores import make_run
@@ -196,19 +196,32 @@ def test_without_a_collector_nothing_is_made(variables, monkeypatch):
         assert trace_carrier() == {}
 
 
+NAMES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+STARTED_WITH_EACH = f"""
+import os
+from cairn.service.command.cli import main
+for name in {NAMES}:
+    os.environ[name] = "http://127.0.0.1:1"
+    try:
+        main()
+    except SystemExit as ending:
+        print(ending.code)
+    del os.environ[name]
+"""
+
+
 def test_a_collector_without_the_extra_ends_the_start_and_says_what_to_install(tmp_path, root):
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        done = run(
-            without([], MISSING + COMMAND),
-            *("serve", "--root", str(root), "--port", "0"),
-            CAIRN_DATA_DIR=str(tmp_path),
-            **{name: "http://127.0.0.1:1"},
-        )
-        assert done.returncode == 1
-        line = done.stderr.splitlines()[-1]
-        assert "Traceback" not in done.stderr
+    done = run(
+        without([], MISSING + STARTED_WITH_EACH),
+        *("serve", "--root", str(root), "--port", "0"),
+        CAIRN_DATA_DIR=str(tmp_path),
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n1\n"), done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("cairn: ")]
+    for name, line in zip(NAMES, lines, strict=True):
         assert line.startswith(f"cairn: {name}: expected the extra `otel`, found no module")
         assert "pip install 'cairn-checkpoints[otel]'" in line
+    assert "Traceback" not in done.stderr
 
 
 def test_spans_are_not_made_once_their_application_has_ended(collector, settings):
