@@ -60,6 +60,12 @@ threading.Thread(target=late).start()
     failed = run(["-c", f"{code}raise OSError('the end')"])
     assert (failed.returncode, failed.stdout) == (1, "thread\nexit handler\n")
     assert failed.stderr.endswith("OSError: the end\n")
+    refused = run(["-c", "import sys; print('said', end=''); sys.exit('refused')"])
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "said", "refused\n")
+    buffered = {key: text for key, text in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        unheard = Program(["-c", "print('said')"], env=buffered, stdout=full)
+        assert unheard.wait() == 120
 
 
 def test_signals_reach_it_and_are_its_exit_status():
