@@ -62,10 +62,9 @@ threading.Thread(target=late).start()
     assert failed.stderr.endswith("OSError: the end\n")
     refused = run(["-c", "import sys; print('said', end=''); sys.exit('refused')"])
     assert (refused.returncode, refused.stdout, refused.stderr) == (1, "said", "refused\n")
-    buffered = {key: text for key, text in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    unheard = "import sys; sys.stdout.reconfigure(write_through=False); print('said')"
     with open("/dev/full", "w") as full:
-        unheard = Program(["-c", "print('said')"], env=buffered, stdout=full)
-        assert unheard.wait() == 120
+        assert Program(["-c", unheard], stdout=full).wait() == 120
 
 
 def test_signals_reach_it_and_are_its_exit_status():
