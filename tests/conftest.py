@@ -53,8 +53,9 @@ gc.disable()
 
 share_contexts()
 
-# How long an example takes says nothing of what is tested, on a machine that others use.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# How long an example takes says nothing of what is tested, on a machine that others use. Each run
+# draws others, and keeps those that fail.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 
 # Shapes in signatures are checked while the tests run.
