@@ -25,6 +25,8 @@ def in_memory() -> dict[str, str]:
     for left in MEMORY.glob(f"{PREFIX}*"):  # by runs that were killed
         if not Path("/proc", left.name.removeprefix(PREFIX).partition("-")[0]).exists():
             shutil.rmtree(left, ignore_errors=True)
+    if os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:  # tests start scripts of theirs
+        return {}
     if min(shutil.disk_usage(MEMORY).free, _available()) < NEEDED_BYTES:
         return {}
     disk = tempfile.gettempdir()
