@@ -105,7 +105,8 @@ LONG = (
 
 
 ON_DISK = (
-    "tests/faults/",
+    "tests/faults/test_forks.py",
+    "tests/faults/test_kill.py",
     "tests/storage/arrays/test_value_sinks.py",
     "tests/storage/soundness/test_disk.py",
     "tests/storage/store/disk/",
