@@ -17,8 +17,8 @@ NEEDED_BYTES = 6 << 30
 def in_memory() -> dict[str, str]:
     """Variables of a run whose `TMPDIR` is a new folder in memory; none where there is no room.
 
-    A disk's file system takes a quarter of the CPU of a test of storage, and two thirds of its
-    time, to make files and to wait until each is safe. What is given a TMPDIR lies there instead.
+    A disk's file system takes up to a third of the CPU of a test of storage, and more of its time,
+    to make files and to wait until each is safe. What is given a TMPDIR lies there instead.
     """
     if "TMPDIR" in os.environ or not MEMORY.is_dir():
         return {}
