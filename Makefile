@@ -17,7 +17,8 @@ LEGS ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
 LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_process/test_process_deaths.py \
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
-  tests/storage/runs/test_protocol.py tests/storage/training/test_restored_trees.py
+  tests/storage/runs/test_protocol.py tests/storage/training/saving/test_arrival.py \
+  tests/storage/training/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
 PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -62,7 +63,7 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
 faults: $(DEV_STAMP)  ## inject faults by the hundred (half an hour and more); the counts land in benchmarks/results/faults.json
-	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
+	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
@@ -71,7 +72,7 @@ families: $(DEV_STAMP)  ## hold every family against transformers, all its confi
 	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
 
 proofs: $(DEV_STAMP)  ## build and run the images, the notebook in Jupyter, whole models, all contenders (some 4 minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
+	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)

@@ -3,16 +3,21 @@
 import gc
 import itertools
 import os
+import shutil
 import signal
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 
 from tests.devices import COMPILED, THREADS, xla_flags
+from tests.folders import DISK, in_memory, remove
 
 # A shell's background job is started with Ctrl-C ignored, and its children inherit that; tests send
 # SIGINT to the programs they start, which must find it as a terminal leaves it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Before anything asks where temporary files lie. The workers and programs of a run share the place.
+os.environ.update(in_memory())
 
 # Before anything imports JAX: every test sees the same eight devices and the CPU backend.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -48,8 +53,9 @@ gc.disable()
 
 share_contexts()
 
-# How long an example takes says nothing of what is tested, on a machine that others use.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# How long an example takes says nothing of what is tested, on a machine that others use. Each run
+# draws others, and keeps those that fail.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 
 # Shapes in signatures are checked while the tests run.
@@ -98,6 +104,19 @@ LONG = (
 """Files that take long: the tests of a file are one worker's."""
 
 
+ON_DISK = (
+    "tests/faults/test_forks.py",
+    "tests/faults/test_kill.py",
+    "tests/storage/arrays/test_value_sinks.py",
+    "tests/storage/soundness/test_disk.py",
+    "tests/storage/store/disk/",
+    "tests/storage/store/test_files.py",
+    "tests/storage/training/test_checkpointer.py",
+    "tests/test_main_job.py",
+)
+"""Files whose tests find a disk below `tmp_path`: past its page cache memory goes differently."""
+
+
 HERE = Path(__file__).parent
 
 PROOFS = (
@@ -125,6 +144,7 @@ def pytest_configure(config):
 
     Side by side in one order, each of them would rewrite all files, which takes 11 s of CPU.
     """
+    config.add_cleanup(remove)
     if getattr(config.option, "numprocesses", None) and SHARED not in os.environ:
         folder = TemporaryDirectory(prefix="tests-")
         config.add_cleanup(folder.cleanup)
@@ -164,18 +184,41 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """What a file has left is looked through once: the whole is too much for each collection."""
+    """What a file has left is looked through once: the whole is too much for each collection.
+
+    Memory is given back: a test's folder, once whatever the test has patched is as it was.
+    """
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
     done = yield
+    if folder is not None and DISK in os.environ:
+        shutil.rmtree(folder, ignore_errors=True)
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
     return done
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """What is sent of a test that passed has no keywords, which nobody reads."""
+    report = yield
+    if report.passed:
+        report.keywords = {}
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _eight_devices():
     if jax.device_count() != 8:
         pytest.fail(f"the tests need 8 virtual CPU devices, found {jax.device_count()}")
+
+
+@pytest.fixture
+def tmp_path(request, tmp_path):
+    """A folder of the test's own."""
+    if DISK in os.environ and request.node.nodeid.startswith(ON_DISK):
+        return Path(mkdtemp(prefix="cairn-disk-", dir=os.environ[DISK]))
+    return tmp_path
 
 
 @pytest.fixture(autouse=True)

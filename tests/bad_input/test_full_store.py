@@ -3,8 +3,6 @@
 import errno
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from cairn.storage.errors import StoreFullError
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
-from tests.bad_input.disks import can_mount, on_small_disk
+from tests.bad_input.disks import can_mount
 from tests.programs.program import run
 from tests.service.commands import cairn
 from tests.service.jobs import CONFIG, save_llama
@@ -33,15 +31,13 @@ MEANS = {"limit": errno.EFBIG} | ({"disk": errno.ENOSPC} if can_mount() else {})
 
 def run_on_full_disk(job, folder, size, means):
     """Run a program to its end, with a small disk of its own at the folder if that is the means."""
-    if means == "disk":
-        command = on_small_disk(folder, size, sys.executable, *job)
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    return run(job, cwd=ROOT, timeout=240)
+    mounting = ["tests.bad_input.disks", str(folder), size] if means == "disk" else []
+    return run(["-m", *mounting, *job], cwd=ROOT, timeout=240)
 
 
 @pytest.mark.parametrize("means", MEANS)
 def test_a_save_to_a_full_disk_fails_and_the_next_one_works_once_there_is_room(tmp_path, means):
-    job = ["-m", "tests.bad_input.saving_job", str(tmp_path), means]
+    job = ["tests.bad_input.saving_job", str(tmp_path), means]
     ended = run_on_full_disk(job, tmp_path, "4m", means)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
@@ -186,7 +182,7 @@ def test_a_convert_on_a_full_disk_fails_leaves_nothing_and_works_once_there_is_r
 
 @pytest.mark.parametrize("means", MEANS)
 def test_an_export_of_several_files_goes_on_where_the_disk_was_full(tmp_path, means):
-    job = ["-m", "tests.bad_input.converting_job", str(tmp_path), means]
+    job = ["tests.bad_input.converting_job", str(tmp_path), means]
     ended = run_on_full_disk(job, tmp_path, "160m", means)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)

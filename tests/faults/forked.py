@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -144,36 +144,30 @@ def warm(root: str) -> None:
 
 
 def drive(
-    module: str, arguments: Mapping[str, Any], *, environment: Mapping[str, str], seconds: float
+    module: str,
+    arguments: Mapping[str, Any],
+    *,
+    environment: Mapping[str, str],
+    seconds: float,
+    through: Sequence[str] = (),
 ) -> Any:
     """What the driver `tests.faults.<module>` finds, run as a process of its own.
+
+    Args:
+        module: the driver.
+        arguments: its own, JSON.
+        environment: variables on top of this process's.
+        seconds: how long it may take.
+        through: a module, with arguments, that runs the driver.
 
     Raises:
         AssertionError: it failed; its stderr is quoted.
     """
     return _finding(
         run(
-            ["-m", f"tests.faults.{module}", json.dumps(arguments)],
+            ["-m", *through, f"tests.faults.{module}", json.dumps(arguments)],
             env=_variables(environment),
             cwd=ROOT,
-            timeout=seconds,
-        )
-    )
-
-
-def run_driver(command: list[str], *, seconds: float) -> Any:
-    """The JSON that a driver started by a command of the system's prints.
-
-    Raises:
-        AssertionError: it failed; its stderr is quoted.
-    """
-    return _finding(
-        subprocess.run(
-            command,
-            env=_variables({}),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
             timeout=seconds,
         )
     )

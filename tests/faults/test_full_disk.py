@@ -5,12 +5,9 @@ file is once the one that does not fit. Where mounting is forbidden, a limit on 
 stands in for the disk.
 """
 
-import json
-import sys
-
-from tests.bad_input.disks import can_mount, on_small_disk
+from tests.bad_input.disks import can_mount
 from tests.faults import report
-from tests.faults.forked import run_driver
+from tests.faults.forked import drive
 
 FAULT = "e full disk"
 DISK = "8m,nr_inodes=1000"
@@ -25,10 +22,9 @@ def test_a_save_on_a_full_disk_fails_and_the_next_one_needs_no_more_than_room(tm
         "trials": trials,
         "seed": report.seed(),
     }
-    command = [sys.executable, "-m", "tests.faults.full_disk_job", json.dumps(arguments)]
-    if mounts:
-        command = on_small_disk(tmp_path, DISK, *command)
-    found = run_driver(command, seconds=report.trials(short=200, long=1800))
+    mounting = ["tests.bad_input.disks", str(tmp_path), DISK] if mounts else []
+    seconds = report.trials(short=200, long=1800)
+    found = drive("full_disk_job", arguments, environment={}, seconds=seconds, through=mounting)
     broken = len(found["lost"])
     report.record(
         fault=FAULT,

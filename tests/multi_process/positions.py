@@ -32,9 +32,10 @@ from cairn.storage.store.uri import StoreURI
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.save_policy import SavePolicy
 from cairn.storage.training.saving import engine
+from tests.faults.report import is_long
 from tests.multi_process.scenarios import SAVE_SECONDS, error_of
 
-EXAMPLES = 100_000
+EXAMPLES = 100_000 if is_long() else 56_000
 BATCH = 800
 """Of all processes together."""
 

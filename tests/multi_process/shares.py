@@ -21,10 +21,10 @@ from cairn.storage.training.saving import held_arrays, saves
 from cairn.storage.training.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
 
-ROWS, COLUMNS = 1024, 1024
-"""4 MiB of words: enough to be divided among the processes that hold them all."""
+ROWS, COLUMNS = 512, 1024
+"""2 MiB of words: enough to be divided among the processes that hold them all."""
 
-WAVE_BYTES = 6 << 20
+WAVE_BYTES = 3 << 20
 
 
 def numbers(seed: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray[Any, Any]:
@@ -33,14 +33,14 @@ def numbers(seed: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray[A
 
 def host_items() -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """What step 1 stores."""
-    shared = {"w": numbers(0), "tall": numbers(1, (1 << 20, 1))}
+    shared = {"w": numbers(0), "tall": numbers(1, (1 << 19, 1))}
     placed = {
         "rows": numbers(2),
         "columns": numbers(3),
         "both": numbers(4),
         "partly": numbers(5),
         "small": numbers(6, (3, 5)),
-        "odd": numbers(7, (1048583,)),
+        "odd": numbers(7, (524309,)),
     }
     return {"model": shared, "optimizer": placed}
 

@@ -1,6 +1,6 @@
 """Data that goes on with another number of processes: no example is lost, none is seen twice.
 
-`CAIRN_FAULTS=long` kills more often, and iterators of both kinds.
+`CAIRN_FAULTS=long` kills more often, and iterators of both kinds; and positions lie on a disk too.
 """
 
 import random
@@ -85,7 +85,7 @@ UNABLE = {
 }
 
 
-@pytest.fixture(scope="module", params=["disk", "bucket"])
+@pytest.fixture(scope="module", params=["disk", "bucket"] if is_long() else ["bucket"])
 def saved(request, launch, bucket, tmp_path_factory):
     """A run whose step four processes saved with iterators, and what they say."""
     folder = tmp_path_factory.mktemp("positions")

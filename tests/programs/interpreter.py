@@ -1,10 +1,12 @@
 """An interpreter that has imported everything and used nothing of it, and forks programs.
 
 A child becomes the program: environment, folder, arguments and standard streams are the program's
-own, and it ends as an interpreter ends, exit handlers included. What it does not do is import JAX
-and Cairn, which takes longer than most of what tests have their programs do.
+own, and it ends as an interpreter ends: threads are waited for, exit handlers run. What it does not
+do is import JAX and Cairn, which takes longer than most of what tests have their programs do, and
+free every object of theirs in the end, which takes as long.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -15,10 +17,11 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 IMPORTED = (
     "cairn.service.app",
@@ -62,7 +65,33 @@ def main() -> None:
     gc.enable()
     program = _serve(listening)
     if program is not None:  # in a child
-        _become(**program)
+        try:
+            _become(**program)
+        except SystemExit as exc:
+            _end(exc.code)
+        except KeyboardInterrupt:
+            raise  # the interpreter ends by the signal
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            _end(1)
+        _end(0)
+
+
+def _end(code: object) -> NoReturn:
+    """Ends as an interpreter does, but for freeing every object: 0.3 s of CPU."""
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # waits for the program's threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except ValueError:  # it is closed
+            continue
+        except OSError:  # nobody reads it
+            code = 120
+    os._exit((code or 0) & 0xFF)
 
 
 def _serve(listening: socket.socket) -> dict[str, Any] | None:

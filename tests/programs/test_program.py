@@ -60,6 +60,11 @@ threading.Thread(target=late).start()
     failed = run(["-c", f"{code}raise OSError('the end')"])
     assert (failed.returncode, failed.stdout) == (1, "thread\nexit handler\n")
     assert failed.stderr.endswith("OSError: the end\n")
+    refused = run(["-c", "import sys; print('said', end=''); sys.exit('refused')"])
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "said", "refused\n")
+    unheard = "import sys; sys.stdout.reconfigure(write_through=False); print('said')"
+    with open("/dev/full", "w") as full:
+        assert Program(["-c", unheard], stdout=full).wait() == 120
 
 
 def test_signals_reach_it_and_are_its_exit_status():

@@ -6,6 +6,7 @@ import pytest
 
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI, parse_uri
+from tests.storage.copies import Copies
 
 _NUMBERS = itertools.count(1)
 
@@ -26,3 +27,10 @@ def objects(request, tmp_path) -> ObjectStore:
     if request.param == "memory":
         return ObjectStore.open(f"memory://test-{next(_NUMBERS)}/run")
     return ObjectStore.open(f"{request.getfixturevalue('gcs').bucket_uri}/run")
+
+
+@pytest.fixture(scope="session")
+def copies(request, tmp_path_factory) -> Copies:
+    """Runs that many tests begin with."""
+    folder = tmp_path_factory.mktemp("made-once")
+    return Copies(folder, lambda: request.getfixturevalue("gcs_server"))

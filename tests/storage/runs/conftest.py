@@ -25,12 +25,15 @@ def run(tmp_path, clock):
 
 
 @pytest.fixture
-def parent(root_uri) -> Run:
+def parent(root_uri, copies) -> Run:
     """A run to fork from, with arrays."""
-    return save_parent(root_uri / "parent")
+    copies.put(save_parent, root_uri / "parent")
+    return Run.open(root_uri / "parent")
 
 
 @pytest.fixture
-def on_disk(tmp_path) -> Run:
+def on_disk(tmp_path, copies) -> Run:
     """The same on a disk, for what only a disk does."""
-    return save_parent(parse_uri(tmp_path / "root/parent"))
+    uri = parse_uri(tmp_path / "root/parent")
+    copies.put(save_parent, uri)
+    return Run.open(uri)

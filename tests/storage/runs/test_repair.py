@@ -39,6 +39,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import Hold, Intent, deletable_step, delete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import parse_uri
 from tests.storage.runs.test_history import flip, job, lose, saved, swap
 from tests.storage.stored_runs import make_old, write_data
 
@@ -46,9 +47,22 @@ DIGEST = "0" * 32
 
 
 @pytest.fixture
-def run(root_uri):
+def run(root_uri, copies):
     """One record of every kind; steps 10 (deleted), 20, 30, the last set aside, then 40."""
-    made = Run.create(root_uri / "my-run")
+    copies.put(make_run, root_uri / "my-run")
+    return Run.open(root_uri / "my-run")
+
+
+@pytest.fixture
+def on_disk(tmp_path, copies):
+    """The same on a disk, for what is the same everywhere."""
+    uri = parse_uri(tmp_path / "root/my-run")
+    copies.put(make_run, uri)
+    return Run.open(uri)
+
+
+def make_run(uri):
+    made = Run.create(uri)
     job(made, 10, 20, 30)
     roll_back(made, 20, by="me")
     job(made, 40)
@@ -60,7 +74,6 @@ def run(root_uri):
     put_record(made.objects, intent_file(20, 1), Intent(at=at, by="me", token="0" * 16))
     put_record(made.objects, hold_file(20, 1, "1" * 16), Hold(at=at, by="me", token="1" * 16))
     publish_export(made.objects, *export(made))
-    return made
 
 
 def export(run):
@@ -128,9 +141,9 @@ def test_a_run_as_it_was_written_has_nothing_to_repair(run):
 
 
 @pytest.mark.parametrize("name", [*REBUILT, *LOST])
-def test_a_flipped_bit_in_any_record_is_told_by_its_name(run, name):
-    flip(run, name)
-    report = check_run(run)
+def test_a_flipped_bit_in_any_record_is_told_by_its_name(on_disk, name):
+    flip(on_disk, name)
+    report = check_run(on_disk)
     assert name in report.unreadable
     assert any(line.startswith(f"{name}: ") for line in report.problems)
 
@@ -379,7 +392,8 @@ def test_a_damaged_lease_is_mended_below_a_live_writer_and_its_next_start_goes_o
     assert check_run(run).ok, check_run(run).problems
 
 
-def test_a_repair_that_is_killed_at_any_moment_is_just_repeated(run, monkeypatch):
+def test_a_repair_that_is_killed_at_any_moment_is_just_repeated(on_disk, monkeypatch):
+    run = on_disk
     before = history(run)
     names = [RUN_FILE, LEASE_FILE, attempt_file(2), trash_file(10, 1)]
     hours = itertools.count(1)

@@ -24,11 +24,14 @@ from tests.storage.older_steps import as_version_3
 
 
 @pytest.fixture
-def run(root_uri):
+def run(root_uri, copies):
     """Steps 3, which "production" names, and 6, the latest."""
-    made = save_parent(root_uri / "run")
-    promote_step(made, 3, "production", expect=None)
-    return made
+    copies.put(make_run, root_uri / "run")
+    return Run.open(root_uri / "run")
+
+
+def make_run(uri):
+    promote_step(save_parent(uri), 3, "production", expect=None)
 
 
 def damage(run, name, how):

@@ -214,8 +214,7 @@ def damage(uri, name, how, *, quietly=False):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-@pytest.mark.parametrize("how", [cut_short, flipped])
-@pytest.mark.parametrize("arrays", ["the same", "new"])
+@pytest.mark.parametrize(("arrays", "how"), [("the same", flipped), ("new", cut_short)])
 def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
     checkpointer, root_uri, how, arrays, caplog
 ):
