@@ -20,6 +20,7 @@ from cairn.storage.safetensors.stream import write_shard
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
+from tests.examples.layers import first_layers
 from tests.state.families.matrix import assert_close, padded
 from tests.state.families.test_gguf import GGUF_CONFIGS, saved
 from tests.state.forward import logits_of
@@ -161,8 +162,8 @@ def test_more_ends_than_a_file_can_name_are_refused(llama, tmp_path):
 
 
 def test_transformers_reads_the_same_model_and_tokenizer(tmp_path):
-    file = GGUFFile(smollm2_gguf())
-    small = file.config().replace(num_hidden_layers=1, hidden_size=72, intermediate_size=64)
+    file = GGUFFile(first_layers(smollm2_gguf(), tmp_path / "first.gguf", 1))
+    small = file.config().replace(hidden_size=72, intermediate_size=64)
     one = DecoderForCausalLM(small.replace(head_dim=8), rngs=nnx.Rngs(0))
     assets = dict(file.tokenizer_files())
     path, problem = write(tmp_path, one, assets)
