@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.devices import QUICKLY
+from tests.lowering import share_contexts
 
 IMPORTED = (
     "cairn.service.app",
@@ -61,6 +62,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):  # not installed: the programs do without it
             importlib.import_module(name)
     _compile_quickly()
+    share_contexts()
     gc.collect()
     gc.freeze()  # the children share these pages
     gc.enable()

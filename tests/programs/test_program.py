@@ -130,3 +130,12 @@ print(jax.device_count(), jax.jit(lambda x: x + 1).lower(1.0).compile() and os.e
     count, *flags = run(["-c", code]).stdout.split()
     assert int(count) == (3 if own else 1)
     assert flags == [*own.split(), *QUICKLY]
+
+
+def test_it_lowers_its_programs_in_one_context():
+    code = """
+import jax
+one, other = (jax.jit(lambda x: x + n).lower(1.0).compiler_ir("stablehlo") for n in (1, 2))
+print(one.context == other.context)
+"""
+    assert run(["-c", code]).stdout == "True\n"
