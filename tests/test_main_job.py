@@ -14,6 +14,7 @@ from cairn.service.errors import ProblemResponseError
 from cairn.state import EasyDeLState
 from tests.programs.program import run
 from tests.service.planes import running_plane
+from tests.state.forward import logits_of
 from tests.tiny import TinyRun, batch, compile_step, leaves_of, make_run
 
 
@@ -80,7 +81,7 @@ def test_promoted_step_exports_to_files_that_transformers_loads_with_equal_logit
     with torch.no_grad():
         theirs = model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
     state = EasyDeLState.load_state(f"{tiny.uri}@export-me", optimizer="skip", verbose=False)
-    ours = np.asarray(state.model(input_ids=ids).logits)
+    ours = logits_of(state.model, ids)
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
 
 
