@@ -49,15 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulated", type=int, nargs="*", default=[64, 256, 1024])
     parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--layers", type=int, help="of the simulated state: fewer make it smaller")
+    parser.add_argument("--latency", type=float, default=simulated_rows.LATENCY,
+                        help="seconds of a request to the simulated bucket")  # fmt: skip
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args(arguments)
     os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes: several can't share an accelerator
+    of_state = {"layers": options.layers, "latency": options.latency}
     rows: list[dict[str, Any]] = []
     for count in options.counts:
         rows += _printed(measure(count, options.vocabulary))
     for count in options.simulated:
         replicas = [one for one in options.replicas if one <= count // 2]
-        rows += _printed(simulated_rows.measure(count, replicas, layers=options.layers))
+        rows += _printed(simulated_rows.measure(count, replicas, **of_state))
     rows = _with_others(rows, options.json)
     options.json.write_text(json.dumps(rows, indent=2) + "\n")
     options.json.with_suffix(".svg").write_text("\n".join(drawing(rows)) + "\n")

@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,9 @@ LEASE_SECONDS = 7 * 24 * 3600.0
 BATCHES = 18
 WIDTH = 64
 FROZEN = 1 << 16
+
+
+Start = Callable[[list[str], dict[str, str]], "subprocess.Popen[str]"]
 
 
 class Slope(NamedTuple):
@@ -91,7 +94,8 @@ def means(values: Sequence[float], batches: int = BATCHES) -> list[float]:
     return [float(mean) for mean in cut.mean(1)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, start: Start | None = None) -> int:
+    """Runs the jobs, each of which `start` starts with arguments of Python's and an environment."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--local", type=int, default=1000, help="saves to a local disk")
     parser.add_argument("--memory", type=int, default=2000, help="saves to the bucket's double")
@@ -103,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.job:
         return _job(options.job)
+    start = start or _started
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -111,15 +116,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ("a local disk", {}),
                 ("a local disk, without the allocator's caches", SETTLED),
             ):
-                told = _told(str(folder / f"disk-{len(rows)}"), options.local, allocator)
+                told = _told(start, str(folder / f"disk-{len(rows)}"), options.local, allocator)
                 rows.append(_printed(_row(name, list(told), options.warm_up)))
         if options.memory:
             name = "a bucket, without the allocator's caches"
             given = (options.memory, options.warm_up)
-            rows.append(_printed(_bucket(folder / "bucket", name, *given, SETTLED)))
+            rows.append(_printed(_bucket(start, folder / "bucket", name, *given, SETTLED)))
         if options.steps:
             given = (options.steps, options.warm_up)
-            rows.append(_printed(_bucket(folder / "steps", "a bucket", *given, {})))
+            rows.append(_printed(_bucket(start, folder / "steps", "a bucket", *given, {})))
     options.json.write_text(json.dumps(_with_others(rows, options.json), indent=2) + "\n")
     return 0
 
@@ -140,7 +145,7 @@ def _printed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bucket(
-    folder: Path, name: str, saves: int, warm_up: int, allocator: dict[str, str]
+    start: Start, folder: Path, name: str, saves: int, warm_up: int, allocator: dict[str, str]
 ) -> dict[str, Any]:
     from tests.gcs.server import GcsServer, client_environment
 
@@ -149,7 +154,7 @@ def _bucket(
     with GcsServer(folder) as server:
         server.store.create_bucket(BUCKET)
         environment = client_environment(server.url) | allocator
-        for one in _told(f"gs://{BUCKET}/run", saves, environment):
+        for one in _told(start, f"gs://{BUCKET}/run", saves, environment):
             told.append(one)
             requests.append(len(server.requests))
             server.requests.clear()
@@ -181,29 +186,24 @@ def _rounded(one: Slope) -> dict[str, float]:
     return {name: round(value, 4) + 0.0 for name, value in one._asdict().items()}
 
 
-def _told(uri: str, saves: int, environment: dict[str, str]) -> Iterator[dict[str, int]]:
+def _told(
+    start: Start, uri: str, saves: int, environment: dict[str, str]
+) -> Iterator[dict[str, int]]:
     """What the job says after each save, which goes on when asked for more.
 
     Raises:
         RuntimeError: it ended before.
     """
-    command = [sys.executable, "-m", "benchmarks.soak", "--job", uri]
+    arguments = ["-m", "benchmarks.soak", "--job", uri]
     flags = "--xla_force_host_platform_device_count=4"
     variables = {**os.environ, **environment, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    with subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    ) as job:
+    with start(arguments, variables) as job:
         assert job.stdin is not None
         assert job.stdout is not None
         for step in range(1, saves + 1):
             with contextlib.suppress(BrokenPipeError):
                 job.stdin.write(f"{step}\n")
+                job.stdin.flush()
             line = job.stdout.readline()
             if not line:
                 raise RuntimeError(f"the job ended at step {step} of {saves}: {job.wait()}")
@@ -211,6 +211,17 @@ def _told(uri: str, saves: int, environment: dict[str, str]) -> Iterator[dict[st
         job.stdin.close()
         if job.wait():
             raise RuntimeError(f"the job ended with status {job.returncode}")
+
+
+def _started(arguments: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _job(uri: str) -> int:

@@ -11,20 +11,18 @@ holds a thread per device until all devices have come: the 8 threads that a smal
 8 virtual devices can all be held, and XLA ends a process that waits for 40 s."""
 
 
-def xla_flags(devices: int | None = None) -> str:
-    """The flags of XLA for so many virtual devices, or for as many as a program chooses itself.
+QUICKLY = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_use_fusion_emitters=false",
+)
+"""How programs are compiled: without LLVM's optimizations, by XLA's older way of fusing loops, and
+in one piece, which takes a quarter less than many small ones, and in all a fourth of the time. What
+they are compiled to is not what is tested. Forked programs are compiled so, those too that set
+XLA_FLAGS themselves; what is started afresh (the README, the demo, Jupyter) is as ever."""
 
-    Programs are compiled without LLVM's optimizations, by XLA's older way of fusing loops, and in
-    one piece, which takes a quarter less than many small ones, and in all a fourth of the time.
-    What they are compiled to is not what is tested. The demo and the examples, and pages that set
-    XLA_FLAGS themselves, are compiled as ever.
-    """
-    options = {
-        "force_host_platform_device_count": devices,
-        "backend_optimization_level": 0,
-        "cpu_parallel_codegen_split_count": 1,
-        "cpu_use_fusion_emitters": "false",
-    }
-    if devices is None:
-        del options["force_host_platform_device_count"]
-    return " ".join(f"--xla_{name}={value}" for name, value in options.items())
+
+def xla_flags(devices: int | None = None) -> str:
+    """The flags of XLA for so many virtual devices, or for as many as a program chooses itself."""
+    count = [] if devices is None else [f"--xla_force_host_platform_device_count={devices}"]
+    return " ".join([*count, *QUICKLY])

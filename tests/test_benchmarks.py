@@ -164,7 +164,7 @@ def test_simulated_processes_run_the_real_code_and_stay_within_budgets(tmp_path,
     real = {"row": "save", "processes": 2, **dict.fromkeys(("requests", "bytes", "ratio"), 7)}
     output.write_text(json.dumps([real]))
     options = ["--counts", "--simulated", "8", "--replicas", "1", "4", "--layers", "2"]
-    assert many_hosts.main([*options, "--json", str(output)]) == 0
+    assert many_hosts.main([*options, "--latency", "0.001", "--json", str(output)]) == 0
     first, *rows = json.loads(output.read_text())
     assert first == real
     found = {row["row"].removeprefix("simulated "): row for row in rows}

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.state import EasyDeLState
+from tests.programs.program import run
 from tests.service.planes import running_plane
+from tests.state.forward import logits_of
 from tests.tiny import TinyRun, batch, compile_step, leaves_of, make_run
 
 
@@ -32,31 +34,32 @@ import sys
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-folder, item, target = sys.argv[1:]
-tree = ocp.load_pytree(folder, checkpointable_name=item)
-flat = {}
-def walk(prefix, node):
+folder, target, *items = sys.argv[1:]
+def walk(flat, prefix, node):
     for key, value in node.items():
         path = f"{prefix}/{key}" if prefix else key
-        walk(path, value) if isinstance(value, dict) else flat.__setitem__(path, np.asarray(value))
-walk("", tree)
-np.savez(target, **flat)
+        if isinstance(value, dict):
+            walk(flat, path, value)
+        else:
+            flat[path] = np.asarray(value)
+for item in items:
+    flat = {}
+    walk(flat, "", ocp.load_pytree(folder, checkpointable_name=item))
+    np.savez(f"{target}/{item}.npz", **flat)
 assert not {"cairn"} & set(sys.modules), "Cairn was imported"
 """
 
 
-@pytest.mark.parametrize("item", ["model", "optimizer"])
-def test_plain_orbax_reads_a_run_bit_equal_without_cairn(tiny, tmp_path, item):
-    folder = f"{tiny.uri}/attempts/1/2"
-    target = tmp_path / "leaves.npz"
-    subprocess.run(
-        [sys.executable, "-c", PLAIN_ORBAX, folder, item, str(target)], check=True, cwd=tmp_path
-    )
-    with np.load(target) as found:
-        assert sorted(found) == sorted(tiny.leaves[item])
-        for path, expected in tiny.leaves[item].items():
-            assert found[path].dtype == expected.dtype, path
-            np.testing.assert_array_equal(found[path], expected, err_msg=path)
+def test_plain_orbax_reads_a_run_bit_equal_without_cairn(tiny, tmp_path):
+    folder, items = f"{tiny.uri}/attempts/1/2", ("model", "optimizer")
+    command = [sys.executable, "-c", PLAIN_ORBAX, folder, str(tmp_path), *items]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    for item in items:
+        with np.load(tmp_path / f"{item}.npz") as found:
+            assert sorted(found) == sorted(tiny.leaves[item])
+            for path, expected in tiny.leaves[item].items():
+                assert found[path].dtype == expected.dtype, path
+                np.testing.assert_array_equal(found[path], expected, err_msg=path)
 
 
 def test_promoted_step_exports_to_files_that_transformers_loads_with_equal_logits(
@@ -78,7 +81,7 @@ def test_promoted_step_exports_to_files_that_transformers_loads_with_equal_logit
     with torch.no_grad():
         theirs = model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
     state = EasyDeLState.load_state(f"{tiny.uri}@export-me", optimizer="skip", verbose=False)
-    ours = np.asarray(state.model(input_ids=ids).logits)
+    ours = logits_of(state.model, ids)
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
 
 
@@ -103,17 +106,17 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
         ):
             runs = list(client.runs())
             return {
-                "runs": [run.model_dump(mode="json") for run in runs],
+                "runs": [one.model_dump(mode="json") for one in runs],
                 "steps": [
                     checkpoint.model_dump(mode="json")
-                    for run in runs
-                    for checkpoint in client.checkpoints(run.name, state="all")
+                    for one in runs
+                    for checkpoint in client.checkpoints(one.name, state="all")
                 ],
                 # `audited` is the trail's, which is not in the store.
                 "aliases": [
                     alias.model_dump(mode="json", exclude={"audited"})
-                    for run in runs
-                    for alias in client.aliases(run.name)
+                    for one in runs
+                    for alias in client.aliases(one.name)
                 ],
             }
 
@@ -125,12 +128,8 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
     assert databases
     for database in databases:
         database.unlink()
-    rebuilt = subprocess.run(
-        [
-            sys.executable, "-m", "cairn", "index", "rebuild",
-            "--root", tiny.root, "--data-dir", str(tmp_path / "control-plane"),
-        ],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    command = ["-m", "cairn", "index", "rebuild", "--root", tiny.root]
+    rebuilt = run([*command, "--data-dir", tmp_path / "control-plane"])
+    assert rebuilt.returncode == 0, rebuilt.stderr
     assert "1 runs, 2 checkpoints" in rebuilt.stdout
     assert json.dumps(listing()) == json.dumps(before)

@@ -1,5 +1,6 @@
 """EasyDeLState.save_state: each argument and the handle; load_or_create."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import sync_folder
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import SGD, SGD_INIT, assert_same_bits, host
+from tests.programs.interpreter import FINALIZED
 from tests.programs.program import run as run_program
 from tests.state.my_model import my_model
 
@@ -196,7 +198,8 @@ state.save_state(sys.argv[1])
 @pytest.mark.parametrize("disk", ["sound", "broken"])
 def test_a_script_whose_last_line_is_save_state_exits_once_durable_or_fails(run, disk):
     """The process waits for save_state: exit code 0 means durable, another one that it failed."""
-    done = run_program(["-c", SCRIPT, str(run), disk], cwd=Path(__file__).parents[2], timeout=240)
+    arguments, folder = ["-c", SCRIPT, str(run), disk], Path(__file__).parents[2]
+    done = run_program(arguments, cwd=folder, env={**os.environ, FINALIZED: "1"}, timeout=240)
     assert (done.returncode == 0) == (disk == "sound"), done.stderr
     assert Run.open(run).latest_step() == (0 if disk == "sound" else None)
     assert ("the disk went away" in done.stderr) == (disk == "broken")

@@ -25,7 +25,7 @@ EXAMPLES = sorted(
 
 
 OF_A_MODEL = ("lora_finetune",)
-LAYERS = 3
+LAYERS = 2
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.devices import xla_flags
+from tests.devices import QUICKLY, xla_flags
+from tests.programs.interpreter import FINALIZED
 from tests.programs.program import Program, run
 
 
@@ -47,7 +48,9 @@ def test_each_has_devices_of_its_own():
     assert [program.communicate()[0] for program in programs] == ["2\n", "3\n"]
 
 
-def test_it_ends_as_an_interpreter_does():
+@pytest.mark.parametrize("finalized", [False, True])
+def test_it_ends_as_an_interpreter_does(finalized):
+    env = {**os.environ, FINALIZED: "1"} if finalized else None
     code = """
 import atexit, sys, threading, time
 atexit.register(print, "exit handler")
@@ -56,15 +59,15 @@ def late():
     print("thread")
 threading.Thread(target=late).start()
 """
-    assert run(["-c", f"{code}sys.exit(7)"]).returncode == 7
-    failed = run(["-c", f"{code}raise OSError('the end')"])
+    for last, status in (("7", 7), ("-1", 255), ("None", 0), ("'said'", 1)):
+        ended = run(["-c", f"{code}sys.exit({last})"], env=env)
+        assert (ended.returncode, ended.stdout) == (status, "thread\nexit handler\n")
+        assert ended.stderr == ("said\n" if last == "'said'" else "")
+    failed = run(["-c", f"{code}raise OSError('the end')"], env=env)
     assert (failed.returncode, failed.stdout) == (1, "thread\nexit handler\n")
     assert failed.stderr.endswith("OSError: the end\n")
-    refused = run(["-c", "import sys; print('said', end=''); sys.exit('refused')"])
-    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "said", "refused\n")
-    unheard = "import sys; sys.stdout.reconfigure(write_through=False); print('said')"
-    with open("/dev/full", "w") as full:
-        assert Program(["-c", unheard], stdout=full).wait() == 120
+    full = ["-c", "import sys; sys.stdout = open('/dev/full', 'w'); print('lost')"]
+    assert run(full, env=env).returncode == 120
 
 
 def test_signals_reach_it_and_are_its_exit_status():
@@ -114,3 +117,25 @@ print(program.pid, flush=True)
             return
         time.sleep(0.05)
     raise AssertionError(f"process {pid} still runs")
+
+
+@pytest.mark.parametrize("own", ["", "--xla_force_host_platform_device_count=3"])
+def test_it_is_compiled_quickly_whatever_flags_it_sets_itself(own):
+    code = f"""
+import os
+os.environ["XLA_FLAGS"] = {own!r}
+import jax
+print(jax.device_count(), jax.jit(lambda x: x + 1).lower(1.0).compile() and os.environ["XLA_FLAGS"])
+"""
+    count, *flags = run(["-c", code]).stdout.split()
+    assert int(count) == (3 if own else 1)
+    assert flags == [*own.split(), *QUICKLY]
+
+
+def test_it_lowers_its_programs_in_one_context():
+    code = """
+import jax
+one, other = (jax.jit(lambda x: x + n).lower(1.0).compiler_ir("stablehlo") for n in (1, 2))
+print(one.context == other.context)
+"""
+    assert run(["-c", code]).stdout == "True\n"

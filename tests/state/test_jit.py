@@ -17,7 +17,7 @@ from tests.state.my_model import batch as my_batch
 from tests.state.my_model import my_model, train_step
 from tests.tiny import TINY, batch, leaves_of, make_state
 
-STEPS = 50
+STEPS = 10
 CHAIN = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.MultiSteps(
@@ -64,14 +64,14 @@ STATES = {
 }
 
 
-FIFTY = ("adamw, dp x fsdp", "chain of MultiSteps and inject_hyperparams, fsdp x tp")
-"""Fifty steps of these, five of the others."""
+TEN = ("adamw, dp x fsdp", "chain of MultiSteps and inject_hyperparams, fsdp x tp")
+"""Ten steps of these, of which the second has one update for every two; three of the others."""
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_plain_donated_step_compiles_once_and_moves_nothing(name):
     state, step = STATES[name](), fresh_step()
-    steps = STEPS if name in FIFTY else 5
+    steps = STEPS if name in TEN else 3
     places = [leaf.sharding for leaf in jax.tree.leaves(state)]
     ids = jnp.asarray(batch(0))
     with compilations() as compiled:

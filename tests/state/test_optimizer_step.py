@@ -139,7 +139,7 @@ def test_a_plateau_lowers_the_steps_and_still_does_after_a_load(tmp_path):
 def test_a_train_step_gives_the_optimizer_what_it_takes(kind):
     tx = OPTIMIZERS[kind]
     train_step = TrainStep(model_loss, donate=False)
-    state = EasyDeLState.create(model=my_model(), tx=tx, init_opt_state=True)
+    state = EasyDeLState.create(model=my_model().shard_model(), tx=tx, init_opt_state=True)
     by_hand = state
     for _ in range(3):
         state, metrics = train_step(state, IDS)

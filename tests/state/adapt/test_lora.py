@@ -24,7 +24,10 @@ QV = ".*q_proj.*|.*v_proj.*"
 
 
 def decoder(**options):
-    return DecoderForCausalLM(dataclasses.replace(TINY, **options), rngs=nnx.Rngs(0))
+    """Of one layer, or two in a scan: each takes as long to compile."""
+    layers = 2 if options.get("scan_layers") else 1
+    config = dataclasses.replace(TINY, num_hidden_layers=layers, **options)
+    return DecoderForCausalLM(config, rngs=nnx.Rngs(0))
 
 
 def ids():
@@ -85,7 +88,7 @@ def test_new_adapters_change_nothing_but_what_is_trained(make):
 def test_a_pattern_chooses_layers_and_the_pair_has_the_documented_names_and_shapes():
     found = adapters(decoder().apply_lora_to_layers(lora_rank=8, lora_alpha=16, lora_pattern=QV))
     assert {path.split("/kernel_")[0].split("/")[-1] for path in found} == {"q_proj", "v_proj"}
-    layer = "model/layers/1/self_attn/v_proj"
+    layer = "model/layers/0/self_attn/v_proj"
     assert found[f"{layer}/kernel_lora_a"].leaf.shape == (32, 8)
     assert found[f"{layer}/kernel_lora_b"].leaf.shape == (8, 32)
     assert found[f"{layer}/kernel_lora_a"].axes == ("embed", None)

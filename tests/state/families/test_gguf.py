@@ -125,6 +125,11 @@ def saved(folder, model_type, **options):
     return theirs, folder
 
 
+def read(path):
+    """Ours of a folder or a file, on one device: for eight a program takes longer to compile."""
+    return DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
+
+
 def test_every_family_has_a_gguf_form_that_is_tested():
     assert list(GGUF_CONFIGS) == registry.known_families()
     assert all(get_family(name).gguf is not None for name in GGUF_CONFIGS)
@@ -139,7 +144,7 @@ def test_logits_are_those_of_the_model_that_the_file_was_made_of(model_type, nam
     if model_type == "gemma3_text":
         windowed = [kind == WINDOW for kind in theirs.config.layer_types]
         extra = {"attention.sliding_window_pattern": windowed}
-    ours = DecoderForCausalLM.from_pretrained(write_gguf(tmp_path / "x.gguf", folder, **extra))
+    ours = read(write_gguf(tmp_path / "x.gguf", folder, **extra))
     assert ours.config.model_type == model_type
     assert ours.config.hf_extra["eos_token_id"] == 2
     ids, mask = padded()
@@ -165,7 +170,7 @@ def test_tensors_are_those_that_transformers_reads_of_the_file(model_type, tmp_p
     _, folder = saved(tmp_path / "theirs", model_type, **{**options, **TAKEN[model_type]})
     path = write_gguf(tmp_path / "x.gguf", folder)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
-    found = DecoderForCausalLM.from_pretrained(path).to_torch()
+    found = read(path).to_torch()
     assert found.keys() == again.state_dict().keys()
     for name, tensor in again.state_dict().items():
         np.testing.assert_array_equal(found[name].numpy(), tensor.numpy(), err_msg=name)
@@ -175,10 +180,10 @@ def test_q8_0_stays_within_the_error_of_its_blocks(tmp_path):
     options = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **TWO}
     _, folder = saved(tmp_path / "theirs", "qwen3", **options)
     # Half a step, and a 2,048th of 127 of them: the step itself is kept in 16 bits.
-    exact = DecoderForCausalLM.from_pretrained(folder).to_torch()
+    exact = read(folder).to_torch()
     kinds = {f"{name}.weight": Types.Q8_0 for name in ("attn_q", "attn_output", "ffn_up", "embd")}
     path = write_gguf(tmp_path / "x.gguf", folder, quantization=kinds)
-    found = DecoderForCausalLM.from_pretrained(path).to_torch()
+    found = read(path).to_torch()
     for name, tensor in exact.items():
         quantized = name.endswith(("q_proj.weight", "o_proj.weight", "up_proj.weight"))
         quantized |= "embed" in name
@@ -192,7 +197,7 @@ def test_experts_of_gpt_oss_are_read_from_mxfp4(tmp_path):
     theirs, folder = saved(tmp_path / "theirs", "gpt_oss", **options)
     kinds = {f"ffn_{name}_exps.weight": Types.MXFP4 for name in ("gate", "up", "down")}
     path = write_gguf(tmp_path / "x.gguf", folder, quantization=kinds)
-    ours = DecoderForCausalLM.from_pretrained(path)
+    ours = read(path)
     down = theirs.state_dict()["model.layers.1.mlp.experts.down_proj"].swapaxes(1, 2).numpy()
     packed = gguf.quants.quantize(np.ascontiguousarray(down), Types.MXFP4)
     expected = gguf.quants.dequantize(packed, Types.MXFP4).swapaxes(1, 2)
@@ -342,7 +347,7 @@ def test_a_router_of_one_row_is_read_in_either_shape(folders, tmp_path):
     row = GGUFFile(path).read(name)
     assert row.shape == (1, 32)
     flat = write_gguf(tmp_path / "y.gguf", folders("qwen2_moe"), tensors={name: row[0]})
-    found = [DecoderForCausalLM.from_pretrained(one).to_torch() for one in (path, flat)]
+    found = [read(one).to_torch() for one in (path, flat)]
     for name, tensor in found[0].items():
         np.testing.assert_array_equal(tensor.numpy(), found[1][name].numpy(), err_msg=name)
 

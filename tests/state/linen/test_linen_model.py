@@ -29,7 +29,7 @@ from tests.state.my_model import my_model
 from tests.tiny import TINY
 
 IDS = jnp.asarray(tokens(2, 10))
-UNTIED = TINY.replace(tie_word_embeddings=False, vocab_size=96)
+UNTIED = TINY.replace(tie_word_embeddings=False, vocab_size=96, num_hidden_layers=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,8 @@ def test_its_easydel_state_is_saved_and_comes_back_as_a_linen_model(model, tmp_p
     np.testing.assert_allclose(back(IDS).logits, model(IDS).logits, atol=1e-6)
 
 
-def test_generated_tokens_are_those_of_the_nnx_model(model):
+def test_generated_tokens_are_those_of_the_nnx_model():
+    model = LinenDecoderForCausalLM(UNTIED.replace(num_hidden_layers=2), seed=1)
     mask = jnp.ones_like(IDS).at[0, :4].set(0)
     arguments = {"max_new_tokens": 8, "eos_token_id": ()}
     expected = model.to_nnx().generate(IDS, mask, **arguments).sequences

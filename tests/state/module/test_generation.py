@@ -28,7 +28,7 @@ from tests.state.my_model import MyModel, MyModelConfig, my_model
 def pair(tmp_path_factory):
     theirs = tiny_llama(tie_word_embeddings=True)
     folder = save(theirs, tmp_path_factory.mktemp("generation"))
-    return theirs, DecoderForCausalLM.from_pretrained(folder)
+    return theirs, DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
 
 
 def torch_generate(model, ids, mask=None, **options):

@@ -142,7 +142,7 @@ def plain_step(state, grads):
     return state.replace(average=average, rng=jax.random.split(state.rng)[0])
 
 
-@drawn(short=7, long=400)
+@drawn(short=5, long=400)
 @given(OPTIMIZERS, DTYPES, st.integers(0, 3), st.sampled_from(["fresh", "abstract", "saved"]))
 def test_a_train_state_goes_on_as_if_never_saved_and_as_that_of_flax(
     tmp_path_factory, names, dtype, saved_after, target
@@ -251,7 +251,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@drawn(short=3, long=150)
+@drawn(short=2, long=150)
 @given(CONFIGS, OPTIMIZERS, DTYPES, MESHES, MESHES, st.integers(1, 2))
 def test_a_module_of_ones_own_goes_on_as_if_never_saved_and_as_flax_alone(
     tmp_path_factory, options, names, dtype, mesh, other_mesh, saved_after
@@ -390,7 +390,7 @@ def small_state(dtype):
     return state.apply_gradients(grads=state.graphstate)
 
 
-@drawn(short=5, long=300)
+@drawn(short=4, long=300)
 @given(
     DTYPES,
     FLOATS,

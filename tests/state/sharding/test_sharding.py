@@ -31,6 +31,7 @@ from cairn.state.sharding.rules import (
     plan,
     spec_for,
 )
+from tests.state.forward import logits_of
 from tests.state.my_model import my_model
 
 SHAPE = jax.ShapeDtypeStruct
@@ -245,12 +246,12 @@ def test_weights_in_parts_over_fsdp_give_the_same_numbers():
     ids = jnp.arange(24).reshape(2, 12)
     with jax.default_matmul_precision("highest"):
         whole = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
-        expected = whole(input_ids=ids).logits
+        expected = logits_of(whole, ids)
         rules = [(".*kernel", PartitionSpec("fsdp")), (".*", PartitionSpec())]
         parts = DecoderForCausalLM(config, rngs=nnx.Rngs(0)).shard_model(rules)
         kernel = parts.model.layers[0].self_attn.o_proj.kernel[...]
         assert kernel.sharding.shard_shape(kernel.shape) == (6, 48)  # a head has 16
-        np.testing.assert_allclose(parts(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logits_of(parts, ids), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mesh_that_divides_the_heads_is_accepted():

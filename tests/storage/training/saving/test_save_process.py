@@ -12,6 +12,7 @@ from cairn.storage.runs.step_states import StepState
 from cairn.storage.training import exit_guard
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
+from tests.programs.interpreter import FINALIZED
 from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, state
 
@@ -36,6 +37,7 @@ def environment(**extra: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "CAIRN_WRITER_ID": "job",
         "PYTHONUNBUFFERED": "1",
+        FINALIZED: "1",
         **extra,
     }
 
