@@ -52,7 +52,7 @@ class StepFilesConnection(TensorsConnection):
         *,
         prefix: str = "",
         root: str = DEFAULT_ROOT,
-        tell: Callable[[int, int], None] = lambda done, total: None,
+        tell: Callable[[int, int], None] | None = None,
     ) -> list[StepFile]:
         """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
 
@@ -88,11 +88,12 @@ class StepFilesConnection(TensorsConnection):
         for file in files:
 
             def tell_all(done: int, before: int = before) -> None:
-                tell(before + done, total)
+                if tell is not None:
+                    tell(before + done, total)
 
             self._download_file(root, run, step, file, Path(folder), tell_all)
+            tell_all(file.bytes)
             before += file.bytes
-            tell(before, total)
         return files
 
     def _download_file(

@@ -1,15 +1,18 @@
 """The `cairn` command as a shell runs it, and what it says without a process of its own."""
 
 import io
+import logging
 import os
 import pty
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
 from cairn.service.command import cli, options
+from cairn.service.observing.logs import LIBRARIES
 from tests.programs.program import run
 
 CAIRN = ("-m", "cairn")
@@ -39,6 +42,7 @@ def cairn_here(
     output, errors = io.StringIO(), io.StringIO()
     status: object = 0
     with (
+        _logging_as_before(),
         patch.dict(os.environ, environment(url, **variables), clear=True),
         patch.object(sys, "argv", ["cairn", *arguments]),
         patch.object(options.console, "no_color", True),  # made when stdout was a terminal, maybe
@@ -54,6 +58,21 @@ def cairn_here(
     return subprocess.CompletedProcess(
         ["cairn", *arguments], status, output.getvalue(), errors.getvalue()
     )
+
+
+@contextmanager
+def _logging_as_before() -> Iterator[None]:
+    """What a server says of its log in this process is forgotten: other tests read theirs."""
+    named = (None, "cairn", "sqlalchemy", *LIBRARIES)
+    loggers = [logging.getLogger(name) for name in named]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        for one, handlers, level, propagates in before:
+            one.handlers[:], one.propagate = handlers, propagates
+            one.setLevel(level)
 
 
 def cairn_on_a_terminal(*arguments: str, url: str) -> tuple[int, str]:

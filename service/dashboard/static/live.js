@@ -30,7 +30,7 @@ function isInUse(part) {
   const focus = document.activeElement;
   const selection = getSelection();
   return (part.contains(focus) && focus.matches("input:not([type='checkbox']), select, textarea"))
-    || part.querySelector(":scope details[open] form, .htmx-request") !== null
+    || part.querySelector(":scope details[open] form, .htmx-request, :active") !== null
     || [...part.querySelectorAll("input, select, textarea")].some(isChanged)
     || (!selection.isCollapsed && selection.containsNode(part, true));
 }

@@ -171,3 +171,19 @@ def test_browser_asks_whether_it_has_the_scripts_of_this_version(url):
         seen = {"If-None-Match": script.headers["ETag"]}
         again = http.get("/static/live.js", headers=seen)
         assert (again.status_code, again.headers["Cache-Control"]) == (304, "no-cache")
+
+
+def test_button_that_is_pressed_is_there_when_it_is_let_go(page, url):
+    with Client(url) as client:
+        client.promote("llama", 1, "staging", expect=None)
+        page.goto(f"{RUN}/aliases")
+        button = page.get_by_role("button", name="Delete")
+        button.hover()
+        page.mouse.down()
+        client.promote("llama", 2, "production", expect=None)
+        page.evaluate("renew()")
+        expect(page.get_by_role("region", name="Alias production")).to_have_count(0)
+        page.mouse.up()
+        expect(page.get_by_role("region", name="Alias staging")).to_have_count(0)
+        expect(page.get_by_role("region", name="Alias production")).to_be_visible()
+        assert [one.alias for one in client.aliases("llama")] == ["production"]

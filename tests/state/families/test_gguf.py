@@ -36,6 +36,9 @@ def known(model_type, name):
 
 FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
 V3 = known("deepseek_v3", "yarn")
+WITHOUT = ["glm4_moe"]
+"""Families whose files are not read."""
+
 GGUF_CONFIGS = {
     "cohere": {
         "scaled": {"head_dim": 8, "logit_scale": 0.8, **TWO},
@@ -130,9 +133,9 @@ def read(path):
     return DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
 
 
-def test_every_family_has_a_gguf_form_that_is_tested():
-    assert list(GGUF_CONFIGS) == registry.known_families()
-    assert all(get_family(name).gguf is not None for name in GGUF_CONFIGS)
+def test_every_family_but_some_has_a_gguf_form_that_is_tested():
+    assert sorted([*GGUF_CONFIGS, *WITHOUT]) == registry.known_families()
+    assert [name for name in registry.known_families() if get_family(name).gguf is None] == WITHOUT
     names = set(gguf.MODEL_ARCH_NAMES.values())
     assert all(get_family(name).gguf.architecture in names for name in GGUF_CONFIGS)
 
