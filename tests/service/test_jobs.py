@@ -134,7 +134,7 @@ def test_cancelled_job_that_never_ran_is_cleaned_up_too(launch, counting):
     held = [engine.start("gather", {"name": str(n), "hold": True}) for n in range(3)]
     assert counting.reached.wait(PATIENCE)
     assert engine.cancel(held[2].id).state == "cancelled"
-    assert counting.abandoned == [held[2].id]
+    assert {*counting.abandoned} == {held[2].id}  # twice, if a worker had just taken it
 
 
 def test_resumed_job_starts_over_under_the_same_id(launch, counting):
