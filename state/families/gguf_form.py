@@ -17,7 +17,7 @@ from cairn.state.families.gguf_rope import ROPE_KEYS, rope_from_gguf
 from cairn.state.families.hf_config import required
 from cairn.state.families.names import Names
 
-__all__ = ["GGUFContent", "GGUFForm", "gguf_sizes", "gguf_window_layers"]
+__all__ = ["GGUFContent", "GGUFForm", "gguf_sizes", "gguf_window_layers", "refuse_own_head"]
 
 _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
 _KEY, _VALUE, _TURNING = "attention.key_length", "attention.value_length", "rope.dimension_count"
@@ -217,6 +217,21 @@ def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[s
     else:
         windowed = [said == 0 or layer % said < said - 1 for layer in range(layers)]
     return [WINDOW if one else FULL for one in windowed]
+
+
+def refuse_own_head(content: GGUFContent, architecture: str) -> None:
+    """Refuse a file of an architecture whose embedding is the head, and that has a head too.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if "output.weight" in content.shapes:
+        raise ConfigError(
+            path=f"tensors of a {architecture!r} GGUF",
+            expected="no head, for the embedding is it",
+            found="output.weight",
+            next_step="use Hugging Face files: llama.cpp has no such model",
+        )
 
 
 def _one(key: str, value: Any) -> Any:

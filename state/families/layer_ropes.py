@@ -1,4 +1,4 @@
-"""Rotary positions of a family whose layers with a window have their own (Gemma 3). JAX-free.
+"""Rotary positions of families whose layers with a window have their own (Gemma 3). JAX-free.
 
 Source: transformers `Gemma3TextConfig.convert_rope_params_to_dict`.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, RopeConfig
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
 from cairn.state.errors import ConfigError
-from cairn.state.families.hf_config import rope_from_hf
+from cairn.state.families.hf_config import rope_from_hf, rope_parameters
 
-__all__ = ["ropes_by_layer"]
+__all__ = ["ropes_by_layer", "written_ropes"]
 
 
 def ropes_by_layer(
@@ -56,6 +56,13 @@ def ropes_by_layer(
             next_step="leave it out",
         )
     return rope, rope_from_hf(local, where, theta=window_theta)
+
+
+def written_ropes(config: DecoderConfig) -> dict[str, dict[str, Any]]:
+    """`rope_parameters`: an entry for each kind of layers."""
+    rope = config.rope or RopeConfig()
+    local = config.window_rope or rope
+    return {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)}
 
 
 def _entry(entry: Any, theta: Any) -> dict[str, Any]:

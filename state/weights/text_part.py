@@ -119,9 +119,10 @@ def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
         )
     family = get_family(str(model_type))
     inherited = {key: data[key] for key in _INHERITED if data.get(key) is not None}
-    whole = {key: data[key] for key in (_TIED,) if data.get(key) is not None}
-    own = {"architectures": [family.architecture]}
-    return {**family.form.inner_sizes, **inherited, **text, **whole, **own}
+    if data.get(_TIED) is not None:
+        text[_TIED] = data[_TIED]
+    text["architectures"] = [family.architecture]
+    return {**family.form.inner_sizes, **inherited, **text}
 
 
 def is_headless(weights: RowSource) -> bool:

@@ -23,8 +23,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.devices import QUICKLY
-from tests.lowering import share_contexts
+from tests.lowering import compile_quickly, share_contexts
 
 IMPORTED = (
     "cairn.service.app",
@@ -65,7 +64,7 @@ def main() -> None:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # not installed: the programs do without it
             importlib.import_module(name)
-    _compile_quickly()
+    compile_quickly()
     share_contexts()
     gc.collect()
     gc.freeze()  # the children share these pages
@@ -112,24 +111,6 @@ def _end(status: int) -> None:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
-
-
-def _compile_quickly() -> None:
-    """XLA reads its flags when JAX makes a backend; by then a program has set its own.
-
-    JAX has a public name for another backend's maker, and none for this one's: it is wrapped.
-    """
-    bridge = importlib.import_module("jax._src.xla_bridge")
-    made = bridge.make_cpu_client
-
-    def make() -> Any:
-        own = os.environ.get("XLA_FLAGS", "").split()
-        named = {flag.partition("=")[0] for flag in own}
-        more = [flag for flag in QUICKLY if flag.partition("=")[0] not in named]
-        os.environ["XLA_FLAGS"] = " ".join([*own, *more])
-        return made()
-
-    bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
 
 
 def _serve(listening: socket.socket) -> dict[str, Any] | None:

@@ -10,20 +10,14 @@ from typing import Any
 
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
+from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.key_kinds import FLAG, NUMBER
 from cairn.state.families.names import Names
 
 _NORMALISED_LAYERS = 64
-
-
-def _turning(heads: int, leaf: str) -> Op:
-    rows = RotaryRows(heads)
-    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
 
 
 def _scales(config: DecoderConfig, leaf: str) -> Op:
@@ -32,8 +26,7 @@ def _scales(config: DecoderConfig, leaf: str) -> Op:
 
 
 _PAIRS = {
-    "self_attn/q_proj": lambda config, leaf: _turning(config.num_attention_heads, leaf),
-    "self_attn/k_proj": lambda config, leaf: _turning(config.kv_heads, leaf),
+    **ROTARY_PAIRS,
     "self_attn/q_norm": _scales,
     "self_attn/k_norm": _scales,
 }
@@ -48,13 +41,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
     """As llama.cpp loads a file: with norms of heads or without by the number of layers."""
-    if "output.weight" in content.shapes:
-        raise ConfigError(
-            path="tensors of a 'command-r' GGUF",
-            expected="no head, for the embedding is it",
-            found="output.weight",
-            next_step="use Hugging Face files: llama.cpp has no such model",
-        )
+    refuse_own_head(content, "command-r")
     return {
         "logit_scale": data.get("logit_scale") or 1.0,
         "use_qk_norm": data["num_hidden_layers"] >= _NORMALISED_LAYERS,

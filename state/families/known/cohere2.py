@@ -18,7 +18,7 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.key_kinds import COUNT, FLAG, NUMBER, TEXT
 from cairn.state.families.names import Names
@@ -51,13 +51,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    if "output.weight" in content.shapes:
-        raise ConfigError(
-            path="tensors of a 'cohere2' GGUF",
-            expected="no head, for the embedding is it",
-            found="output.weight",
-            next_step="use Hugging Face files: llama.cpp has no such model",
-        )
+    refuse_own_head(content, "cohere2")
     return {"logit_scale": data.get("logit_scale") or 1.0}
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.families.config_form import (
     NO_DROPOUT,
     ConfigForm,
@@ -25,8 +25,7 @@ from cairn.state.families.gguf_form import (
     gguf_window_layers,
 )
 from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
-from cairn.state.families.hf_config import rope_parameters
-from cairn.state.families.layer_ropes import ropes_by_layer
+from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
 from cairn.state.families.names import SANDWICH, Names
 
 _THETA, _WINDOW_THETA, _PATTERN = 1e6, 1e4, 6
@@ -47,14 +46,14 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     scale = config.attention_scale or config.head_size**-0.5
-    rope, local = config.rope or RopeConfig(), config.window_rope or config.rope or RopeConfig()
+    ropes = written_ropes(config)
     types = None if config.layer_types is None else list(config.layer_types)
     return {
         "layer_types": types,
         "query_pre_attn_scalar": max(1, round(scale**-2)),
-        "rope_local_base_freq": local.theta,
-        "rope_parameters": {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)},
-        "rope_theta": rope.theta,
+        "rope_local_base_freq": ropes[WINDOW]["rope_theta"],
+        "rope_parameters": ropes,
+        "rope_theta": ropes[FULL]["rope_theta"],
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
     NO_DROPOUT,
@@ -21,8 +21,7 @@ from cairn.state.families.config_form import (
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_window_layers
 from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.hf_config import rope_parameters
-from cairn.state.families.layer_ropes import ropes_by_layer
+from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
 from cairn.state.families.names import SANDWICH, Names
 
 _THETA, _PATTERN = 5e5, 4
@@ -55,10 +54,9 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    rope, local = config.rope or RopeConfig(), config.window_rope or config.rope or RopeConfig()
     return {
         "layer_types": None if config.layer_types is None else list(config.layer_types),
-        "rope_parameters": {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)},
+        "rope_parameters": written_ropes(config),
     }
 
 
