@@ -135,10 +135,10 @@ from .storage.safetensors.stream import TensorSource as TensorSource
 from .storage.safetensors.stream import plan_shards as plan_shards
 from .storage.safetensors.stream import write_index as write_index
 from .storage.safetensors.stream import write_shard as write_shard
+from .storage.store.confinement import confine as confine
 from .storage.store.files import Files as Files
 from .storage.store.objects import ObjectStore as ObjectStore
 from .storage.store.uri import StoreURI as StoreURI
-from .storage.store.uri import confine as confine
 from .storage.store.uri import parse_uri as parse_uri
 from .storage.training.checkpointer import Checkpointer as Checkpointer
 from .storage.training.loading import load as load

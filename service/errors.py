@@ -25,7 +25,6 @@ ServiceError
     ├── RootInUseError            409
     ├── FixedRootError            409
     ├── RootRefusedError          422
-    ├── FolderRefusedError        422
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
     ├── ResourceChangedError      412
@@ -224,12 +223,6 @@ class RootRefusedError(ProblemError):
     """No root can be, or may be, where one was to be added."""
 
     status, slug, title = 422, "root-refused", "No root can be there"
-
-
-class FolderRefusedError(ProblemError):
-    """A folder was to be adopted that is in no root of whoever asks."""
-
-    status, slug, title = 422, "folder-refused", "The folder is in no root"
 
 
 class PreconditionRequiredError(ProblemError):

@@ -196,6 +196,10 @@ class Root(Response):
         description="What names it: the server's settings; or the catalog, to which it was added "
         "while servers ran.",
     )
+    adopt_from: list[str] = Field(
+        default_factory=list,
+        description="Folders outside it whose checkpoints its runs may list where they lie.",
+    )
 
 
 class RootList(Response):
@@ -989,6 +993,12 @@ class AddRootRequest(Request):
         max_length=2000,
         description="A folder or a bucket that exists: `/path`, `file://`, `gs://` or `s3://`, "
         "such as `gs://bucket/vision`.",
+    )
+    adopt_from: list[Annotated[PlainText, Field(min_length=1, max_length=2000)]] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Folders outside it whose checkpoints its runs may list where they lie. "
+        "Whoever may read the root can then read all that lies there.",
     )
 
 

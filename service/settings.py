@@ -34,7 +34,7 @@ from cairn.service.schemas import (
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import StoreURI, confined, lies_within, parse_uri
 
 DEFAULT_ROOT = "default"
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
@@ -192,6 +192,12 @@ class Settings(BaseSettings):
     roots: dict[str, str] = Field(
         default_factory=dict,
         description='More roots, as a JSON object {"name": "uri"}; `default` here replaces ROOT.',
+    )
+    adopt_from: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Folders outside a root whose checkpoints its runs may list where they lie: a "
+        'JSON object {"name of the root": ["/data/old", "gs://bucket/old"]}. A run that names '
+        "others in its records can't have them opened.",
     )
     roots_within: tuple[str, ...] | None = Field(
         default=None,
@@ -413,6 +419,17 @@ class Settings(BaseSettings):
                 raise SettingsError(f"{setting}: root {name!r} = {uri!r}: {exc}") from exc
         return value
 
+    @field_validator("adopt_from")
+    @classmethod
+    def _readable_sources(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for name, folders in value.items():
+            for uri in folders:
+                try:
+                    parse_uri(uri)
+                except StorageError as exc:
+                    raise SettingsError(f"CAIRN_ADOPT_FROM: root {name!r}: {uri!r}: {exc}") from exc
+        return value
+
     @field_validator("roots_within")
     @classmethod
     def _readable_folders(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -436,13 +453,29 @@ class Settings(BaseSettings):
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
             object.__setattr__(self, name, value)  # frozen: filled in once, here
+        for name, uri in self.root_uris.items():
+            assert uri.confinement is not None
+            for place in uri.confinement.sources:
+                if self.holds_databases(place):
+                    raise SettingsError(
+                        f"CAIRN_DATA_DIR: expected a folder outside of all roots, and of what they "
+                        f"adopt from, found {folder} in {place} of root {name!r}: whoever writes "
+                        "there could have the databases read. Give another folder (--data-dir)."
+                    )
         return self
+
+    def holds_databases(self, place: StoreURI) -> bool:
+        """Whether the data folder is a folder that others may write, or in one."""
+        return lies_within(parse_uri(self.data_dir), [place])
 
     @property
     def root_uris(self) -> dict[str, StoreURI]:
-        """Every root by name, `default` first."""
+        """Every root by name, `default` first; nothing below leads out but to its `adopt_from`."""
         named = {DEFAULT_ROOT: self.root, **self.roots}
-        return {name: parse_uri(uri) for name, uri in named.items()}
+        return {
+            name: confined(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
+            for name, uri in named.items()
+        }
 
     def rules_without_roots(self, added: Iterable[str]) -> list[str]:
         """Gates, schedules and automations that fit no root: of the settings, nor of `added`."""
@@ -522,6 +555,7 @@ def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
 
 _JSON: Final = {
     "ROOTS": 'object {"name": "uri"}',
+    "ADOPT_FROM": 'object {"default": ["/data/old"]}',
     "ROOTS_WITHIN": 'list ["/data", "gs://bucket/teams"]',
     "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
     "AUTOMATIONS": 'list [{"name": "export", "alias": "production", "action": "convert"}]',

@@ -83,10 +83,10 @@ from .safetensors.stream import TensorSource as TensorSource
 from .safetensors.stream import plan_shards as plan_shards
 from .safetensors.stream import write_index as write_index
 from .safetensors.stream import write_shard as write_shard
+from .store.confinement import confine as confine
 from .store.files import Files as Files
 from .store.objects import ObjectStore as ObjectStore
 from .store.uri import StoreURI as StoreURI
-from .store.uri import confine as confine
 from .store.uri import parse_uri as parse_uri
 from .training.checkpointer import Checkpointer as Checkpointer
 from .training.loading import load as load

@@ -17,6 +17,8 @@ StorageError
 ├── IteratorMismatchError (ValueError)      data can't go on where a step says; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
+│   └── ConfinementError                    a link that leads out of its run
+├── SourceRefusedError                      files of an adopted step where no administrator allows
 ├── PreconditionFailedError                 a compare-and-swap that lost
 ├── StepExistsError                         a save at or below the latest step
 ├── StepInFlightError                       the step is being written now
@@ -38,6 +40,7 @@ from collections.abc import Iterable
 __all__ = [
     "AliasNotFoundError",
     "ArtifactNotFoundError",
+    "ConfinementError",
     "CorruptionError",
     "FencedError",
     "InvalidSliceError",
@@ -53,6 +56,7 @@ __all__ = [
     "RecordNotLostError",
     "RunNotFoundError",
     "SaveError",
+    "SourceRefusedError",
     "StepChangedError",
     "StepExistsError",
     "StepInFlightError",
@@ -183,6 +187,14 @@ class CorruptionError(StorageError):
     Attributes:
         problems: every file or leaf that fails, one line each, where more than one was looked at.
     """
+
+
+class ConfinementError(CorruptionError):
+    """A link, or a file of another kind, leads out of what others may have opened."""
+
+
+class SourceRefusedError(StorageError):
+    """The files of an adopted step lie where no administrator of the server allows them."""
 
 
 class PreconditionFailedError(StorageError):

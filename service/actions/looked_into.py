@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from cairn.storage.reading import Change, CheckpointReader, diff_leaves
 from cairn.storage.runs import LeafRecord, Manifest, Run, StepContents, StepIndex, StepInfo
-from cairn.storage.store import StoreURI
+from cairn.storage.store import Confinement, StoreURI
 
 LEAVES: Final = 100_000
 """Most leaves that are kept, of all steps together; one and a half kilobytes each."""
@@ -185,6 +185,10 @@ class OpenStep:
         return CheckpointReader.open(self.uri, self.manifest)
 
 
+_Key = tuple[Confinement | None, str, str]
+"""How far a step may lead, where it is, and the digest of its manifest."""
+
+
 class OpenSteps:
     """The steps that were asked for last. Safe for use by many threads.
 
@@ -197,8 +201,8 @@ class OpenSteps:
         """Of at most so many leaves, and leaves that differ; a step that has more is kept alone."""
         self._leaves = leaves
         self.changes: Known[StepChanges] = Known(differences, lambda one: one.size)
-        self._steps: OrderedDict[tuple[str, str], OpenStep] = OrderedDict()
-        self._opening: dict[tuple[str, str], threading.Lock] = {}
+        self._steps: OrderedDict[_Key, OpenStep] = OrderedDict()
+        self._opening: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def open(self, run: Run, info: StepInfo) -> OpenStep:
@@ -212,7 +216,7 @@ class OpenSteps:
         uri = run.step_uri(info)
         if info.manifest_digest is None:
             return _opened(run, info)
-        key = (str(uri), info.manifest_digest)
+        key = (uri.confinement, str(uri), info.manifest_digest)
         with self._lock:
             opening = self._opening.setdefault(key, threading.Lock())
         with opening:  # of many that ask at once, one reads
@@ -227,7 +231,7 @@ class OpenSteps:
                 self._keep(key, found)
         return found
 
-    def _keep(self, key: tuple[str, str], step: OpenStep) -> None:
+    def _keep(self, key: _Key, step: OpenStep) -> None:
         self._steps[key] = step
         self._steps.move_to_end(key)
         while len(self._steps) > 1 and self._count() > self._leaves:

@@ -30,7 +30,6 @@ from .outside import count_outside as count_outside
 from .refresh import Index as Index
 from .roots import Roots as Roots
 from .roots import added_root as added_root
-from .roots import lies_within as lies_within
 from .roots import overlap_of as overlap_of
 from .scanner import Scanner as Scanner
 from .workers import forget_worker as forget_worker

@@ -101,6 +101,7 @@ class AddedRootRow(Base):
 
     name: Mapped[str] = mapped_column(PlainText(128), primary_key=True)
     uri: Mapped[str] = mapped_column(PlainText(4096))
+    adopt_from: Mapped[list[str]] = mapped_column(JSON, default=list)
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     created_by: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
 

@@ -4,10 +4,9 @@ What was added is in the catalog alone, for all servers and workers that share i
 settings have is theirs, whatever the catalog says of it.
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -20,7 +19,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.errors import RootTakenError, UnknownRootError
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import StoreURI, confined, parse_uri, real_place
 
 KNOWN_SECONDS: Final = 1.0
 """How long a process goes by what it has read of the catalog."""
@@ -28,7 +27,9 @@ KNOWN_SECONDS: Final = 1.0
 _TABLE: Final = ("", "roots")
 """Of the lock under which roots are added and removed."""
 
-_ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri).order_by(AddedRootRow.name)
+_ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri, AddedRootRow.adopt_from).order_by(
+    AddedRootRow.name
+)
 
 
 class Roots(Mapping[str, StoreURI]):
@@ -89,12 +90,21 @@ class Roots(Mapping[str, StoreURI]):
         """Whether the settings name it."""
         return name in self._own
 
-    def add(self, name: str, uri: StoreURI, *, by: str, now: datetime) -> None:
+    def add(
+        self,
+        name: str,
+        uri: StoreURI,
+        *,
+        adopt_from: Sequence[StoreURI] = (),
+        by: str,
+        now: datetime,
+    ) -> None:
         """Add a root, for all that share the catalog.
 
         Args:
             name: Of the root.
             uri: Where it is.
+            adopt_from: Folders outside it that records of its runs may name.
             by: Who adds it.
             now: When.
 
@@ -115,7 +125,15 @@ class Roots(Mapping[str, StoreURI]):
                     f"root {name!r}: expected a place apart from all other roots, found {uri}, "
                     f"{overlap}."
                 )
-            session.add(AddedRootRow(name=name, uri=str(uri), created=now, created_by=by))
+            session.add(
+                AddedRootRow(
+                    name=name,
+                    uri=str(uri),
+                    adopt_from=[*map(str, adopt_from)],
+                    created=now,
+                    created_by=by,
+                )
+            )
 
     def remove(self, name: str) -> AddedRootRow:
         """Drop a root that was added, and what the catalog knows of it; nothing in its store.
@@ -187,9 +205,9 @@ def drop_index(session: Session, root: str) -> None:
 def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
     """By name; without those of a newer version in a store that this one can't open."""
     found: dict[str, StoreURI] = {}
-    for name, uri in rows:
+    for name, uri, adopt_from in rows:
         with suppress(InvalidURIError):  # `cairn doctor` says so
-            found[name] = parse_uri(uri)
+            found[name] = confined(parse_uri(uri), map(parse_uri, adopt_from))
     return found
 
 
@@ -208,13 +226,6 @@ def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
     return " and ".join(found)
 
 
-def lies_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
-    """Whether a place is one of these folders, or in one."""
-    return any(_place(uri).startswith(_place(folder)) for folder in folders)
-
-
 def _place(uri: StoreURI) -> str:
-    """With a slash at its end, and of a folder on a disk whatever links lead there."""
-    if uri.scheme != "file":
-        return f"{uri}/"
-    return f"file://{os.path.realpath(uri.local_path).rstrip('/')}/"
+    """Of a folder, another for every other, with a slash at its end."""
+    return f"{uri.scheme}:{real_place(uri)}"

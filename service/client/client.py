@@ -10,7 +10,7 @@ with Client("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,17 +88,19 @@ class Client(StepFilesConnection, EventsConnection):
         found = self._get(RootList, "/v1/roots")
         return found.roots
 
-    def add_root(self, name: str, uri: str) -> Root:
+    def add_root(self, name: str, uri: str, *, adopt_from: Sequence[str] = ()) -> Root:
         """Have a root served that the server's settings do not name.
 
         Args:
             name: Of the root.
             uri: Its folder on the server, or its place in a bucket; it has to be there.
+            adopt_from: Folders outside it whose checkpoints its runs may list where they lie.
 
         Raises:
             ProblemResponseError: 409 if there is one of that name or place, 422 if none can be.
         """
-        return self._send(Root, "POST", "/v1/roots", {"name": name, "uri": uri})
+        body = {"name": name, "uri": uri, "adopt_from": [*adopt_from]}
+        return self._send(Root, "POST", "/v1/roots", body)
 
     def remove_root(self, name: str) -> None:
         """Have a root served no more that was added; its store stays as it is."""

@@ -55,6 +55,7 @@ from cairn.service.command.looking import usage as usage_commands
 from cairn.service.command.looking import writer as writer_commands
 from cairn.service.command.options import (
     SIZE,
+    AdoptFromOption,
     CheckpointArgument,
     DataOption,
     DtypeOption,
@@ -188,6 +189,7 @@ def serve(
     ] = None,
     port: Annotated[int | None, typer.Option(metavar="PORT", help="0: any free one.")] = None,
     data_dir: DataOption = None,
+    adopt_from: AdoptFromOption = None,
     worker: Annotated[
         bool | None,
         typer.Option("--worker/--no-worker", help="Execute jobs here too, or in `cairn worker`."),
@@ -200,9 +202,16 @@ def serve(
     under way go on at the next start.
     """
     from cairn.service.command.processes.serving import serve_until_signalled  # takes seconds
-    from cairn.service.settings import load_settings
+    from cairn.service.settings import DEFAULT_ROOT, load_settings
 
-    settings = load_settings(root=root, host=host, port=port, data_dir=data_dir, worker=worker)
+    settings = load_settings(
+        root=root,
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        adopt_from={DEFAULT_ROOT: adopt_from} if adopt_from else None,
+        worker=worker,
+    )
 
     def announce(url: str) -> None:
         if json:
@@ -223,6 +232,7 @@ def work(
     ] = None,
     root: StoreOption = None,
     data_dir: DataOption = None,
+    adopt_from: AdoptFromOption = None,
     json: JsonOption = False,
 ) -> None:
     """Execute jobs of a control plane, beside it.
@@ -231,9 +241,14 @@ def work(
     Ctrl-C ends it; jobs that are under way go on at its next start, or are taken over.
     """
     from cairn.service.command.processes.working import work_until_signalled  # takes seconds
-    from cairn.service.settings import load_settings
+    from cairn.service.settings import DEFAULT_ROOT, load_settings
 
-    settings = load_settings(root=root, data_dir=data_dir, executor_id=name)
+    settings = load_settings(
+        root=root,
+        data_dir=data_dir,
+        adopt_from={DEFAULT_ROOT: adopt_from} if adopt_from else None,
+        executor_id=name,
+    )
 
     def announce() -> None:
         if json:

@@ -73,7 +73,7 @@ _OF_ANSWERS: Final[Mapping[int, ExitStatus]] = {
 }
 _FOREIGN: Final = "about:blank"
 _PREFIX: Final = "urn:cairn:problem:"
-_DAMAGED: Final = {f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged")}
+_DAMAGED: Final = {f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged", "leads-out")}
 
 # The nearest class in an error's family tree decides, as over HTTP.
 _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
@@ -126,6 +126,12 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
         "A later attempt has taken over",
     ),
     storage_errors.CorruptionError: (ExitStatus.DAMAGED, "corrupt", "Stored data is corrupt"),
+    storage_errors.ConfinementError: (ExitStatus.DAMAGED, "leads-out", "Leads out of its run"),
+    storage_errors.SourceRefusedError: (
+        ExitStatus.CONFLICT,
+        "source-refused",
+        "No folder to adopt from",
+    ),
     storage_errors.StoreUnavailableError: (
         ExitStatus.NOT_READY,
         "store-unavailable",

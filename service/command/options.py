@@ -48,6 +48,14 @@ OrderOption = Annotated[
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
+AdoptFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="A folder outside the root `default` whose checkpoints its runs may list. May be "
+        "given again.",
+    ),
+]
 DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
 CheckpointArgument = Annotated[

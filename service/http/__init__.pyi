@@ -8,6 +8,7 @@ from .catalog_turns import leave_catalog_turn as leave_catalog_turn
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
 from .downloads import DOWNLOADS as DOWNLOADS
+from .downloads import NOTHING as NOTHING
 from .downloads import RangeHeader as RangeHeader
 from .downloads import StoredFile as StoredFile
 from .downloads import described as described

@@ -4,7 +4,8 @@ A whole file is compared with its checksum while it is sent, and its last block 
 that is right: what ends short of its `Content-Length` is no file that a client keeps. One of a
 single block is compared before its status is sent. Many clients take what ends short for a
 connection that broke, and ask for the rest: of a file that was found damaged none is sent, unless
-it is right again.
+it is right again. Of a file that is not the run's own nothing is sent, and nothing is said, before
+all of it was read once and was what the run says: else whoever writes a run could read any file.
 """
 
 import base64
@@ -21,7 +22,7 @@ from fastapi.responses import StreamingResponse
 from cairn.service.http.byte_ranges import ByteRange, parse_range
 from cairn.service.http.entity_tags import names_etag
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import Files
+from cairn.storage.store import Files, read_crc32c
 
 BLOCK_BYTES: Final = 4 << 20
 
@@ -38,9 +39,16 @@ DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
 }
 """What the OpenAPI document says of such an answer."""
 
-_MOST_DAMAGED: Final = 1000
-_damaged: Final[dict[tuple[str, str, str], None]] = {}
+_Key = tuple[str, str, str, str | None]
+
+NOTHING: Final = "nothing"
+"""What is found where a file is gone."""
+
+_MOST_KEPT: Final = 1000
+_damaged: Final[dict[_Key, None]] = {}
 """Files that were not what was saved when they were sent last; those that were found last."""
+_confirmed: Final[dict[_Key, None]] = {}
+"""Files of others that were what a run says when they were read last; those that were read last."""
 
 RangeHeader = Annotated[
     str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
@@ -58,6 +66,9 @@ class StoredFile:
         version: Another text for every other content.
         crc32c: Of the bytes, eight hexadecimal digits; None: nobody has noted it.
         next_step: What to do if they are others.
+        etag: Of the stored file, as the store tells it.
+        is_of_others: It lies in a folder that only a record names, and the store did not tell that
+            its checksum is right.
     """
 
     files: Files
@@ -66,14 +77,18 @@ class StoredFile:
     version: str
     crc32c: str | None
     next_step: str
+    etag: str | None = None
+    is_of_others: bool = False
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> _Key:
         """What no other content of any file has."""
-        return str(self.files.uri), self.name, self.version
+        return str(self.files.uri), self.name, self.version, self.etag
 
     def changed(self, expected: object, found: object) -> CorruptionError:
-        """That the store has other bytes."""
+        """That the store has other bytes; which, only of a file that is the run's own."""
+        if self.is_of_others and found != NOTHING:
+            found = "others"
         return CorruptionError(
             "the file is not what was saved",
             path=self.files.uri / self.name,
@@ -107,6 +122,8 @@ def download(
     headers = _headers(file)
     if names_etag(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
+    if file.is_of_others:
+        _confirm(file)
     if if_range is not None and if_range != headers["ETag"]:
         range_header = None
     part = parse_range(range_header, file.size)
@@ -124,7 +141,14 @@ def download(
 
 
 def described(file: StoredFile) -> Response:
-    """The headers of the whole file alone."""
+    """The headers of the whole file alone.
+
+    Raises:
+        CorruptionError: It is not the run's own, and not what the run says.
+        StoreUnavailableError: The store does not answer.
+    """
+    if file.is_of_others:
+        _confirm(file)
     headers = {**_headers(file), "Content-Length": str(file.size)}
     return Response(headers=headers, media_type=MEDIA_TYPE)
 
@@ -156,6 +180,22 @@ def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
         yield block
 
 
+def _confirm(file: StoredFile) -> None:
+    """See that a file has its checksum, unless it was seen since it was changed last."""
+    if file.etag is not None and file.key in _confirmed:
+        return
+    size, crc32c = read_crc32c(file.files, file.name, file.size)
+    if (size, crc32c) != (file.size, file.crc32c):
+        raise file.changed(f"{file.size} bytes with crc32c {file.crc32c}", "others")
+    _keep(_confirmed, file.key)
+
+
+def _keep(known: dict[_Key, None], key: _Key) -> None:
+    known[key] = None
+    for old in list(known)[:-_MOST_KEPT]:
+        known.pop(old, None)
+
+
 def _whole(file: StoredFile) -> Iterator[bytes]:
     """All its bytes, the last of them once they are known to be right."""
     checksum, held = google_crc32c.Checksum(), b""
@@ -166,9 +206,7 @@ def _whole(file: StoredFile) -> Iterator[bytes]:
         held = block
     found = checksum.digest().hex()
     if file.crc32c not in (None, found):
-        _damaged[file.key] = None
-        for known in list(_damaged)[:-_MOST_DAMAGED]:
-            _damaged.pop(known, None)
+        _keep(_damaged, file.key)
         raise file.changed(f"crc32c {file.crc32c}", found)
     _damaged.pop(file.key, None)
     yield held

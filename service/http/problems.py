@@ -46,7 +46,9 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.RecordNotLostError: (422, "record-not-lost", "The record is not lost"),
     storage_errors.TreeMismatchError: (422, "tree-mismatch", "The checkpoint does not fit"),
     storage_errors.IteratorMismatchError: (422, "iterator-mismatch", "The iterators do not fit"),
-    storage_errors.CorruptionError: (500, "corrupt", "Stored data is corrupt"),
+    storage_errors.CorruptionError: (409, "corrupt", "Stored data is corrupt"),
+    storage_errors.ConfinementError: (409, "leads-out", "Leads out of its run"),
+    storage_errors.SourceRefusedError: (409, "source-refused", "No folder to adopt from"),
     storage_errors.PreconditionFailedError: (412, "precondition-failed", "Precondition failed"),
     storage_errors.StepExistsError: (409, "step-exists", "The step exists"),
     storage_errors.StepInFlightError: (409, "step-in-flight", "The step is being written"),
@@ -161,9 +163,10 @@ def answer(
         headers: More than those of the error.
     """
     problem = problem_from(exc, instance=path)
+    is_damage = isinstance(exc, storage_errors.CorruptionError)  # the store's fault
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed", method, path, exc_info=exc)
-    elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
+    elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR or is_damage:
         logger.warning("%s %s: %s", method, path, problem.detail)
     own = {**(exc.headers if isinstance(exc, ProblemError) else {}), **(headers or {})}
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:

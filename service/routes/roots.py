@@ -39,7 +39,7 @@ def add_root(
     The folder or bucket has to be there, apart from all other roots. Nothing is written to it. It
     takes an administrator of all roots.
     """
-    made = actions.add_root(plane, caller, body.name, body.uri)
+    made = actions.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
     return created_answer(made, f"{request.url.path}/{made.name}")
 
 

@@ -6,7 +6,7 @@ import tensorstore as ts
 
 from cairn.storage.arrays import ValueRef
 from cairn.storage.errors import StoreUnavailableError, translate
-from cairn.storage.store import Progress, StoreURI, outcome, store_context
+from cairn.storage.store import Progress, StoreURI, check_tree, outcome, store_context
 
 __all__ = ["database_entries"]
 
@@ -15,6 +15,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
     """The values of an item's database, or where they lie, by key.
 
     Raises:
+        ConfinementError: a link in its folder leads out of what that is confined to.
         ValueError: there is none, or it is damaged, as TensorStore says it.
         StoreUnavailableError: the store gives no answer.
     """
@@ -29,6 +30,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
                 raise known from exc
             raise
 
+    check_tree(item)
     base = answered(ts.KvStore.open(item.kvstore_spec(), context=store_context()))
     found: dict[str, ValueRef | bytes] = {}
     top = answered(ts.ocdbt.dump(base, context=store_context()))

@@ -41,7 +41,7 @@ from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
 from cairn.storage.reading.read_ahead import ReadAhead
 from cairn.storage.runs import ItemPlaces, LeafRecord
-from cairn.storage.store import ReadProgress, StoreURI
+from cairn.storage.store import ReadProgress, StoreURI, check_tree
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 
@@ -410,9 +410,15 @@ class ItemArrays:
         """Orbax's name of a leaf's array."""
         return self.tree.arrays.get(self.tree.current(path), array_name(path))
 
+    @functools.cached_property
+    def _values_spec(self) -> dict[str, Any]:
+        """Of the item's folder, in which TensorStore opens what it wants."""
+        check_tree(self.uri)
+        return self.uri.kvstore_spec()
+
     def _opening(self, path: str) -> LimitedRead:
         name = self._name(path)
-        base = self.uri.kvstore_spec()
+        base = self._values_spec
         kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
         record = self._records.get(path) if self._records is not None else None
         if self._places is not None and record is not None:

@@ -33,7 +33,7 @@ from cairn.storage.arrays import (
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
-from cairn.storage.store import StoreURI, read_into
+from cairn.storage.store import StoreURI, open_below, read_into
 
 __all__ = [
     "RUN_BYTES",
@@ -248,9 +248,8 @@ class LocalShards:
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
         """A value file, open. None is kept: an item may have more of them than may be open."""
-        path = os.path.join(self._item.local_path, name)
         try:
-            file = os.open(path, os.O_RDONLY)
+            file = open_below(self._item, name)
         except FileNotFoundError as exc:
             raise CorruptionError(
                 "stored data of a leaf is missing",

@@ -64,7 +64,14 @@ from cairn.storage.runs import (
     iterator_file,
     open_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context, within
+from cairn.storage.store import (
+    ObjectStore,
+    StoreURI,
+    open_files,
+    source_folder,
+    store_context,
+    within,
+)
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
@@ -237,7 +244,7 @@ class CheckpointReader:
             manifest: its manifest, once it has one.
             contents: what that names.
         """
-        source = step_uri if plain.source is None else parse_uri(plain.source)
+        source = step_uri if plain.source is None else source_folder(step_uri, plain.source)
         step = StepMetadata((*plain.trees, *plain.json_files), committed=True)
         return cls(source, step, manifest, contents, plain, step_uri)
 

@@ -57,9 +57,9 @@ from cairn.storage.store import (
     Record,
     Versioned,
     open_files,
-    parse_uri,
     place_told,
     sha256_of,
+    source_folder,
 )
 
 __all__ = ["RunReport", "check_run", "run_ids"]
@@ -244,8 +244,15 @@ class _RunCheck:
 
     def _adopted(self, name: str, plain: PlainStep) -> None:
         """A step that plain Orbax wrote, which may have left no marker."""
-        if plain.source is not None and not open_files(parse_uri(plain.source)).list():
-            self._say(name, str(removed_by_owner(plain.source)))
+        if plain.source is None:
+            return
+        try:
+            folder = source_folder(self._objects.uri, plain.source)
+        except StorageError as exc:
+            self._say(name, str(exc))
+            return
+        if not open_files(folder).list():
+            self._say(name, str(removed_by_owner(folder)))
 
     def aliases(self) -> None:
         """Every alias, and the manifest that it points to."""

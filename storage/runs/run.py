@@ -81,6 +81,7 @@ from cairn.storage.store import (
     parse_uri,
     rfc3339,
     sha256_of,
+    source_folder,
     utc_now,
     within,
 )
@@ -685,7 +686,7 @@ class Run:
 
     def orbax_uri(self, info: StepInfo) -> StoreURI:
         """The folder of a step that plain Orbax reads; of an adopted one its owner's."""
-        return self.step_uri(info) if info.source is None else parse_uri(info.source)
+        return self.step_uri(info) if info.source is None else source_folder(self.uri, info.source)
 
     def resolve(self, ref: CheckpointRef) -> StepInfo:
         """The step that `ref` names; an alias keeps its step even when that was set aside.
@@ -851,8 +852,13 @@ def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str]
         if entry.is_dir and is_run_name(entry.name)
     ]
     objects = ObjectStore.open(parsed)
-    found = objects.read_many(f"{name}/{RUN_FILE}" for name in names if name not in known)
-    others = [name for name in names if found.get(f"{name}/{RUN_FILE}", name) is None]
-    leases = objects.read_many(f"{name}/{LEASE_FILE}" for name in others)
-    no_runs = {name for name in others if leases[f"{name}/{LEASE_FILE}"] is None}
-    return sorted(set(names) - no_runs)
+    runs = {name for name in names if name in known}
+    for file in (RUN_FILE, LEASE_FILE):
+        others = [name for name in names if name not in runs]
+        stored = objects.parse_many((f"{name}/{file}" for name in others), _size)
+        runs |= {name for name in others if f"{name}/{file}" in stored}
+    return sorted(runs)
+
+
+def _size(data: bytes, _path: StoreURI) -> int:
+    return len(data)

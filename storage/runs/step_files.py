@@ -6,7 +6,7 @@ from typing import NamedTuple
 from cairn.storage.arrays import FILE_PREFIX
 from cairn.storage.errors import StepNotFoundError
 from cairn.storage.runs.records import ObjectRecord
-from cairn.storage.store import Entry, FileChecksum, StoreURI, parse_uri
+from cairn.storage.store import Entry, FileChecksum, StoreURI, source_folder
 
 __all__ = [
     "FilePlace",
@@ -43,13 +43,16 @@ def file_places(
         step: the step's folder in the run.
         records: its files.
         source: its owner's folder, as its manifest says; None if it was not adopted.
+
+    Raises:
+        SourceRefusedError: the step may not be read from there.
     """
     records = tuple(records)
     if source is None:
         return [FilePlace(step, records, is_owners=False)]
     kept = tuple(record for record in records if is_kept(record.name))
     owners = tuple(record for record in records if not is_kept(record.name))
-    places = [FilePlace(parse_uri(source), owners, is_owners=True)]
+    places = [FilePlace(source_folder(step, source), owners, is_owners=True)]
     return [*places, FilePlace(step, kept, is_owners=False)] if kept else places
 
 

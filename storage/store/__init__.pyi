@@ -14,6 +14,13 @@ from .clock import from_rfc3339 as from_rfc3339
 from .clock import is_above_zero as is_above_zero
 from .clock import rfc3339 as rfc3339
 from .clock import utc_now as utc_now
+from .confinement import check_tree as check_tree
+from .confinement import confine as confine
+from .confinement import confined as confined
+from .confinement import lies_within as lies_within
+from .confinement import open_below as open_below
+from .confinement import real_place as real_place
+from .confinement import source_folder as source_folder
 from .deadlines import Progress as Progress
 from .deadlines import ReadProgress as ReadProgress
 from .deadlines import WatchedCall as WatchedCall
@@ -55,8 +62,8 @@ from .records import Record as Record
 from .records import canonical_json as canonical_json
 from .records import place_told as place_told
 from .records import sha256_of as sha256_of
+from .uri import Confinement as Confinement
 from .uri import StoreURI as StoreURI
 from .uri import check_segment as check_segment
-from .uri import confine as confine
 from .uri import is_text as is_text
 from .uri import parse_uri as parse_uri

@@ -16,7 +16,8 @@ from typing import BinaryIO, Final
 
 from typing_extensions import override
 
-from cairn.storage.errors import InvalidURIError, NotFoundError
+from cairn.storage.errors import ConfinementError, InvalidURIError, NotFoundError
+from cairn.storage.store.confinement import check_below, open_below
 from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
@@ -34,7 +35,10 @@ TEMPORARY_PREFIX = ".cairn-tmp-"
 
 
 class LocalFiles(Files):
-    """`Files` of a folder on this machine; symbolic links out of the folder are not followed."""
+    """`Files` of a folder on this machine.
+
+    Symbolic links out of the folder are not followed, nor out of what it is confined to.
+    """
 
     @override
     def stat(self, rel: str) -> FileStat:
@@ -125,11 +129,11 @@ class LocalFiles(Files):
     @override
     def open_read(self, rel: str) -> BinaryIO:
         with mapped(self.uri / rel, "read"):
-            return open(self._path(rel), "rb")
+            return open(self._opened(rel), "rb")
 
     @override
     def read_range(self, rel: str, start: int, end: int) -> bytes:
-        with mapped(self.uri / rel, "read"), open(self._path(rel), "rb") as stream:
+        with mapped(self.uri / rel, "read"), open(self._opened(rel), "rb") as stream:
             stream.seek(start)
             return stream.read(max(0, end - start))
 
@@ -138,7 +142,7 @@ class LocalFiles(Files):
         done = 0
         with (
             mapped(self.uri / rel, "read"),
-            open(self._path(rel), "rb", buffering=0) as stream,
+            open(self._opened(rel), "rb", buffering=0) as stream,
         ):
             while count := os.preadv(stream.fileno(), [buffer[done:]], start + done):
                 done += count
@@ -167,9 +171,8 @@ class LocalFiles(Files):
     @override
     @contextmanager
     def alone(self) -> Iterator[None]:
-        folder = self.uri.local_path
         with mapped(self.uri):
-            descriptor = _locked_folder(folder)
+            descriptor = _locked_folder(self._folder(""))
         try:
             yield
         finally:
@@ -181,7 +184,12 @@ class LocalFiles(Files):
         with mapped(folder):
             try:
                 with os.scandir(folder) as found:
-                    left = [item.path for item in found if item.name.startswith(TEMPORARY_PREFIX)]
+                    left = [
+                        item.path
+                        for item in found
+                        if item.name.startswith(TEMPORARY_PREFIX)
+                        and item.is_file(follow_symlinks=False)
+                    ]
             except (FileNotFoundError, NotADirectoryError):
                 return
             for path in left:
@@ -193,9 +201,8 @@ class LocalFiles(Files):
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
         if not isinstance(target, LocalFiles):
             return False
-        path = self._path(source)
         with (
-            open(path, "rb") as stream,
+            open(self._opened(source), "rb") as stream,
             _LocalWriter(target._path(target_rel), target.uri / target_rel) as sink,
         ):
             sink.copy_from(stream.fileno(), os.fstat(stream.fileno()).st_size)
@@ -224,32 +231,30 @@ class LocalFiles(Files):
 
     def _path(self, rel: str) -> str:
         path = os.path.join(self.uri.local_path, *self._checked(rel).split("/"))
-        self._refuse_escape(path)
+        check_below(self.uri, path)
         return path
 
     def _folder(self, rel: str) -> str:
         checked = self._checked_folder(rel)
-        return self._path(checked) if checked else self.uri.local_path
+        if not checked:
+            check_below(self.uri, self.uri.local_path)
+            return self.uri.local_path
+        return self._path(checked)
 
-    def _refuse_escape(self, path: str) -> None:
-        root = os.path.realpath(self.uri.local_path)
-        if os.path.commonpath((root, os.path.realpath(path))) != root:
-            raise InvalidURIError(
-                "leads out of its root",
-                path=path,
-                expected=f"a file below {root}",
-                found="a symbolic link to somewhere else",
-                next_step="Replace the link by the file itself.",
-            )
+    def _opened(self, rel: str) -> int:
+        if self.uri.confinement is None:
+            self._path(rel)
+        return open_below(self.uri, rel)
 
     def _is_shown(self, item: os.DirEntry[str]) -> bool:
         if item.name.startswith(TEMPORARY_PREFIX):
             return False
         if not item.is_symlink():
             return True
-        root = os.path.realpath(self.uri.local_path)
-        real = os.path.realpath(item.path)
-        return os.path.exists(real) and os.path.commonpath((root, real)) == root
+        with contextlib.suppress(ConfinementError):
+            check_below(self.uri, item.path)
+            return os.path.exists(item.path)
+        return False
 
 
 def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:

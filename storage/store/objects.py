@@ -18,11 +18,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 import tensorstore as ts
 
 from cairn.storage.errors import (
+    ConfinementError,
+    CorruptionError,
     InvalidURIError,
     PreconditionFailedError,
     translate,
 )
 from cairn.storage.store.calls import Operation, called
+from cairn.storage.store.confinement import check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.disk_names import names_held
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
@@ -30,7 +33,7 @@ from cairn.storage.store.files import mapped
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.gcs import listed_pages
 from cairn.storage.store.records import canonical_json, load_json
-from cairn.storage.store.uri import StoreURI, check_segment, parse_uri
+from cairn.storage.store.uri import Confinement, StoreURI, check_segment, parse_uri
 
 __all__ = [
     "ObjectStore",
@@ -103,15 +106,16 @@ def read_context() -> ts.Context:
     return ts.Context(limits, parent=store_context())
 
 
-_open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
+_open_stores: dict[tuple[str, Confinement | None, str | None, str | None], "ObjectStore"] = {}
 _open_lock = threading.Lock()
 
 
 class ObjectStore:
     """The small objects below one folder. Safe for use by many threads.
 
-    Every method raises `StoreUnavailableError` if the store gives no answer and
-    `InvalidURIError` for a key that is not a plain relative path.
+    Every method raises `StoreUnavailableError` if the store gives no answer, `InvalidURIError` for
+    a key that is not a plain relative path, and `ConfinementError` if a link leads out of what the
+    folder is confined to.
     """
 
     def __init__(self, uri: StoreURI, *, patient: bool = False) -> None:
@@ -146,6 +150,7 @@ class ObjectStore:
         parsed = parse_uri(uri)
         key = (
             str(parsed),
+            parsed.confinement,
             os.environ.get("TENSORSTORE_GCS_HTTP_URL"),
             os.environ.get("AWS_ENDPOINT_URL"),
         )
@@ -194,15 +199,21 @@ class ObjectStore:
 
     def parse_many(
         self, keys: Iterable[str], parse: Callable[[bytes, StoreURI], T]
-    ) -> dict[str, T]:
+    ) -> dict[str, T | CorruptionError]:
         """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
 
         Results are kept by generation: an object that has not changed is neither sent nor parsed
         again. Give the same function each time, and let it return something small. An error that
-        it returns is not kept: what was read may have been cut on its way.
+        it returns is not kept: what was read may have been cut on its way. In place of an object
+        that may not be opened stands the error that says why: the others are read all the same.
         """
-        results: dict[str, T] = {}
-        names = [self._checked(key) for key in keys]
+        results: dict[str, T | CorruptionError] = {}
+        names = []
+        for key in keys:
+            try:
+                names.append(self._checked(key))
+            except ConfinementError as exc:
+                results[key] = exc.with_traceback(None)
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
             known = [self._parsed.get((name, parse)) for name in window]
@@ -371,6 +382,8 @@ class ObjectStore:
         """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
         if self.uri.scheme == "gs":
             return self._listed(prefix)
+        if folder := prefix.rpartition("/")[0]:
+            self._checked(folder)
         found = self._wait("list", self._kv.list(_range(prefix)), prefix)
         names = (key.decode("utf-8", "surrogateescape") for key in found)
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
@@ -510,6 +523,8 @@ class ObjectStore:
     def _checked(self, key: str) -> str:
         for segment in key.split("/"):
             check_segment(segment, within=f"{self.uri}/{key}")
+        if self.uri.confinement is not None and self.uri.scheme == "file":
+            check_below(self.uri, os.path.join(self.uri.local_path, key))
         return key
 
     def _wait(self, operation: Operation, future: Any, key: str) -> Any:

@@ -73,7 +73,7 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
             "not JSON",
             path=path,
             expected="a JSON object",
-            found=f"{data[:64]!r} ({exc})",
+            found=f"{len(data)} bytes that are none ({exc})",
             next_step=_NOT_OURS_NEXT,
         ) from exc
     if not isinstance(value, dict):

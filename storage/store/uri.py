@@ -1,4 +1,4 @@
-"""Store URIs: parse, confine and join them, and nothing that could lead anywhere else.
+"""Store URIs: parse and join them, and nothing that could lead anywhere else.
 
 Allowed are gs://bucket/path, s3://bucket/path, file:///path, memory://path and plain paths. What
 other layers understand and we don't want (fsspec chains `a::b`, percent escapes, queries, `..`,
@@ -7,17 +7,18 @@ backslashes, foreign schemes) is refused here, once.
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, cast, get_args
 
 from cairn.storage.errors import InvalidURIError
 
 __all__ = [
+    "Confinement",
     "Scheme",
     "StoreURI",
+    "check_name",
     "check_segment",
-    "confine",
     "is_text",
     "parse_uri",
 ]
@@ -28,9 +29,26 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 _ALLOWED = "gs://bucket/path, s3://bucket/path, file:///path, memory://path or a plain path"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$")
-_CONFINED = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _FORBIDDEN = re.compile(r"[\\%?#\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|::")
 _MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """How far what lies below a folder may lead.
+
+    Attributes:
+        folder: path of the folder.
+        place: where all of it really lies, as `real_place` says.
+        sources: folders that may hold the files of adopted steps.
+        above: how far what lies around the folder may lead; None: as far as it does.
+    """
+
+    folder: str
+    place: str
+    sources: "tuple[StoreURI, ...]"
+    above: "Confinement | None" = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +59,14 @@ class StoreURI:
         scheme: which kind of store.
         bucket: bucket name; "" for file and memory.
         path: segments joined by "/", without a leading or a trailing one; "" is the store's root.
+        confinement: how far what lies there may lead; None: as far as it does. Two addresses are
+            equal whatever theirs are.
     """
 
     scheme: Scheme
     bucket: str
     path: str
+    confinement: Confinement | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         if self.scheme == "file":
@@ -62,7 +83,8 @@ class StoreURI:
         """
         for segment in relative.split("/"):
             check_segment(segment, within=f"{self}/{relative}")
-        return StoreURI(self.scheme, self.bucket, "/".join(filter(None, (self.path, relative))))
+        path = "/".join(filter(None, (self.path, relative)))
+        return StoreURI(self.scheme, self.bucket, path, self.confinement)
 
     @property
     def name(self) -> str:
@@ -80,7 +102,10 @@ class StoreURI:
             raise InvalidURIError(
                 "no parent", path=self, expected="a path below the store's root", found="the root"
             )
-        return StoreURI(self.scheme, self.bucket, self.path.rpartition("/")[0])
+        confinement = self.confinement
+        if confinement is not None and self.path == confinement.folder:
+            confinement = confinement.above
+        return StoreURI(self.scheme, self.bucket, self.path.rpartition("/")[0], confinement)
 
     @property
     def local_path(self) -> str:
@@ -219,33 +244,18 @@ def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
     return StoreURI(scheme, bucket, path)
 
 
-def confine(root: StoreURI, *segments: str) -> StoreURI:
-    """The child of `root` at `segments`, which come from outside and are trusted in nothing.
+def check_name(segment: str) -> str:
+    """`segment` itself, if it is a plain name; it comes from outside and is trusted in nothing.
 
     Raises:
-        InvalidURIError: a segment is not a plain name, or a symbolic link leads out of `root`.
+        InvalidURIError: it is not.
     """
-    for segment in segments:
-        if not _CONFINED.match(segment):
-            raise InvalidURIError(
-                "invalid name",
-                path=repr(segment[:200]),
-                expected="a letter or digit, then up to 127 letters, digits, '.', '_' or '-'",
-                found=f"{len(segment)} characters that don't fit",
-                next_step="Choose another name.",
-            )
-    child = root
-    for segment in segments:
-        child = child / segment
-    if root.scheme == "file":
-        real_root = os.path.realpath(root.local_path)
-        real_child = os.path.realpath(child.local_path)
-        if os.path.commonpath((real_root, real_child)) != real_root:
-            raise InvalidURIError(
-                "leads out of its root",
-                path=child,
-                expected=f"a folder below {root}",
-                found="a symbolic link to somewhere else",
-                next_step="Replace the link by a folder, or have the target added as a root.",
-            )
-    return child
+    if not _NAME.match(segment):
+        raise InvalidURIError(
+            "invalid name",
+            path=repr(segment[:200]),
+            expected="a letter or digit, then up to 127 letters, digits, '.', '_' or '-'",
+            found=f"{len(segment)} characters that don't fit",
+            next_step="Choose another name.",
+        )
+    return segment

@@ -121,7 +121,7 @@ def test_a_gather_of_a_folder_that_is_no_checkpoint_any_more_is_refused_at_once(
     with Client(plane) as client, pytest.raises(ProblemResponseError) as caught:
         client.gather("gather-emptied", 2)
     problem = caught.value.problem
-    assert (caught.value.status, problem["type"]) == (500, "urn:cairn:problem:corrupt")
+    assert (caught.value.status, problem["type"]) == (409, "urn:cairn:problem:corrupt")
     says(problem["detail"], f"file://{run}/attempts/1/2/cairn.index", "the step's index of ",
          "none", "Restore the file from a backup, or use another step.")  # fmt: skip
     assert digests(run) == before

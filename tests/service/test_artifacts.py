@@ -145,4 +145,4 @@ def test_truncated_file_is_corrupt_not_short(http, store, tmp_path):
     with open(path, "r+b") as stream:
         stream.truncate(100)
     answer = http.get(f"{address}/files/gathered.safetensors")
-    assert (answer.status_code, answer.json()["type"]) == (500, "urn:cairn:problem:corrupt")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:corrupt")

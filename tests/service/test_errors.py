@@ -23,7 +23,9 @@ STORAGE_ERRORS = [
 STATUSES = {
     "AliasNotFoundError": 404,
     "ArtifactNotFoundError": 404,
-    "CorruptionError": 500,
+    "ConfinementError": 409,
+    "CorruptionError": 409,
+    "SourceRefusedError": 409,
     "FencedError": 409,
     "InvalidURIError": 422,
     "InvalidSliceError": 422,
@@ -302,7 +304,12 @@ def test_name_that_leads_elsewhere_is_refused_and_nothing_touched(http, root, tm
     ):
         answer = http.get(path)
         if answer.url.path == "/v1/roots/default":  # who asks has tidied the rest away
-            own = {"name": "default", "uri": f"file://{root}", "source": "settings"}
+            own = {
+                "name": "default",
+                "uri": f"file://{root}",
+                "source": "settings",
+                "adopt_from": [],
+            }
             assert (name, answer.json()) == ("..", own)
             continue
         assert answer.status_code in (404, 422), (path, answer.text)

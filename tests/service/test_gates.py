@@ -151,7 +151,7 @@ def test_labels_that_can_not_be_read_promote_nothing(run, gated):
     stored = run.objects.read(name)
     run.objects.write(name, stored.value.replace(b"passed", b"Passed"))
     with gated(PRODUCTION | {"labels": {"eval": "*"}}) as http:
-        assert promote(http).status_code == 500
+        assert promote(http).status_code == 409
     assert run.aliases.get("production") is None
 
 

@@ -37,8 +37,8 @@ def more(tmp_path):
 
 
 @pytest.fixture
-def http(root, tmp_path):
-    with serving(root, tmp_path / "data", scan_seconds=0) as client:
+def http(root, tmp_path_factory):
+    with serving(root, tmp_path_factory.mktemp("data"), scan_seconds=0) as client:
         yield client
 
 
@@ -66,11 +66,11 @@ def test_a_root_that_is_added_is_served_like_others(http, root, more):
     before = sorted(os.walk(more))
     made = add(http, more)
     assert (made.status_code, made.headers["Location"]) == (201, f"{ROOTS}/more")
-    body = {"name": "more", "uri": f"file://{more}", "source": "catalog"}
+    body = {"name": "more", "uri": f"file://{more}", "source": "catalog", "adopt_from": []}
     assert made.json() == body
     found = http.get(made.headers["Location"])
     assert (found.json(), found.headers["ETag"]) == (body, made.headers["ETag"])
-    own = {"name": "default", "uri": f"file://{root}", "source": "settings"}
+    own = {**body, "name": "default", "uri": f"file://{root}", "source": "settings"}
     assert http.get(ROOTS).json()["roots"] == [own, body]
     assert runs(http) == [("default", "own"), ("more", "run")]
     assert sorted(os.walk(more)) == before
@@ -358,7 +358,7 @@ def test_the_trail_has_what_was_added_and_removed_by_whom(http, more):
     add(http, more)
     http.delete(f"{ROOTS}/more")
     removed, refused, made = http.get("/v1/audit-events").json()["audit_events"]
-    body = {"name": "more", "uri": f"file://{more}", "source": "catalog"}
+    body = {"name": "more", "uri": f"file://{more}", "source": "catalog", "adopt_from": []}
     assert (made["action"], made["root"], made["outcome"]) == ("root.add", "more", "done")
     assert made["detail"] == {"uri": f"file://{more}", "before": None, "after": body}
     assert (refused["action"], refused["outcome"]) == ("root.add", "refused")

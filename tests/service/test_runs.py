@@ -166,7 +166,7 @@ def test_damaged_record_does_not_hide_the_others(http, root):
         (root / name / file).write_bytes(stored.replace(b'"version":3', b'"version": 3'))
     assert ("default", "good") in names(http.get("/v1/runs"))
     answer = http.get("/v1/roots/default/runs/one")
-    assert answer.status_code == 500
+    assert answer.status_code == 409
     assert answer.json()["type"] == "urn:cairn:problem:corrupt"
     assert "is not what was written" in answer.json()["detail"]
     answer = http.get("/v1/roots/default/runs/two")

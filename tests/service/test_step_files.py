@@ -32,7 +32,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def http(store, tmp_path_factory):
-    with serving(store, tmp_path_factory.mktemp("data")) as client:
+    allowed = {"default": [str(store.parent / name) for name in ("plain", "fickle")]}
+    with serving(store, tmp_path_factory.mktemp("data"), adopt_from=allowed) as client:
         yield client
 
 
@@ -171,11 +172,11 @@ def test_file_that_its_owner_changed_or_removed_is_said_to_be_so(http, store):
     file = store.parent / "fickle/5" / marker
     file.write_bytes(bytes(reversed(file.read_bytes())))
     changed = http.get(address("fickle", marker, 5))
-    assert (changed.status_code, changed.json()["type"]) == (500, "urn:cairn:problem:corrupt")
+    assert (changed.status_code, changed.json()["type"]) == (409, "urn:cairn:problem:corrupt")
     assert "Its owner has changed it" in changed.json()["detail"]
     file.unlink()
     missing = http.get(address("fickle", marker, 5))
-    assert (missing.status_code, missing.json()["type"]) == (500, "urn:cairn:problem:corrupt")
+    assert (missing.status_code, missing.json()["type"]) == (409, "urn:cairn:problem:corrupt")
     assert "found nothing" in missing.json()["detail"]
     shutil.rmtree(store.parent / "fickle/5")
     gone = http.get(address("fickle", marker, 5))

@@ -178,7 +178,7 @@ def test_damaged_index_is_no_tree(http, saved):
     content[len(content) // 2] ^= 1
     index.write_bytes(content)
     answer = http.get(TENSORS)
-    assert (answer.status_code, answer.json()["type"]) == (500, "urn:cairn:problem:corrupt")
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:corrupt")
 
 
 def many(count):
@@ -458,7 +458,7 @@ def test_only_chunks_that_a_part_needs_are_read(http, root, monkeypatch):
         assert sum(checked) == rows
 
 
-CORRUPT = (500, "urn:cairn:problem:corrupt")
+CORRUPT = (409, "urn:cairn:problem:corrupt")
 
 
 def problem_of(answer):

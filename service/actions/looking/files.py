@@ -1,8 +1,10 @@
 """The files of a step, as they lie in the store."""
 
+from dataclasses import replace
+
 from cairn.service.actions.looked_into import OpenStep
 from cairn.service.actions.looking.tensors import version_of
-from cairn.service.http import StoredFile
+from cairn.service.http import NOTHING, StoredFile
 from cairn.service.schemas import StepFile
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import FilePlace, file_places, removed_by_owner
@@ -58,15 +60,24 @@ def _checked(
 ) -> StoredFile:
     files = open_files(place.folder)
     next_step = _NEXT_OF_OWNERS if place.is_owners else _NEXT_STEP
-    found = StoredFile(files, name, size, version_of(step, "file", name), crc32c, next_step)
+    found = StoredFile(
+        files,
+        name,
+        size,
+        version_of(step, "file", name),
+        crc32c,
+        next_step,
+        is_of_others=place.is_owners,
+    )
     try:
         stored = files.stat(name)
     except NotFoundError as exc:
         if place.is_owners and not files.list():
             raise removed_by_owner(place.folder) from exc
-        raise found.changed(f"{size} bytes", "nothing") from exc
+        raise found.changed(f"{size} bytes", NOTHING) from exc
     if stored.size != size:
         raise found.changed(f"{size} bytes", f"{stored.size}")
     if stored.crc32c is not None and crc32c not in (None, stored.crc32c):
         raise found.changed(f"crc32c {crc32c}", stored.crc32c)
-    return found
+    is_of_others = place.is_owners and (stored.crc32c is None or crc32c is None)
+    return replace(found, etag=stored.etag, is_of_others=is_of_others)

@@ -1,6 +1,6 @@
 """Listing what plain Orbax has saved in a run.
 
-Clients say no URIs that lead elsewhere: a folder counts if it lies in a root that they may use.
+A folder is taken if it lies in the run's root, or where an administrator lets that root adopt from.
 """
 
 from typing import Final
@@ -8,14 +8,14 @@ from typing import Final
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
-from cairn.service.catalog import lies_within, queries
-from cairn.service.errors import AlreadyAdoptedError, FolderRefusedError, RunExistsError
+from cairn.service.catalog import queries
+from cairn.service.errors import AlreadyAdoptedError, RunExistsError
 from cairn.service.jobs import adopt
 from cairn.service.schemas import AdoptRequest, Operation
 from cairn.storage import adoption
 from cairn.storage.errors import PreconditionFailedError, StorageError
 from cairn.storage.runs import Run
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import StoreURI, confine, parse_uri, source_folder
 
 _SHOWN: Final = 10
 
@@ -34,7 +34,7 @@ def adopt_folder(
         UnknownRootError: There is no such root.
         InvalidURIError: No run can be there, or the folder's name can't be, or is a run's.
         InvalidRequestError: The model is none that can be found.
-        FolderRefusedError: The folder is in no root that the caller may use.
+        SourceRefusedError: The folder is neither in the root nor in one that it may adopt from.
         NotFoundError, NotACheckpointError: There is no checkpoint of Orbax there.
         AlreadyAdoptedError: Another run adopts the folder.
         RunExistsError: There is a run of that name which does not.
@@ -42,7 +42,7 @@ def adopt_folder(
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     target = plane.place(root, wanted.run)
-    folder = _folder(plane, caller, root, wanted.folder)
+    folder = _folder(plane, root, wanted.folder)
     request = adopt.adopt_request(
         root=root, run=wanted.run, folder=folder, step=wanted.step, model=wanted.model
     )
@@ -68,20 +68,11 @@ def _check(
     _refuse_adopted(plane, caller, target, folder)
 
 
-def _folder(plane: ControlPlane, caller: Caller, root: str, text: str) -> StoreURI:
+def _folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
     """The folder that a caller means; nothing of it is read but where its links lead."""
     absolute = text.startswith("/") or "://" in text
     folder = parse_uri(text) if absolute else plane.root(root) / text.strip("/")
-    visible = caller.visible(plane.roots)
-    if lies_within(folder, visible.values()):
-        return folder
-    named = [f"{name} ({uri})" for name, uri in visible.items()]
-    more = f", and {len(named) - _SHOWN} more" * (len(named) > _SHOWN)
-    raise FolderRefusedError(
-        f"{folder}: expected a folder in one of the roots {', '.join(named[:_SHOWN])}{more}, found "
-        "one in none of them. Have a root added that it lies in, or adopt it with `cairn adopt` "
-        "where it is."
-    )
+    return source_folder(plane.root(root), str(folder))
 
 
 def _refuse_adopted(
@@ -91,7 +82,7 @@ def _refuse_adopted(
     with plane.catalog.query() as connection:
         found = queries.runs_adopting(connection, roots, str(folder))
     for known in found:
-        if known.uri != str(target) and _adopts(known.uri, folder):
+        if known.uri != str(target) and _adopts(confine(roots[known.root], known.name), folder):
             raise AlreadyAdoptedError(
                 f"{folder}: expected a folder that no other run adopts, found that "
                 f"{known.root}/{known.name} does. Adopt it under that name to list what is new.",
@@ -99,9 +90,9 @@ def _refuse_adopted(
             )
 
 
-def _adopts(uri: str, folder: StoreURI) -> bool:
+def _adopts(run: StoreURI, folder: StoreURI) -> bool:
     """Whether a run adopts all of a folder, not a checkpoint in it."""
     try:
-        return Run(parse_uri(uri)).info().adopts == str(folder)
+        return Run(run).info().adopts == str(folder)
     except StorageError:  # it can't be read, so nobody knows
         return False

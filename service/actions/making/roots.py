@@ -4,9 +4,9 @@ An administrator of some roots adds and removes none: what all callers may use i
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from cairn.service import catalog
 from cairn.service.access import Caller, Scope
@@ -16,7 +16,7 @@ from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedErro
 from cairn.service.schemas import Operation, OperationState, Root
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import RUN_FILE
-from cairn.storage.store import StoreURI, open_files, parse_uri
+from cairn.storage.store import StoreURI, lies_within, open_files, parse_uri
 
 _SHOWN: Final = 5
 _AT_A_TIME: Final = 1000
@@ -37,8 +37,17 @@ def get_root(plane: ControlPlane, name: str) -> Root:
     return _body(plane, name, plane.root(name))
 
 
-def add_root(plane: ControlPlane, caller: Caller, name: str, uri: str) -> Root:
+def add_root(
+    plane: ControlPlane, caller: Caller, name: str, uri: str, *, adopt_from: Sequence[str] = ()
+) -> Root:
     """Add a root, for all servers and workers of this catalog. Nothing is written to its store.
+
+    Args:
+        plane: The control plane.
+        caller: Who adds it.
+        name: Of the root.
+        uri: Where it is.
+        adopt_from: Folders outside it that records of its runs may name.
 
     Raises:
         ForbiddenError: The caller may not use all roots.
@@ -48,11 +57,16 @@ def add_root(plane: ControlPlane, caller: Caller, name: str, uri: str) -> Root:
     """
     caller.require_everywhere(Scope.ADMIN)
     place = _parsed(uri)
-    added = Root(name=name, uri=str(place), source="catalog")
-    with audited(plane, caller, "root.add", root=name, uri=str(place)) as entry:
-        _check_allowed(plane, place)
+    sources = [_parsed(folder) for folder in adopt_from]
+    added = Root(name=name, uri=str(place), source="catalog", adopt_from=[*map(str, sources)])
+    detail: dict[str, Any] = {"uri": str(place)}
+    if sources:
+        detail["adopt_from"] = added.adopt_from
+    with audited(plane, caller, "root.add", root=name, **detail) as entry:
+        for folder in (place, *sources):
+            _check_allowed(plane, folder)
         _check_usable(place)
-        plane.roots.add(name, place, by=caller.name, now=datetime.now(UTC))
+        plane.roots.add(name, place, adopt_from=sources, by=caller.name, now=datetime.now(UTC))
         entry.complete(before=None, after=added.model_dump())
     return added
 
@@ -83,12 +97,17 @@ def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
         if not fixed:
             _refuse_used(plane, name)
         row = plane.roots.remove(name)
-        entry.complete(before={"name": name, "uri": row.uri, "source": "catalog"}, after=None)
+        before = Root(name=name, uri=row.uri, source="catalog", adopt_from=row.adopt_from)
+        entry.complete(before=before.model_dump(), after=None)
 
 
 def _body(plane: ControlPlane, name: str, uri: StoreURI) -> Root:
     source = "settings" if plane.roots.is_of_settings(name) else "catalog"
-    return Root.model_validate({"name": name, "uri": str(uri), "source": source})
+    _, *sources = uri.confinement.sources if uri.confinement else (uri,)
+    adopt_from = [*map(str, sources)]
+    return Root.model_validate(
+        {"name": name, "uri": str(uri), "source": source, "adopt_from": adopt_from}
+    )
 
 
 def _parsed(uri: str) -> StoreURI:
@@ -107,8 +126,13 @@ def _parsed(uri: str) -> StoreURI:
 
 
 def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
+    if plane.settings.holds_databases(place):
+        raise RootRefusedError(
+            f"{place}: expected a folder without the server's databases (CAIRN_DATA_DIR), found "
+            "one that has them: whoever writes there could have them read. Give another."
+        )
     allowed = plane.settings.roots_within
-    if allowed is not None and not catalog.lies_within(place, map(parse_uri, allowed)):
+    if allowed is not None and not lies_within(place, map(parse_uri, allowed)):
         told = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
         raise RootRefusedError(
             f"{place}: expected {told} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "

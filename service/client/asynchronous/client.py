@@ -9,7 +9,7 @@ async with AsyncClient("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,17 +87,19 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         found = await self._get(RootList, "/v1/roots")
         return found.roots
 
-    async def add_root(self, name: str, uri: str) -> Root:
+    async def add_root(self, name: str, uri: str, *, adopt_from: Sequence[str] = ()) -> Root:
         """Have a root served that the server's settings do not name.
 
         Args:
             name: Of the root.
             uri: Its folder on the server, or its place in a bucket; it has to be there.
+            adopt_from: Folders outside it whose checkpoints its runs may list where they lie.
 
         Raises:
             ProblemResponseError: 409 if there is one of that name or place, 422 if none can be.
         """
-        return await self._send(Root, "POST", "/v1/roots", {"name": name, "uri": uri})
+        body = {"name": name, "uri": uri, "adopt_from": [*adopt_from]}
+        return await self._send(Root, "POST", "/v1/roots", body)
 
     async def remove_root(self, name: str) -> None:
         """Have a root served no more that was added; its store stays as it is."""

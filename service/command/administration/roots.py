@@ -35,12 +35,19 @@ def add(
     uri: Annotated[
         str, typer.Argument(metavar="URI", help="Its folder on the server, or gs:// or s3://.")
     ],
+    adopt_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A folder outside it whose checkpoints its runs may list. May be given again.",
+        ),
+    ] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Serve one more root, on every server and worker of the catalog. Nothing is written to it."""
     with Client(url) as client:
-        added = client.add_root(name, uri)
+        added = client.add_root(name, uri, adopt_from=adopt_from or ())
     if json:
         print_document(added)
         return

@@ -13,7 +13,7 @@ from cairn.state.errors import StateError
 from cairn.state.weights import model_map
 from cairn.storage import adoption
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.store import StoreURI, confine
+from cairn.storage.store import StoreURI, confine, source_folder
 
 KIND: Final = "adopt"
 PROBLEMS_KEPT: Final = 100
@@ -84,9 +84,10 @@ def _adopt(context: JobContext, request: Request) -> Result:
         progress.set(message=f"looked into {done} of {total} steps")
 
     context.check()
+    run = confine(context.roots[root], request["run"])
     found = adoption.adopt(
-        request["folder"],
-        confine(context.roots[root], request["run"]),
+        source_folder(run, request["folder"]),
+        run,
         step=request.get("step"),
         model=model_of(request),
         by=context.operation_id,

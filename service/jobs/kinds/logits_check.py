@@ -21,7 +21,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext
 from cairn.state.config import DecoderConfig
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import StoreURI, open_files, parse_uri
+from cairn.storage.store import StoreURI, check_tree, open_files, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"
 TOLERANCE: Final = 1e-4
@@ -161,6 +161,7 @@ class LogitsCheck:
     def _local_folder(self, context: JobContext, copy: Path) -> Path:
         """The export as a folder of this machine; what is in a bucket is fetched."""
         if self.export.scheme == "file":
+            check_tree(self.export)
             return Path(self.export.local_path)
         files = open_files(self.export)
         target = open_files(parse_uri(copy))

@@ -97,7 +97,12 @@ def root(tmp_path_factory, model) -> Path:
 
 @pytest.fixture(scope="module")
 def url(root, tmp_path_factory):
-    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
+    allowed = {
+        "CAIRN_ADOPT_FROM": json.dumps(
+            {"default": [str(root.parent / name) for name in ("theirs", "many")]}
+        )
+    }
+    with running_plane(root, tmp_path_factory.mktemp("plane"), allowed) as (url, _):
         yield url
 
 

@@ -509,13 +509,15 @@ def test_rules_of_roots_that_there_are_not_are_told(root, tmp_path):
     assert not told()
 
 
-def test_roots_that_were_added_are_looked_at_and_those_of_the_settings_win(root, tmp_path):
-    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
+def test_roots_that_were_added_are_looked_at_and_those_of_the_settings_win(
+    root, tmp_path, tmp_path_factory
+):
+    data = tmp_path_factory.mktemp("data")
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(data)}
     found = {one["check"]: one for one in doctor(**variables)}
     assert found["added roots"]["found"] == "none"
     (tmp_path / "more").mkdir()
-    (tmp_path / "data").mkdir(exist_ok=True)
-    with closing(Catalog.open(f"sqlite:///{tmp_path}/data/catalog.sqlite")) as catalog:
+    with closing(Catalog.open(f"sqlite:///{data}/catalog.sqlite")) as catalog:
         Roots(catalog, {}).add("more", parse_uri(tmp_path / "more"), by="me", now=utc_now())
     found = doctor(**variables)
     (one,) = [one for one in found if one["check"] == "root more" and "answers" in one["found"]]

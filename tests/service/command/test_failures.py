@@ -33,6 +33,8 @@ STATUSES = {
     "LeaseHeldError": CONFLICT,
     "FencedError": CONFLICT,
     "CorruptionError": DAMAGED,
+    "ConfinementError": DAMAGED,
+    "SourceRefusedError": CONFLICT,
     "StoreUnavailableError": NOT_READY,
 }
 

@@ -133,15 +133,15 @@ def test_what_verify_finds_is_its_document(url):
     assert [(one["step"], one["sound"]) for one in found["steps"]] == [(1, True)]
 
 
-def test_what_asks_the_store_alone_prints_json_too(root, tmp_path):
+def test_what_asks_the_store_alone_prints_json_too(root, tmp_path, tmp_path_factory):
     run = make_run(tmp_path / "run", [1, 2])
     publish(run, 1, 3)
     delete_step(run, run.step(1), by="me", reason="", grace=0)
     found = document(cairn_here("gc", str(tmp_path / "run"), "--json"))
     assert (found["count"], found["dry_run"], found["run"]) == (1, True, f"file://{tmp_path}/run")
     assert found["entries"][0]["name"] == "attempts/1/1"
-    rebuild = ["index", "rebuild", "--root", str(tmp_path), "--data-dir", str(tmp_path / "data")]
-    found = document(cairn_here(*rebuild, "--json"))
+    rebuild = ["index", "rebuild", "--root", str(tmp_path), "--json"]
+    found = document(cairn_here(*rebuild, "--data-dir", str(tmp_path_factory.mktemp("data"))))
     assert found == {"runs": 1, "checkpoints": 3, "aliases": 0}  # one of them in the trash
     manager(tmp_path / "theirs", steps=(3, 6))
     found = document(cairn_here("adopt", str(tmp_path / "theirs"), "--json"))

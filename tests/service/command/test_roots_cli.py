@@ -32,7 +32,7 @@ def test_roots_are_added_listed_and_removed(url, tmp_path):
     assert [[one["name"], one["uri"], one["source"]] for one in listed] == [own, added]
     done = cairn_here("checkpoints", "run", "--root", "more", url=url)
     assert done.stdout.splitlines()[-1].startswith("3\t")
-    assert cairn_here("roots", "add", "more", str(tmp_path), url=url).returncode == 4
+    assert cairn_here("roots", "add", "more", str(tmp_path / "more"), url=url).returncode == 4
     wrong = cairn_here("roots", "add", "new", str(tmp_path / "none"), url=url)
     assert (wrong.returncode, "found nothing" in wrong.stderr) == (2, True)
     done = cairn_here("roots", "remove", "more", url=url)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.runs.records.layout import CheckpointRef, parse_ref
-from cairn.storage.store.uri import StoreURI, confine, parse_uri
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 _PLAIN = string.ascii_letters + string.digits + "._- +=@~,'()äß漢"
 segments = st.text(_PLAIN, min_size=1, max_size=12).filter(lambda text: text not in (".", ".."))
@@ -142,48 +142,6 @@ def test_the_root_has_no_parent():
 def test_only_a_file_uri_has_a_local_path():
     with pytest.raises(InvalidURIError, match="not on this machine"):
         _ = parse_uri("gs://my-bucket/x").local_path
-
-
-@pytest.mark.parametrize(
-    "segment", ["..", ".", "", "a/b", "-x", ".hidden", "a b", "ä", "a" * 129, "a\n", "a%20", "~"]
-)
-def test_confine_takes_plain_names_only(tmp_path, segment):
-    with pytest.raises(InvalidURIError, match="invalid name"):
-        confine(parse_uri(tmp_path), segment)
-
-
-def test_confine_gives_the_child(tmp_path):
-    assert confine(parse_uri(tmp_path), "run-1", "x.y").local_path == str(tmp_path / "run-1/x.y")
-    assert str(confine(parse_uri("gs://my-bucket/r"), "run")) == "gs://my-bucket/r/run"
-
-
-def test_confine_refuses_a_symlink_out_of_the_root(tmp_path):
-    root, outside = tmp_path / "root", tmp_path / "outside"
-    root.mkdir()
-    outside.mkdir()
-    (root / "inside").mkdir()
-    (root / "out").symlink_to(outside)
-    (root / "in").symlink_to(root / "inside")
-    (root / "up").symlink_to("..")
-    with pytest.raises(InvalidURIError, match="leads out of its root"):
-        confine(parse_uri(root), "out")
-    with pytest.raises(InvalidURIError, match="leads out of its root"):
-        confine(parse_uri(root), "up", "outside")
-    assert confine(parse_uri(root), "in").name == "in"
-
-
-def test_a_root_that_is_itself_a_symlink_is_fine(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert confine(parse_uri(tmp_path / "link"), "run").name == "run"
-
-
-def test_confine_is_not_fooled_by_a_sibling_with_the_same_start(tmp_path):
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root-2").mkdir()
-    (tmp_path / "root" / "x").symlink_to(tmp_path / "root-2")
-    with pytest.raises(InvalidURIError, match="leads out of its root"):
-        confine(parse_uri(tmp_path / "root"), "x")
 
 
 refs = st.one_of(

@@ -1,0 +1,208 @@
+"""What may be opened on the word of what a store holds.
+
+Who writes a run may put a symbolic link anywhere in it, and name any folder in a record. A process
+that others ask, such as a server, opens a root with `confined` and its runs with `confine`; every
+address below them keeps how far it may lead, and `Files`, `ObjectStore` and the readers of arrays
+judge each file by it just before they open it. Who asks for themselves, such as a training job, has
+their own rights as the only bound. See ADR 47.
+"""
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cairn.storage.errors import ConfinementError, SourceRefusedError
+from cairn.storage.store.uri import Confinement, StoreURI, check_name, parse_uri
+
+__all__ = [
+    "check_below",
+    "check_tree",
+    "confine",
+    "confined",
+    "lies_within",
+    "open_below",
+    "real_place",
+    "source_folder",
+]
+
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else None
+
+
+def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
+    """`folder`, which nothing below leads out of but to `sources`.
+
+    Args:
+        folder: the root of a server.
+        sources: further folders that hold the files of adopted steps.
+    """
+    bare = replace(folder, confinement=None)
+    confinement = Confinement(folder.path, real_place(bare), (bare, *sources))
+    return replace(folder, confinement=confinement)
+
+
+def confine(root: StoreURI, *segments: str) -> StoreURI:
+    """The child of `root` at `segments`, which come from outside; nothing below leads out of it.
+
+    The files of its adopted steps may lie anywhere in `root`, and in the sources of that.
+
+    Raises:
+        InvalidURIError: a segment is not a plain name.
+        ConfinementError: a symbolic link leads out of `root`.
+    """
+    child = root
+    for segment in segments:
+        child = child / check_name(segment)
+    if root.confinement is None:
+        return confine(confined(root), *segments)
+    place = real_place(child)
+    if not place.startswith(root.confinement.place):
+        raise _leads_out(child, root)
+    confinement = Confinement(child.path, place, root.confinement.sources, root.confinement)
+    return replace(child, confinement=confinement)
+
+
+def source_folder(uri: StoreURI, source: str) -> StoreURI:
+    """The folder that holds the files of an adopted step; nothing below leads out of it.
+
+    Args:
+        uri: the run or the step.
+        source: what its manifest says.
+
+    Raises:
+        SourceRefusedError: it lies neither in the root of the run nor in a folder that an
+            administrator of the server allows.
+        InvalidURIError: it is no address.
+    """
+    folder = parse_uri(source)
+    if uri.confinement is None:
+        return folder
+    place = real_place(folder)
+    if not _lies_within(place, folder.scheme, uri.confinement.sources):
+        raise SourceRefusedError(
+            "the files of an adopted step lie outside the root of its run",
+            path=uri,
+            expected="a folder in the root, or in one that an administrator allows for it",
+            found=source,
+            next_step="Start the server with --adopt-from FOLDER (or set CAIRN_ADOPT_FROM), or "
+            "fork the run with `cairn fork`, which copies the files.",
+        )
+    return replace(folder, confinement=Confinement(folder.path, place, (folder,)))
+
+
+def real_place(uri: StoreURI) -> str:
+    """Where a folder is, with a slash at its end; on a disk with every link on the way followed."""
+    if uri.scheme != "file":
+        return f"{uri}/"
+    return f"{os.path.realpath(uri.local_path).rstrip('/')}/"
+
+
+def lies_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
+    """Whether a place is one of these folders, or below one."""
+    return _lies_within(real_place(uri), uri.scheme, folders)
+
+
+def _lies_within(place: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
+    return any(one.scheme == scheme and place.startswith(real_place(one)) for one in folders)
+
+
+def check_below(uri: StoreURI, path: str) -> None:
+    """Refuse a path of a disk that may not be opened.
+
+    Args:
+        uri: the folder that it was asked for in.
+        path: where it is, or would be.
+
+    Raises:
+        ConfinementError: a link leads out of what the folder is confined to; of one that is not
+            confined, out of itself. Or, in one that is, it is neither a file nor a folder.
+    """
+    if not f"{os.path.realpath(path)}/".startswith(_place(uri)):
+        raise _leads_out(path, uri)
+    if uri.confinement is not None:
+        _check_kind(path)
+
+
+def open_below(uri: StoreURI, rel: str) -> int:
+    """A descriptor of the file `rel` below the folder `uri` of a disk, open for reading.
+
+    In a confined folder what was opened is judged, not only what the name led to a moment before.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: there is none.
+        InvalidURIError: `rel` is no path below a folder.
+        ConfinementError: as `check_below`.
+    """
+    path = (uri / rel).local_path
+    if uri.confinement is not None:
+        check_below(uri, path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if uri.confinement is not None and _DESCRIPTORS is not None:
+            opened = os.readlink(f"{_DESCRIPTORS}/{descriptor}")
+            if not f"{opened}/".startswith(uri.confinement.place):
+                raise _leads_out(path, uri)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_tree(uri: StoreURI) -> None:
+    """Refuse a folder of a disk for what would open its files by itself, such as TensorStore.
+
+    Raises:
+        ConfinementError: a link in it leads out of what it is confined to, or to a folder; or it
+            holds what is neither a file nor a folder.
+    """
+    if uri.confinement is None or uri.scheme != "file":
+        return
+    check_below(uri, uri.local_path)
+    folders = [uri.local_path]
+    while folders:
+        try:
+            entries = [*os.scandir(folders.pop())]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                check_below(uri, entry.path)
+                if entry.is_dir():
+                    raise _leads_out(entry.path, uri)
+
+
+def _place(uri: StoreURI) -> str:
+    """Where all that is opened in a folder has to lie."""
+    return real_place(uri) if uri.confinement is None else uri.confinement.place
+
+
+def _check_kind(path: str) -> None:
+    """Refuse a named pipe, a socket and a device: to open one may wait for good."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # whoever opens it says so
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ConfinementError(
+            "not a file",
+            path=path,
+            expected="a file or a folder",
+            found="a named pipe, a socket or a device",
+            next_step="Remove it.",
+        )
+
+
+def _leads_out(path: object, uri: StoreURI) -> ConfinementError:
+    return ConfinementError(
+        "leads out of its root",
+        path=path,
+        expected=f"a path below {_place(uri)}",
+        found="a symbolic link to somewhere else",
+        next_step="Replace the link by what it leads to.",
+    )
