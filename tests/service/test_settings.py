@@ -69,6 +69,19 @@ def test_data_folder_is_made_for_this_user_only(tmp_path):
     assert settings.data_dir.stat().st_mode & 0o777 == 0o700
 
 
+def test_databases_lie_where_nobody_else_writes(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    for folder, settings in (
+        ("store/data", {}),
+        ("link/data", {}),
+        ("more/data", {"roots": {"more": str(tmp_path / "more")}}),
+        ("old", {"adopt_from": {"default": [str(tmp_path / "old")]}}),
+    ):
+        with pytest.raises(SettingsError, match="CAIRN_DATA_DIR: expected a folder outside"):
+            Settings(root=str(tmp_path / "store"), data_dir=tmp_path / folder, **settings)
+    assert Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "store-data").data_dir
+
+
 def test_data_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"CAIRN_DATA_DIR: .*/file/data cannot be made"):

@@ -144,3 +144,11 @@ def test_the_fields_before_the_checksum_hold_no_keys_of_users(record):
         name: value for name, value in record.model_dump(mode="json").items() if name < "checksum"
     }
     assert not [name for name, value in before.items() if isinstance(value, dict)]
+
+
+@pytest.mark.parametrize("data", [b"root:x:0:0:secret", b"[secret", b"\xffsecret", b'"secret"'])
+def test_error_has_no_bytes_of_what_is_no_record(data):
+    with pytest.raises(UnsupportedFormatError) as raised:
+        Manifest.parse(data, "there")
+    assert "secret" not in str(raised.value)
+    assert f"{len(data)} bytes" in str(raised.value) or "found str" in str(raised.value)
