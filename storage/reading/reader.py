@@ -64,7 +64,15 @@ from cairn.storage.runs import (
     iterator_file,
     open_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context, within
+from cairn.storage.store import (
+    ObjectStore,
+    StoreURI,
+    open_files,
+    parse_uri,
+    refuse_oversized,
+    store_context,
+    within,
+)
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
@@ -634,6 +642,7 @@ class CheckpointReader:
 
     def _checked(self, name: str, data: bytes) -> bytes:
         """What was read of a file, if it is what the manifest records of it."""
+        refuse_oversized(data, self.uri / name)
         record = self._files.get(name)
         crc = f"{google_crc32c.value(data):08x}"
         if record is not None and (len(data), crc) != (record.size, record.crc32c or crc):

@@ -6,7 +6,7 @@ from hashlib import sha256
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
 from cairn.storage.runs.records.layout import asset_file
 from cairn.storage.runs.records.manifest import AssetRecord
-from cairn.storage.store import ObjectStore, check_segment
+from cairn.storage.store import ObjectStore, check_segment, refuse_oversized
 
 __all__ = ["checked_assets", "put_assets", "read_asset"]
 
@@ -53,6 +53,8 @@ def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
     """
     key = asset_file(asset.sha256)
     found = objects.read(key)
+    if found is not None:
+        refuse_oversized(found.value, objects.uri / key)
     if found is None or sha256(found.value).hexdigest() != asset.sha256:
         raise CorruptionError(
             "an asset is missing or damaged",
