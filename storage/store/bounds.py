@@ -93,8 +93,10 @@ BOUNDS: Final[Sequence[Bound]] = (
         64 * _MIB,
         "100,000 leaves",
     ),
+    Bound("description of an array", ("zarr.json", ".zarray"), 1 * _MIB, "shapes and codecs"),
+    Bound("manifest of OCDBT", ("manifest.ocdbt",), 64 * _MIB, "its versions"),
     Bound("JSON item", ("data.json", "metadata"), 64 * _MIB, "what was saved as `meta`"),
-    Bound("iterator's state", ("iterators/*/*",), 64 * _MIB, "what the iterator told"),
+    Bound("iterator's state", ("iterators/*/*",), 16 * _MIB, "what the iterator told"),
     Bound("chunk digests", ("chunk_digests.process_*.json",), 128 * _MIB, "8 million chunks"),
     Bound(
         "part of a step that is being saved",

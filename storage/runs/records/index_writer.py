@@ -13,7 +13,13 @@ import numpy as np
 from cairn.storage.arrays import StoredForm, TablePlace, ValueRef, table_place
 from cairn.storage.errors import SaveError, UnsupportedFormatError
 from cairn.storage.runs.records.layout import INDEX_FILE
-from cairn.storage.runs.records.manifest import CONTENT_FIELDS, LeafRecord, Manifest, ObjectRecord
+from cairn.storage.runs.records.manifest import (
+    CONTENT_FIELDS,
+    LeafRecord,
+    Manifest,
+    ObjectRecord,
+    refuse_crowded_step,
+)
 from cairn.storage.runs.records.step_index import (
     CONTENT,
     DIGEST_ROW,
@@ -78,6 +84,8 @@ def make_index(
     Raises:
         SaveError: a leaf lacks shards, or has some twice; all are listed.
     """
+    objects = list(objects)
+    refuse_crowded_step(len(leaves), len(objects), path=place.key)
     tables = _Tables(objects, origins)
     problems = []
     for leaf in leaves:

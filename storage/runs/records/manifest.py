@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from cairn.storage.arrays import Compression
+from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.runs.records.layout import MAX_NUMBER
 from cairn.storage.store import FreeJson, Moment, Place, Record, few, sha256_of
 
@@ -39,6 +40,7 @@ __all__ = [
     "Objects",
     "PlainStep",
     "SharedFiles",
+    "refuse_crowded_step",
 ]
 
 MOST_LEAVES: Final = 100_000
@@ -334,6 +336,22 @@ class Manifest(Record):
         if self.inline_objects:
             return sum(record.size for record in self.inline_objects)
         return sum(leaf.nbytes for leaf in self.inline_leaves)
+
+
+def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
+    """Raise if a step has more leaves or files than readers take.
+
+    Raises:
+        UnsupportedFormatError: so it is.
+    """
+    if leaves > MOST_LEAVES or files > MOST_FILES:
+        raise UnsupportedFormatError(
+            "too many leaves or files for one step",
+            path=path,
+            expected=f"at most {MOST_LEAVES} leaves and {MOST_FILES} files",
+            found=f"{leaves} leaves and {files} files",
+            next_step="Stack small leaves into larger ones, or store arrays in a database (OCDBT).",
+        )
 
 
 class ManifestSummary(NamedTuple):
