@@ -1,6 +1,5 @@
 """What a run's records may hold: one that has more is damaged, named, and hides no other."""
 
-import hashlib
 import json
 import os
 import tracemalloc
@@ -22,13 +21,14 @@ from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, manif
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.records.step_index import END, MAGIC, open_contents, parse_index
+from cairn.storage.runs.records.step_index import open_contents, parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.bounds import MOST_FREE_BYTES, bound_of
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Place, Record, canonical_json, sha256_of
 from cairn.storage.store.uri import parse_uri
+from tests.storage.indexes import forged
 from tests.storage.runs.random_steps import random_manifest, random_parts, value_files
 
 PLACE = Place("some-run", f"attempts/1/3/{INDEX_FILE}")
@@ -69,8 +69,8 @@ def test_an_annotation_above_its_bound_is_named_and_the_step_stays_listed(run):
 
 
 def test_an_alias_above_its_bound_hides_no_other(run):
-    promote_step(run, "good", 3, expect=None)
-    promote_step(run, "bad", 6, expect=None)
+    promote_step(run, 3, "good", expect=None)
+    promote_step(run, 6, "bad", expect=None)
     oversize(run, "aliases/bad.json")
     found, unreadable = run.aliases.judge()
     assert [alias.alias for alias in found] == ["good"]
@@ -173,22 +173,6 @@ def stored(folder, data):
     """The folder of a step with this index."""
     ObjectStore(uri := parse_uri(folder)).write(INDEX_FILE, data)
     return uri
-
-
-def forged(data, indexed, directory, **changes):
-    """An index with another directory, and a manifest that knows all its sums."""
-    offset = indexed.index.directory[0]
-    zipped = zlib.compress(directory)
-    digest = hashlib.sha256(zipped)
-    data = data[:offset] + zipped + END.pack(offset, len(zipped), digest.digest(), MAGIC)
-    known = {
-        "size": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "directory": (offset, len(zipped)),
-        "directory_sha256": digest.hexdigest(),
-    }
-    ref = indexed.index.model_copy(update=known | changes)
-    return data, indexed.model_copy(update={"index": ref})
 
 
 def directory_of(data, indexed):
