@@ -35,11 +35,11 @@ STREAMS_SHARE: Final = 4
 """Of these, the most that are one caller's."""
 
 VALUE_BYTES: Final = 1 << 30
-"""Memory of all answers that are made of values, of all roots together. Most need 112 MiB; the
+"""Memory of all answers that are made of values, of all roots together. Most need 104 MiB; the
 larger the chunks, the more, and the fewer such answers there are at a time."""
 
 VALUE_SHARE: Final = 512 << 20
-"""Of these, the most that are one caller's. What needs more counts as so much."""
+"""Of these, the most that are one caller's, but for one answer that needs more by itself."""
 
 ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
@@ -132,7 +132,7 @@ class ValueMemory:
             NotReadyError: Others have had too much of it for too long.
         """
         turn = asyncio.get_running_loop().create_future()
-        room = _Room(caller, min(nbytes, self._share), turn)
+        room = _Room(caller, min(nbytes, self._most), turn)
         self._waiting.append(room)
         self._admit()
         try:
@@ -161,7 +161,8 @@ class ValueMemory:
         for room in list(self._waiting):
             if self._taken.total() + room.nbytes > self._most:
                 return  # else who needs much would wait for good
-            if self._taken[room.caller] + room.nbytes <= self._share:
+            own = self._taken.get(room.caller, 0)
+            if not own or own + room.nbytes <= self._share:
                 self._waiting.remove(room)
                 self._taken[room.caller] += room.nbytes
                 room.turn.set_result(None)

@@ -39,8 +39,11 @@ def _pieces_ahead(chunk_bytes: int) -> int:
 
 
 def in_flight_bytes(chunk_bytes: int) -> int:
-    """Bytes of the pieces that are read at a time of an array with such chunks."""
-    return (_pieces_ahead(chunk_bytes) + 1) * max(PIECE_BYTES, chunk_bytes)
+    """Bytes of the pieces that there are at a time of an array with such chunks.
+
+    Those that are read ahead, the next one, the one that is used, and one half decoded.
+    """
+    return (_pieces_ahead(chunk_bytes) + 3) * max(PIECE_BYTES, chunk_bytes)
 
 
 @dataclass(frozen=True)

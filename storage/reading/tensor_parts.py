@@ -171,8 +171,8 @@ class TensorPart:
     @property
     def held_bytes(self) -> int:
         """Memory that reading it takes at a time, whatever is made of it: pieces and a band."""
-        pieces = 2 * in_flight_bytes(self.chunk_bytes)  # as they are stored, and decoded
-        return min(self.stored_bytes, BAND_BYTES) + min(2 * self.stored_bytes, pieces)
+        pieces = min(2 * self.stored_bytes, in_flight_bytes(self.chunk_bytes))
+        return min(self.stored_bytes, BAND_BYTES) + pieces
 
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
         """All of it.

@@ -20,6 +20,8 @@ import tensorstore as ts
 from cairn.storage.errors import (
     InvalidURIError,
     PreconditionFailedError,
+    StorageError,
+    StoreUnavailableError,
     translate,
 )
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
@@ -205,25 +207,47 @@ class ObjectStore:
             known: a generation of which the value is not wanted again.
         """
         bound = bound_of(name)
-        size = self._large.get(name)
+        size = 0
         if self.uri.scheme == "file":
             with contextlib.suppress(OSError):  # absent, or refused: TensorStore says so
                 size = os.stat(os.path.join(self.uri.local_path, name)).st_size
-        elif size is not None:
-            beyond = slice(bound.max_bytes, bound.max_bytes + 1)
-            with contextlib.suppress(ValueError):  # there is none: it was mended since
-                if outcome(self._kv.read(name, byte_range=beyond), self._progress).value:
-                    return self._kv.read(name, byte_range=slice(0, 0)), Oversized(size, bound)
-            return self._kv.read(name), None
-        if size is not None and size > bound.max_bytes:
+        elif name in self._large and self._is_larger(name, bound.max_bytes):
+            size = self._large[name]
+        if size > bound.max_bytes:
             return self._kv.read(name, byte_range=slice(0, 0)), Oversized(size, bound)
         return self._kv.read(name, if_not_equal=known), None
+
+    def _is_larger(self, name: str, size: int) -> bool:
+        """Whether an object that was larger still is: somebody may have mended it."""
+        beyond = self._kv.read(name, byte_range=slice(size, size + 1))
+        try:
+            return self._wait("read", beyond, name).state == "value"
+        except StoreUnavailableError:
+            raise
+        except StorageError:  # it has no such bytes
+            self._large.pop(name, None)
+            return False
 
     def _versioned(self, name: str, future: Any, oversized: Oversized | None) -> Versioned | None:
         result = self._wait("read", future, name)
         if result.state != "value":
             return None
-        return Versioned(_value(name, result, oversized), bytes(result.stamp.generation))
+        return Versioned(self._value(name, result, oversized), bytes(result.stamp.generation))
+
+    def _value(self, name: str, result: Any, oversized: Oversized | None) -> bytes:
+        """What was read of an object, or what stands for one that is too large."""
+        if oversized is not None:
+            return oversized
+        value, bound = bytes(result.value), bound_of(name)
+        if len(value) <= bound.max_bytes:
+            return value
+        self._note_large(name, len(value))
+        return Oversized(len(value), bound)
+
+    def _note_large(self, name: str, size: int) -> None:
+        """Remember that an object is too large: it is not received, or not once more."""
+        if len(self._large) < _LARGE_KEPT:
+            self._large[name] = size
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
         """The pages of a bucket's listing; what they tell to be too large is remembered."""
@@ -232,8 +256,7 @@ class ObjectStore:
             for item in page.get("items", ()):
                 name, size = item["name"][start:], int(item["size"])
                 if size > bound_of(name).max_bytes:
-                    if len(self._large) < _LARGE_KEPT:
-                        self._large[name] = size
+                    self._note_large(name, size)
                 elif self._large:
                     self._large.pop(name, None)
             yield page
@@ -259,7 +282,7 @@ class ObjectStore:
             for name, have, (future, oversized) in zip(window, known, futures, strict=True):
                 result = self._wait("read", future, name)
                 if result.state == "value":
-                    value = parse(_value(name, result, oversized), self.uri / name)
+                    value = parse(self._value(name, result, oversized), self.uri / name)
                     if not isinstance(value, Exception):
                         self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
@@ -588,15 +611,6 @@ def _call(made: Future[Any], call: Callable[[], Any]) -> None:
         made.set_result(call())
     except BaseException as exc:
         made.set_exception(exc)
-
-
-def _value(name: str, result: Any, oversized: Oversized | None) -> bytes:
-    """What was read of an object, or what stands for one that is too large."""
-    if oversized is not None:
-        return oversized
-    value = bytes(result.value)
-    bound = bound_of(name)
-    return value if len(value) <= bound.max_bytes else Oversized(len(value), bound)
 
 
 def _range(prefix: str) -> ts.KvStore.KeyRange:

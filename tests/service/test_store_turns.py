@@ -70,7 +70,7 @@ def test_answers_have_no_more_memory_together_than_there_is():
 
         async def ask(number):
             nonlocal most
-            async with memory.room(f"caller {number % 7}", 100 + number % 5 * 200):
+            async with memory.room(f"caller {number % 7}", 100 + number % 3 * 200):
                 most = max(most, memory._taken.total())
                 assert max(memory._taken.values()) <= 600
                 await asyncio.sleep(0)
@@ -83,13 +83,14 @@ def test_answers_have_no_more_memory_together_than_there_is():
     assert asyncio.run(scenario()) == 1000
 
 
-def test_who_needs_more_than_a_share_counts_as_a_share_and_is_alone():
+@pytest.mark.parametrize("nbytes", [601, 1000, 10**12])
+def test_who_needs_more_than_a_share_is_alone(nbytes):
     async def scenario():
         memory, inside = ValueMemory(1000, 600), 0
 
         async def ask():
             nonlocal inside
-            async with memory.room("greedy", 10**12):
+            async with memory.room("greedy", nbytes):
                 inside += 1
                 assert inside == 1
                 await asyncio.sleep(0)
