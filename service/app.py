@@ -36,6 +36,7 @@ from cairn.service.http import (
     BodyLimit,
     CatalogTurns,
     StoreTurns,
+    ValueMemory,
     describe_api,
     install_handlers,
     problem_responses,
@@ -201,6 +202,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         app.state.authenticator = Authenticator(catalog, _by_token(settings))
         app.state.turns = StoreTurns()
         app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
+        app.state.value_memory = ValueMemory()
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
         app.state.search_turns = CatalogTurns(catalog.reads_at_once)
         scanner.start()

@@ -31,6 +31,7 @@ from .looked_into import OpenStep as OpenStep
 from .looked_into import OpenSteps as OpenSteps
 from .looking.activity import Activity as Activity
 from .looking.activity import run_activity as run_activity
+from .looking.diffs import COMPARED_HELD_BYTES as COMPARED_HELD_BYTES
 from .looking.diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .looking.diffs import Side as Side
 from .looking.diffs import Wanted as Wanted
@@ -48,6 +49,7 @@ from .looking.reclaimable import reclaimable as reclaimable
 from .looking.root_health import RootHealth as RootHealth
 from .looking.root_health import root_health as root_health
 from .looking.tensors import list_tensors as list_tensors
+from .looking.tensors import open_part as open_part
 from .looking.tensors import open_step as open_step
 from .looking.tensors import statistics_of as statistics_of
 from .looking.tensors import tensor_statistics as tensor_statistics

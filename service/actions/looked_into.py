@@ -28,6 +28,8 @@ STATISTICS: Final = 4096
 RECLAIMABLE: Final = 20_000
 """Runs of which is kept what retention would free; a few hundred bytes each."""
 
+_LEAF_BYTES: Final = 1500  # a leaf that is kept
+
 _DIFF: Final = 16  # a diff of no leaves takes as much as so many of them
 
 Found = TypeVar("Found")
@@ -161,6 +163,13 @@ class OpenStep:
     manifest_digest: str | None
     contents: StepContents
 
+    @property
+    def size(self) -> int:
+        """How much room it takes, in leaves: the pages of its index that were read stay."""
+        index = self.manifest.index
+        others = len(self.manifest.inline_objects) if index is None else index.size // _LEAF_BYTES
+        return max(len(self.contents.leaves), others)
+
     @cached_property
     def leaves(self) -> list[LeafRecord]:
         """Every leaf, by item and path."""
@@ -238,7 +247,7 @@ class OpenSteps:
             self._steps.popitem(last=False)
 
     def _count(self) -> int:
-        return sum(len(step.contents.leaves) for step in self._steps.values())
+        return sum(step.size for step in self._steps.values())
 
 
 def _opened(run: Run, info: StepInfo) -> OpenStep:

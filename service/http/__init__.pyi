@@ -40,5 +40,6 @@ from .store_turns import STREAMS_SHARE as STREAMS_SHARE
 from .store_turns import StoreReadRoute as StoreReadRoute
 from .store_turns import StoreRoute as StoreRoute
 from .store_turns import StoreTurns as StoreTurns
-from .value_streams import LongRead as LongRead
+from .store_turns import ValueMemory as ValueMemory
+from .value_streams import ValueRead as ValueRead
 from .value_streams import ValueStream as ValueStream

@@ -5,6 +5,7 @@ caller has all turns of a root: who announces without end keeps nobody from prom
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -28,10 +29,17 @@ WAIT_SECONDS: Final = 5.0
 """How long a request waits for its turn."""
 
 STREAMS_AT_ONCE: Final = 8
-"""Long answers that are made of the values of one root at a time; each holds some 100 MiB."""
+"""Long answers that are made of the values of one root at a time."""
 
 STREAMS_SHARE: Final = 4
 """Of these, the most that are one caller's."""
+
+VALUE_BYTES: Final = 1 << 30
+"""Memory of all answers that are made of values, of all roots together. Most need 104 MiB; the
+larger the chunks, the more, and the fewer such answers there are at a time."""
+
+VALUE_SHARE: Final = 512 << 20
+"""Of these, the most that are one caller's, but for one answer that needs more by itself."""
 
 ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
@@ -92,6 +100,72 @@ class StoreTurns:
             line.people -= 1
             if line.people == 0:
                 del self._lines[name]
+
+
+@dataclass(eq=False)
+class _Room:
+    """What a caller has of the memory, or waits for."""
+
+    caller: str
+    nbytes: int
+    turn: asyncio.Future[None]
+
+
+class ValueMemory:
+    """Memory for answers that are made of values: who needs it waits until there is enough."""
+
+    def __init__(self, most: int = VALUE_BYTES, share: int = VALUE_SHARE) -> None:
+        """Of so many bytes, of which one caller has this share at most."""
+        self._most, self._share = most, share
+        self._waiting: list[_Room] = []
+        self._taken = Counter[str]()
+
+    @asynccontextmanager
+    async def room(self, caller: str, nbytes: int) -> AsyncIterator[None]:
+        """Memory for one answer.
+
+        Args:
+            caller: Who asks.
+            nbytes: That it needs.
+
+        Raises:
+            NotReadyError: Others have had too much of it for too long.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        room = _Room(caller, min(nbytes, self._most), turn)
+        self._waiting.append(room)
+        self._admit()
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await turn
+            yield
+        except TimeoutError as exc:
+            if turn.done() and not turn.cancelled():  # it was raised inside
+                raise
+            raise NotReadyError(
+                f"answers that are made of values have {self._most >> 20} MiB of memory, "
+                f"{self._share >> 20} of them for {caller!r}, and all of it is in use. "
+                "Ask again, or for one after another.",
+            ) from exc
+        finally:
+            if room in self._waiting:
+                self._waiting.remove(room)
+            else:
+                self._taken[caller] -= room.nbytes
+                if not self._taken[caller]:
+                    del self._taken[caller]
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let those in for whom there is room, who came first first."""
+        for room in list(self._waiting):
+            if self._taken.total() + room.nbytes > self._most:
+                return  # else who needs much would wait for good
+            own = self._taken.get(room.caller, 0)
+            if not own or own + room.nbytes <= self._share:
+                self._waiting.remove(room)
+                self._taken[room.caller] += room.nbytes
+                room.turn.set_result(None)
 
 
 class StoreRoute(APIRoute):

@@ -1,7 +1,7 @@
 """Long answers made of stored values: few at a time, and none begun that can't be."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import chain
 
@@ -10,7 +10,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from cairn.service.http.store_turns import StoreTurns
+from cairn.service.http.store_turns import ANSWER_SECONDS, StoreTurns
+from cairn.storage.store import within
 
 
 class ValueStream(StreamingResponse):
@@ -25,6 +26,7 @@ class ValueStream(StreamingResponse):
         blocks: Callable[[], Iterator[bytes]],
         request: Request,
         root: str,
+        held_bytes: int,
         headers: Mapping[str, str],
     ) -> None:
         """Of a file.
@@ -33,10 +35,12 @@ class ValueStream(StreamingResponse):
             blocks: Makes it, from its beginning: a head, then the values.
             request: That is answered.
             root: Name of the root that is read.
+            held_bytes: Memory that it takes while it is made.
             headers: Of the answer, its length among them.
         """
         super().__init__(iter(()), headers=headers, media_type="application/octet-stream")
-        self._blocks, self._turn = blocks, _turn_of(request, root)
+        self._blocks = blocks
+        self._turn = partial(_turn, request.app.state.streams, request, root, held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read and send it."""
@@ -46,30 +50,53 @@ class ValueStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class LongRead(Response):
-    """A short answer for which as much is read as for a long one: it waits for the same turns."""
+class ValueRead(Response):
+    """A short answer that is made of values.
 
-    def __init__(self, make: Callable[[], Response], request: Request, root: str) -> None:
+    One for which much is read waits for the turns of long answers; another has a turn of the root's
+    and ends in the time that one may take.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Response],
+        request: Request,
+        root: str,
+        held_bytes: int,
+        *,
+        is_long: bool = True,
+    ) -> None:
         """Of an answer.
 
         Args:
             make: Reads what it needs, and makes it. What it raises becomes the answer.
             request: That is answered.
             root: Name of the root that is read.
+            held_bytes: Memory that it takes while it is made.
+            is_long: Whether much is read.
         """
         super().__init__()
-        self._make, self._turn = make, _turn_of(request, root)
+        state = request.app.state
+        turns = state.streams if is_long else state.turns
+        self._make, self._turn = make, partial(_turn, turns, request, root, held_bytes)
+        self._is_long = is_long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read, make and send it."""
-        async with self._turn():
-            made = await run_in_threadpool(self._make)
+        with nullcontext() if self._is_long else within(ANSWER_SECONDS):
+            async with self._turn():
+                made = await run_in_threadpool(self._make)
         await made(scope, receive, send)
 
 
-def _turn_of(request: Request, root: str) -> Callable[[], AbstractAsyncContextManager[None]]:
-    turns: StoreTurns = request.app.state.streams
-    return partial(turns.turn, root, request.state.caller.name)
+@asynccontextmanager
+async def _turn(
+    turns: StoreTurns, request: Request, root: str, held_bytes: int
+) -> AsyncIterator[None]:
+    """A turn of a root, and memory."""
+    caller, memory = request.state.caller.name, request.app.state.value_memory
+    async with turns.turn(root, caller), memory.room(caller, held_bytes):
+        yield
 
 
 def _begun(blocks: Iterator[bytes]) -> Iterator[bytes]:

@@ -21,8 +21,8 @@ from cairn.service.http import (
     NOT_CHANGED,
     Condition,
     CountedList,
-    LongRead,
     StoreReadRoute,
+    ValueRead,
     ValueStream,
     json_answer,
     named,
@@ -42,7 +42,7 @@ from cairn.service.schemas import (
     TensorStatistics,
     TensorValues,
 )
-from cairn.storage.reading import MOST_READ_BYTES, TensorPart
+from cairn.storage.reading import MOST_READ_BYTES
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["tensors"], route_class=StoreReadRoute
@@ -177,7 +177,9 @@ def diff_checkpoints(
         token = listed.token(len(found.differences), more=more)
         return json_answer(found.model_copy(update={"next_page_token": token}))
 
-    return LongRead(answer, request, root) if values else answer()
+    if not values:
+        return answer()
+    return ValueRead(answer, request, root, actions.COMPARED_HELD_BYTES)
 
 
 @router.post(
@@ -245,7 +247,7 @@ def read_tensor(
     that they hold, along one more axis.
     """
     found = actions.open_step(plane, root, run, step)
-    asked = TensorPart.of(found.reader(), item, leaf, part)
+    asked = actions.open_part(found.reader(), item, leaf, part)
     if stats and format not in {None, "json"}:
         raise InvalidRequestError(f"format={format}: statistics are JSON; leave it away")
     kind = "stats" if stats else format or "npy"
@@ -257,13 +259,20 @@ def read_tensor(
     if names_etag(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if kind == "stats":
-        return LongRead(
+        return ValueRead(
             lambda: json_answer(actions.tensor_statistics(plane, found, asked), headers),
             request,
             root,
+            asked.held_bytes,
         )
     if kind == "json":
-        return json_answer(actions.tensor_values(asked), headers)
+        return ValueRead(
+            lambda: json_answer(actions.tensor_values(asked), headers),
+            request,
+            root,
+            asked.held_bytes,
+            is_long=False,
+        )
     file = asked.file(kind)
     name = quote(f"{leaf.rpartition('/')[2] or item}.{kind}", safe="")
     headers |= {
@@ -274,8 +283,14 @@ def read_tensor(
     if request.method == "HEAD":
         return Response(headers=headers, media_type=media_type)
     if file.nbytes <= WHOLE_BYTES and asked.stored_bytes <= MOST_READ_BYTES:
-        return Response(b"".join(file.blocks()), headers=headers, media_type=media_type)
-    return ValueStream(file.blocks, request, root, headers)
+        return ValueRead(
+            lambda: Response(b"".join(file.blocks()), headers=headers, media_type=media_type),
+            request,
+            root,
+            asked.held_bytes,
+            is_long=False,
+        )
+    return ValueStream(file.blocks, request, root, asked.held_bytes, headers)
 
 
 # Named as the other: it is the same operation, without its body.

@@ -31,7 +31,14 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
-from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, is_kept, removed_by_owner
+from cairn.storage.runs import (
+    LeafRecord,
+    ObjectRecord,
+    PlainStep,
+    is_kept,
+    refuse_crowded_step,
+    removed_by_owner,
+)
 from cairn.storage.store import Entry, Files, ObjectStore, StoreURI, open_files, read_files
 
 __all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
@@ -77,13 +84,14 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
     Raises:
         StepNotFoundError: its owner has removed it meanwhile.
         CorruptionError: it is damaged, or was changed while it was read.
-        UnsupportedFormatError: two leaves are one array.
+        UnsupportedFormatError: two leaves are one array, or there are too many, or of files.
         StoreUnavailableError: the store gives no answer.
     """
     files = open_files(step)
     listed = _owners(files)
     if not listed:
         raise removed_by_owner(step)
+    refuse_crowded_step(0, len(listed), path=step)
     objects = _checksums(step, listed)
     reader = CheckpointReader.of_plain(step, plain)
     meta = reader.meta()
@@ -105,6 +113,7 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
             absent += [f"{item}/{path}" for path in boxes if not arrays.is_whole(path)]
         if boxes:
             digests[f"{item}/{FILE_PREFIX}0.json"] = ChunkDigests(boxes).to_bytes()
+    refuse_crowded_step(len(leaves), len(listed), path=step)
     again = _owners(files)
     if again != listed:
         if not again:

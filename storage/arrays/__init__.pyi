@@ -1,3 +1,4 @@
+from .blocks import BAND_BYTES as BAND_BYTES
 from .blocks import PIECE_BYTES as PIECE_BYTES
 from .blocks import Box as Box
 from .blocks import bands as bands

@@ -17,6 +17,7 @@ import numpy as np
 
 from cairn.storage.arrays import digests
 from cairn.storage.errors import CorruptionError
+from cairn.storage.store import refuse_crowded
 
 __all__ = ["FILE_PREFIX", "ChunkDigests", "DigestedBox"]
 
@@ -104,6 +105,7 @@ class ChunkDigests:
         Raises:
             CorruptionError: it is no such file.
         """
+        refuse_crowded(data, path)
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):

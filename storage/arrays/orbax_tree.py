@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.store import refuse_crowded
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 TREE_METADATA = "_METADATA"
@@ -287,8 +288,9 @@ def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        CorruptionError: the bytes are none.
+        CorruptionError: the bytes are none, or more than they may be.
     """
+    refuse_crowded(data, path)
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as exc:

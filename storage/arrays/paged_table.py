@@ -58,7 +58,7 @@ class PagedTable:
     """The rows of a table, read as they are asked for and then kept. Safe for many threads."""
 
     def __init__(
-        self, place: TablePlace, row: np.dtype[Any], fetch: Fetch, *, path: object
+        self, place: TablePlace, row: np.dtype[Any], fetch: Fetch, *, end: int, path: object
     ) -> None:
         """Of a table that `table_place` described.
 
@@ -66,15 +66,19 @@ class PagedTable:
             place: where it lies.
             row: what a row is.
             fetch: reads the file.
+            end: where all tables end.
             path: the file, for errors.
 
         Raises:
-            CorruptionError: the number of pages is not that of the rows.
+            CorruptionError: the number of pages is not that of the rows, or they don't fit in.
         """
         self._place, self._row, self._fetch, self._path = place, row, fetch, path
         self._step = _page_rows(row)
         self._pages: dict[int, Rows] = {}
         self._lock = threading.Lock()
+        size = place.rows * row.itemsize
+        if place.rows < 0 or not 0 <= place.offset <= end - size:
+            raise self._damaged(f"tables within {end} bytes", f"{size} bytes at {place.offset}")
         expected = -(-place.rows // self._step)
         if expected != len(place.pages):
             raise self._damaged(f"{expected} pages of {place.rows} rows", str(len(place.pages)))

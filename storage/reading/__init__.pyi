@@ -17,6 +17,7 @@ from .step_diff import diff_entries as diff_entries
 from .step_diff import diff_leaves as diff_leaves
 from .step_diff import diff_values as diff_values
 from .step_diff import has_counterparts as has_counterparts
+from .tensor_parts import MOST_CHUNK_BYTES as MOST_CHUNK_BYTES
 from .tensor_parts import MOST_READ_BYTES as MOST_READ_BYTES
 from .tensor_parts import MOST_STATISTICS_BYTES as MOST_STATISTICS_BYTES
 from .tensor_parts import TensorFile as TensorFile

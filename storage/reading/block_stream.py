@@ -25,9 +25,25 @@ from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads
 from cairn.storage.reading.read_ahead import asked_ahead
 
-__all__ = ["BlockPlan", "stream_blocks", "stream_pieces"]
+__all__ = ["BlockPlan", "in_flight_bytes", "stream_blocks", "stream_pieces"]
 
 _PIECES_AHEAD = 2
+
+_AHEAD_BYTES = 128 << 20
+"""Of the pieces that are read ahead; those of plain Orbax are as large as its chunks."""
+
+
+def _pieces_ahead(chunk_bytes: int) -> int:
+    """How many pieces are read ahead of the one that is used."""
+    return min(_PIECES_AHEAD, _AHEAD_BYTES // max(PIECE_BYTES, chunk_bytes))
+
+
+def in_flight_bytes(chunk_bytes: int) -> int:
+    """Bytes of the pieces that there are at a time of an array with such chunks.
+
+    Those that are read ahead, the next one, the one that is used, and one half decoded.
+    """
+    return (_pieces_ahead(chunk_bytes) + 3) * max(PIECE_BYTES, chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -113,11 +129,12 @@ def stream_blocks(
         )
     held: np.ndarray | None = None
     filled = 0
+    most = _pieces_ahead(math.prod(plan.chunks) * plan.itemsize)
     for step in itertools.chain(todo, itertools.repeat(None)):
         if step is not None:
             band, piece = step
             ahead.append((band, piece, array[piece].read(order="C")))
-            if len(ahead) <= _PIECES_AHEAD:
+            if len(ahead) <= most:
                 continue
         if not ahead:
             return
@@ -159,9 +176,10 @@ def stream_pieces(
         wait: gives a read's result, or raises what its failure means.
     """
     ahead: deque[Any] = deque()
+    most = _pieces_ahead(math.prod(chunks) * itemsize)
     for box in chunk_boxes(window, chunks, PIECE_BYTES // itemsize):
         ahead.append(array[box].read(order="C"))
-        if len(ahead) > _PIECES_AHEAD:
+        if len(ahead) > most:
             yield wait(ahead.popleft())
     while ahead:
         yield wait(ahead.popleft())

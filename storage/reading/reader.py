@@ -68,6 +68,7 @@ from cairn.storage.store import (
     ObjectStore,
     StoreURI,
     open_files,
+    refuse_oversized,
     source_folder,
     store_context,
     within,
@@ -641,6 +642,7 @@ class CheckpointReader:
 
     def _checked(self, name: str, data: bytes) -> bytes:
         """What was read of a file, if it is what the manifest records of it."""
+        refuse_oversized(data, self.uri / name)
         record = self._files.get(name)
         crc = f"{google_crc32c.value(data):08x}"
         if record is not None and (len(data), crc) != (record.size, record.crc32c or crc):

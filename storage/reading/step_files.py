@@ -17,7 +17,7 @@ from cairn.storage.runs import (
     listed_problems,
     removed_by_owner,
 )
-from cairn.storage.store import StoreURI, open_files, read_files
+from cairn.storage.store import OTHERS, StoreURI, bound_of, open_files, read_files
 
 __all__ = ["NEXT_STEP", "check_step_files"]
 
@@ -67,6 +67,11 @@ def _problems(place: FilePlace) -> dict[str, str]:
     if place.is_owners and not listed:
         raise removed_by_owner(place.folder)
     problems = listed_problems(listed, place.records)
+    for record in place.records:  # Orbax's own are read by TensorStore, which knows no bound
+        bound = bound_of(record.name)
+        if bound is not OTHERS and record.size > bound.max_bytes:
+            expected = f"{bound.max_bytes} bytes at most for a {bound.kind}"
+            problems[record.name] = f"{record.name}: {record.size} bytes, {expected}"
     records = {
         record.name: record
         for record in place.records

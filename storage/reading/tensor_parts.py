@@ -15,13 +15,15 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cairn.storage.arrays import RunningStatistics, Statistics, is_floating
+from cairn.storage.arrays import BAND_BYTES, RunningStatistics, Statistics, is_floating
 from cairn.storage.errors import InvalidSliceError, UnsupportedLeafError
 from cairn.storage.reading.array_index import explicit_index
+from cairn.storage.reading.block_stream import in_flight_bytes
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.safetensors import DTYPES, encode_header
 
 __all__ = [
+    "MOST_CHUNK_BYTES",
     "MOST_JSON_VALUES",
     "MOST_READ_BYTES",
     "MOST_STATISTICS_BYTES",
@@ -42,6 +44,9 @@ MOST_STEPPED_BYTES: Final = 64 << 20
 
 MOST_READ_BYTES: Final = 256 << 20
 """Of the chunks that hold a part which is to be had at once."""
+
+MOST_CHUNK_BYTES: Final = 256 << 20
+"""Of one chunk that an answer of a server reads: it is decoded whole, whatever is wanted of it."""
 
 MOST_JSON_VALUES: Final = 1 << 16
 """JSON is for looking at."""
@@ -157,6 +162,17 @@ class TensorPart:
     def nbytes(self) -> int:
         """Bytes of the part in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk, once it is decoded."""
+        return math.prod(self.chunks) * self.dtype.itemsize if self.chunks else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that reading it takes at a time, whatever is made of it: pieces and a band."""
+        pieces = min(2 * self.stored_bytes, in_flight_bytes(self.chunk_bytes))
+        return min(self.stored_bytes, BAND_BYTES) + pieces
 
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
         """All of it.

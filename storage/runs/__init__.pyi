@@ -71,6 +71,7 @@ from .records.manifest import ModelInfo as ModelInfo
 from .records.manifest import ObjectRecord as ObjectRecord
 from .records.manifest import PlainStep as PlainStep
 from .records.manifest import SharedFiles as SharedFiles
+from .records.manifest import refuse_crowded_step as refuse_crowded_step
 from .records.placed import UNREADABLE as UNREADABLE
 from .records.placed import judge_records as judge_records
 from .records.placed import parse_record as parse_record

@@ -53,7 +53,17 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
-from cairn.storage.store import Clock, Place, Record, Versioned, rfc3339, sha256_of, utc_now
+from cairn.storage.store import (
+    Clock,
+    Oversized,
+    Place,
+    Record,
+    Versioned,
+    open_files,
+    rfc3339,
+    sha256_of,
+    utc_now,
+)
 
 __all__ = ["Repair", "repair_run"]
 
@@ -417,8 +427,13 @@ class _Mender:
         """Keep what was found below `damaged/`; its generation: whatever came since stays."""
         if self._found is None:
             return None
-        digest = sha256_of(self._found.value).removeprefix("sha256:")[:16]
-        self._objects.write(f"{DAMAGED}{name}.{digest}", self._found.value)
+        stored = self._found.value
+        digest = sha256_of(stored).removeprefix("sha256:")[:16]
+        if isinstance(stored, Oversized):
+            files = open_files(self._objects.uri)
+            files.copy(name, files, f"{DAMAGED}{name}.{stored.size}")
+        else:
+            self._objects.write(f"{DAMAGED}{name}.{digest}", stored)
         return self._found.generation
 
     def _is_whole(self, name: str, stored: Versioned) -> bool:

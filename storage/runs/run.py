@@ -382,8 +382,10 @@ class Run:
             InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
                 it is in a checkpoint or in a folder of another run, or holds checkpoints that
                 are no run's.
+            UnsupportedFormatError: labels that can't be kept; all are listed.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
+        Annotation.of(labels, None)
         info = RunInfo(
             name=check_run_name(parse_uri(uri).name),
             created=rfc3339(clock()),

@@ -23,7 +23,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, NamedTuple, SupportsIndex
+from typing import ClassVar, Final, NamedTuple, SupportsIndex
 
 from pydantic import Field
 
@@ -61,6 +61,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store import (
     Clock,
+    FreeJson,
     Moment,
     ObjectStore,
     Record,
@@ -124,7 +125,7 @@ class Tombstone(Record):
     reason: str = ""
     removing: bool = False
     # Left out where they say nothing: older releases take no keys that they do not know.
-    policy: dict[str, Any] | None = Field(default=None, exclude_if=lambda one: one is None)
+    policy: FreeJson | None = Field(default=None, exclude_if=lambda one: one is None)
     judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
     removed: bool = Field(default=False, exclude_if=lambda one: not one)
 

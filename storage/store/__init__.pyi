@@ -1,3 +1,13 @@
+from .bounds import BOUNDS as BOUNDS
+from .bounds import OTHERS as OTHERS
+from .bounds import Bound as Bound
+from .bounds import FreeJson as FreeJson
+from .bounds import Oversized as Oversized
+from .bounds import bound_of as bound_of
+from .bounds import ensure_within as ensure_within
+from .bounds import few as few
+from .bounds import refuse_crowded as refuse_crowded
+from .bounds import refuse_oversized as refuse_oversized
 from .calls import CallOutcome as CallOutcome
 from .calls import Operation as Operation
 from .calls import StoreCall as StoreCall

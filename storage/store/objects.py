@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,8 +22,11 @@ from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
     PreconditionFailedError,
+    StorageError,
+    StoreUnavailableError,
     translate,
 )
+from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.confinement import check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
@@ -53,6 +56,7 @@ _SILENCE = {
 _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
+_LARGE_KEPT = 10_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
 
 
@@ -115,7 +119,7 @@ class ObjectStore:
 
     Every method raises `StoreUnavailableError` if the store gives no answer, `InvalidURIError` for
     a key that is not a plain relative path, and `ConfinementError` if a link leads out of what the
-    folder is confined to.
+    folder is confined to. Of what is larger than `bounds` has it, `Oversized` is the value.
     """
 
     def __init__(self, uri: StoreURI, *, patient: bool = False) -> None:
@@ -129,6 +133,7 @@ class ObjectStore:
         self.uri = uri
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
+        self._large: dict[str, int] = {}
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:
@@ -183,8 +188,7 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
-        result = self._wait("read", self._kv.read(self._checked(key)), key)
-        return _versioned(result)
+        return self._versioned(key, *self._start(self._checked(key)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
         """The values at `keys`, read many at a time."""
@@ -192,10 +196,74 @@ class ObjectStore:
         values: dict[str, Versioned | None] = {}
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
-            futures = [(name, self._kv.read(name)) for name in window]
-            for name, future in futures:
-                values[name] = _versioned(self._wait("read", future, name))
+            for name, reading in [(name, self._start(name)) for name in window]:
+                values[name] = self._versioned(name, *reading)
         return values
+
+    def _start(self, name: str, known: bytes | None = None) -> tuple[Any, Oversized | None]:
+        """Begin to read; of what is too large, only which generation it is.
+
+        TensorStore refuses a range that is longer than the object, so a read has no limit of its
+        own: a disk is asked for the size, a bucket where a list has told that it is too large.
+
+        Args:
+            name: of the object.
+            known: a generation of which the value is not wanted again.
+        """
+        bound = bound_of(name)
+        size = 0
+        if self.uri.scheme == "file":
+            with contextlib.suppress(OSError):  # absent, or refused: TensorStore says so
+                size = os.stat(os.path.join(self.uri.local_path, name)).st_size
+        elif name in self._large and self._is_larger(name, bound.max_bytes):
+            size = self._large[name]
+        if size > bound.max_bytes:
+            return self._kv.read(name, byte_range=slice(0, 0)), Oversized(size, bound)
+        return self._kv.read(name, if_not_equal=known), None
+
+    def _is_larger(self, name: str, size: int) -> bool:
+        """Whether an object that was larger still is: somebody may have mended it."""
+        beyond = self._kv.read(name, byte_range=slice(size, size + 1))
+        try:
+            return self._wait("read", beyond, name).state == "value"
+        except StoreUnavailableError:
+            raise
+        except StorageError:  # it has no such bytes
+            self._large.pop(name, None)
+            return False
+
+    def _versioned(self, name: str, future: Any, oversized: Oversized | None) -> Versioned | None:
+        result = self._wait("read", future, name)
+        if result.state != "value":
+            return None
+        return Versioned(self._value(name, result, oversized), bytes(result.stamp.generation))
+
+    def _value(self, name: str, result: Any, oversized: Oversized | None) -> bytes:
+        """What was read of an object, or what stands for one that is too large."""
+        if oversized is not None:
+            return oversized
+        value, bound = bytes(result.value), bound_of(name)
+        if len(value) <= bound.max_bytes:
+            return value
+        self._note_large(name, len(value))
+        return Oversized(len(value), bound)
+
+    def _note_large(self, name: str, size: int) -> None:
+        """Remember that an object is too large: it is not received, or not once more."""
+        if len(self._large) < _LARGE_KEPT:
+            self._large[name] = size
+
+    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+        """The pages of a bucket's listing; what they tell to be too large is remembered."""
+        start = len(self.uri.path) + 1 if self.uri.path else 0
+        for page in listed_pages(self.uri, prefix, **options):
+            for item in page.get("items", ()):
+                name, size = item["name"][start:], int(item["size"])
+                if size > bound_of(name).max_bytes:
+                    self._note_large(name, size)
+                elif self._large:
+                    self._large.pop(name, None)
+            yield page
 
     def parse_many(
         self, keys: Iterable[str], parse: Callable[[bytes, StoreURI], T]
@@ -218,13 +286,13 @@ class ObjectStore:
             window = names[start : start + _READS_AT_ONCE]
             known = [self._parsed.get((name, parse)) for name in window]
             futures = [
-                self._kv.read(name, if_not_equal=have[0] if have else None)
+                self._start(name, have[0] if have else None)
                 for name, have in zip(window, known, strict=True)
             ]
-            for name, have, future in zip(window, known, futures, strict=True):
+            for name, have, (future, oversized) in zip(window, known, futures, strict=True):
                 result = self._wait("read", future, name)
                 if result.state == "value":
-                    value = parse(bytes(result.value), self.uri / name)
+                    value = parse(self._value(name, result, oversized), self.uri / name)
                     if not isinstance(value, Exception):
                         self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
@@ -243,6 +311,7 @@ class ObjectStore:
 
         Raises:
             StoreFullError: no space or quota left.
+            UnsupportedFormatError: it is larger than one of its kind may be.
         """
         return bytes(self._put(key, value, None).generation)
 
@@ -254,7 +323,8 @@ class ObjectStore:
         Raises:
             StoreFullError: from the call that waits: no space or quota left.
         """
-        future = self._kv.write(self._checked(key), value)
+        ensure_within(self._checked(key), len(value))
+        future = self._kv.write(key, value)
         return lambda: bytes(self._wait("write", future, key).generation)
 
     def write_if(
@@ -278,6 +348,7 @@ class ObjectStore:
         Raises:
             PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
             StoreFullError: no space or quota left.
+            UnsupportedFormatError: it is larger than one of its kind may be.
         """
         condition = _absent_generation() if generation is None else generation
         stamp = self._put(key, value, condition)
@@ -308,7 +379,7 @@ class ObjectStore:
         killed between this look and our write, what was written is seen to have an end that is not
         ours, and is written again.
         """
-        self._checked(key)
+        ensure_within(self._checked(key), len(value))
         if self.uri.scheme != "file":
             return self._wait("write", self._kv.write(key, value, if_equal=condition), key)
         path = os.path.join(self.uri.local_path, key)
@@ -394,7 +465,7 @@ class ObjectStore:
         root = f"{self.uri.path}/" if self.uri.path else ""
         return sorted(
             item["name"][len(root) :]
-            for page in listed_pages(self.uri, f"{root}{prefix}")
+            for page in self._pages(f"{root}{prefix}")
             for item in page.get("items", ())
             if not item["name"].endswith("/")
         )
@@ -411,7 +482,7 @@ class ObjectStore:
             entries = LocalFiles(self.uri).list(folder)
             return [f"{folder}{entry.name}" for entry in entries if not entry.is_dir]
         root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+        pages = self._pages(f"{root}{folder}", delimiter="/")
         names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
         return sorted(name for name in names if not name.endswith("/"))
 
@@ -432,7 +503,7 @@ class ObjectStore:
         if self.uri.scheme != "gs":
             return dict.fromkeys(self.children(folder))
         root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+        pages = self._pages(f"{root}{folder}", delimiter="/")
         items = {
             item["name"][len(root) :]: item for page in pages for item in page.get("items", ())
         }
@@ -455,7 +526,7 @@ class ObjectStore:
         if self.uri.scheme != "gs":
             return self.children(folder), self.folders(folder)
         root = f"{self.uri.path}/" if self.uri.path else ""
-        pages = [*listed_pages(self.uri, f"{root}{folder}", delimiter="/")]
+        pages = [*self._pages(f"{root}{folder}", delimiter="/")]
         names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
         below = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
         return (
@@ -474,7 +545,7 @@ class ObjectStore:
             return [f"{folder}{entry.name}" for entry in entries if entry.is_dir]
         if self.uri.scheme == "gs":
             root = f"{self.uri.path}/" if self.uri.path else ""
-            pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+            pages = self._pages(f"{root}{folder}", delimiter="/")
             found = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
             return sorted(name.removesuffix("/") for name in found)
         below = {name[len(folder) :].partition("/") for name in self.list(folder)}
@@ -554,12 +625,6 @@ def _call(made: Future[Any], call: Callable[[], Any]) -> None:
         made.set_result(call())
     except BaseException as exc:
         made.set_exception(exc)
-
-
-def _versioned(result: Any) -> Versioned | None:
-    if result.state != "value":
-        return None
-    return Versioned(bytes(result.value), bytes(result.stamp.generation))
 
 
 def _range(prefix: str) -> ts.KvStore.KeyRange:

@@ -1,16 +1,25 @@
 """What all JSON objects of the store share: format, version, place, checksum, one encoding."""
 
+import contextlib
 import hashlib
 import json
 import re
+import threading
 from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.store.bounds import refuse_crowded
 
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
 """As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
+
+_TOO_LONG = {"too_long", "string_too_long"}
+"""How pydantic calls what has more parts, or characters, than it may."""
+
+_LARGE_BYTES = 1 << 20
+_large = threading.Lock()
 
 _LAST_WITHOUT_PLACE = 2
 """Version of the last records that did not say where they belong."""
@@ -62,8 +71,10 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
     """The JSON object in `data`.
 
     Raises:
+        CorruptionError: `data` is more than it may be.
         UnsupportedFormatError: `data` is no JSON object.
     """
+    refuse_crowded(data, path)
     try:
         value = json.loads(data)
         if b"\\u" in data:  # half a surrogate pair is no text: nothing could write it again
@@ -85,6 +96,11 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
             next_step=_NOT_OURS_NEXT,
         )
     return value
+
+
+def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
+    """Parse large records one after another: each takes many times its bytes meanwhile."""
+    return _large if len(data) > _LARGE_BYTES else contextlib.nullcontext()
 
 
 def place_told(data: bytes) -> Place | None:
@@ -170,16 +186,31 @@ class Record(BaseModel):
 
         Raises:
             UnsupportedFormatError: another format, a newer version, or fields that don't fit.
-            CorruptionError: the bytes are not what was written, or not there.
+            CorruptionError: the bytes are not what was written, or not there, or more than they may
+                be.
         """
+        with _memory_for(data):
+            return cls._parsed(data, path, place)
+
+    @classmethod
+    def _parsed(cls, data: bytes, path: object, place: Place | None) -> Self:
         body, version, stored = cls._read(data, path, place)
         try:
             record = cls.model_validate(body)
         except ValidationError as exc:
+            errors = exc.errors(include_url=False, include_input=False)
             problems = "; ".join(
-                f"{'.'.join(map(str, error['loc'])) or '(object)'}: {error['msg']}"
-                for error in exc.errors(include_url=False, include_input=False)[:20]
+                f"{'.'.join(map(str, error['loc']))[:200] or '(object)'}: {error['msg']}"
+                for error in errors[:20]
             )
+            if {error["type"] for error in errors} <= _TOO_LONG:
+                raise CorruptionError(
+                    f"the {cls.FORMAT.rpartition('.')[2]} holds more than it may",
+                    path=path,
+                    expected="entries as few and as short as Cairn writes",
+                    found=problems,
+                    next_step=_NOT_OURS_NEXT,
+                ) from exc
             raise UnsupportedFormatError(
                 "fields that don't fit",
                 path=path,
@@ -198,7 +229,8 @@ class Record(BaseModel):
             UnsupportedFormatError: no JSON, another format, or a newer version.
             CorruptionError: the bytes are not what was written, or not there.
         """
-        return cls._read(data, path, place)[0]
+        with _memory_for(data):
+            return cls._read(data, path, place)[0]
 
     @classmethod
     def _read(

@@ -6,7 +6,7 @@ import pytest
 
 from cairn.service.errors import NotReadyError
 from cairn.service.http import store_turns
-from cairn.service.http.store_turns import AT_ONCE, SHARE, StoreTurns
+from cairn.service.http.store_turns import AT_ONCE, SHARE, StoreTurns, ValueMemory
 
 
 def test_caller_who_floods_a_root_leaves_turns_to_others(monkeypatch):
@@ -59,3 +59,86 @@ def test_roots_that_are_none_leave_nothing_behind(http, app, query):
         assert http.get(path + query).status_code in (404, 422)
         assert http.post(path, json={"step": 1}).status_code in (404, 422)
     assert not app.state.turns._lines
+
+
+# Memory.
+
+
+def test_answers_have_no_more_memory_together_than_there_is():
+    async def scenario():
+        memory, most = ValueMemory(1000, 600), 0
+
+        async def ask(number):
+            nonlocal most
+            async with memory.room(f"caller {number % 7}", 100 + number % 3 * 200):
+                most = max(most, memory._taken.total())
+                assert max(memory._taken.values()) <= 600
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*map(ask, range(100)))
+        assert not memory._taken
+        assert not memory._waiting
+        return most
+
+    assert asyncio.run(scenario()) == 1000
+
+
+@pytest.mark.parametrize("nbytes", [601, 1000, 10**12])
+def test_who_needs_more_than_a_share_is_alone(nbytes):
+    async def scenario():
+        memory, inside = ValueMemory(1000, 600), 0
+
+        async def ask():
+            nonlocal inside
+            async with memory.room("greedy", nbytes):
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+
+        await asyncio.gather(*(ask() for _ in range(5)))
+
+    asyncio.run(scenario())
+
+
+def test_who_needs_much_is_not_passed_for_good():
+    async def scenario():
+        memory, order, over = ValueMemory(1000, 600), [], asyncio.Event()
+
+        async def ask(name, nbytes):
+            async with memory.room(name, nbytes):
+                order.append(name)
+                await over.wait()
+
+        tasks = [asyncio.create_task(ask("first", 500))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(ask("large", 600)))
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(ask("small", 10)))
+        await asyncio.sleep(0)
+        assert order == ["first"]
+        over.set()
+        await asyncio.gather(*tasks)
+        return order
+
+    assert asyncio.run(scenario()) == ["first", "large", "small"]
+
+
+def test_who_finds_no_memory_is_told_so_and_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(store_turns, "WAIT_SECONDS", 0.05)
+
+    async def scenario():
+        memory = ValueMemory(1000, 600)
+        async with memory.room("a", 600), memory.room("b", 400):
+            with pytest.raises(NotReadyError, match="all of it is in use"):
+                async with memory.room("c", 1):
+                    raise AssertionError("there was none")
+            assert not memory._waiting
+        async with memory.room("c", 600):
+            pass
+        with pytest.raises(TimeoutError):  # of what is done with it
+            async with memory.room("c", 1):
+                raise TimeoutError
+        assert not memory._taken
+
+    asyncio.run(scenario())

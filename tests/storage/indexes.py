@@ -1,14 +1,16 @@
 """Indexes of steps taken apart, and made again with something else in them."""
 
+import hashlib
 import itertools
 import operator
+import zlib
 
 import numpy as np
 
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
 from cairn.storage.runs.records.placed import place_of, write_record
-from cairn.storage.runs.records.step_index import shard_grid
+from cairn.storage.runs.records.step_index import END, MAGIC, shard_grid
 
 
 def parts_of(contents):
@@ -43,6 +45,30 @@ def shards_of(contents, leaf):
         file = ref._replace(file=f"{leaf.item}/{ref.file}")
         found.append(PlacedShard(origin, file, digests))
     return found
+
+
+def forged(data, indexed, plain=b"", *, zipped=None):
+    """An index with another directory, and a manifest that knows all its sums.
+
+    Args:
+        data: the index.
+        indexed: its manifest.
+        plain: the directory.
+        zipped: the same, compressed.
+    """
+    offset = indexed.index.directory[0]
+    zipped = zlib.compress(plain) if zipped is None else zipped
+    digest = hashlib.sha256(zipped)
+    data = data[:offset] + zipped + END.pack(offset, len(zipped), digest.digest(), MAGIC)
+    ref = indexed.index.model_copy(
+        update={
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "directory": (offset, len(zipped)),
+            "directory_sha256": digest.hexdigest(),
+        }
+    )
+    return data, indexed.model_copy(update={"index": ref})
 
 
 def publish_index(run, info, **changes):

@@ -22,6 +22,9 @@ from cairn.storage import reading
 from cairn.storage.reading import CheckpointReader, TensorPart, json_number
 from cairn.storage.runs import Annotation, Manifest, Run, StepInfo, noted_of
 
+COMPARED_HELD_BYTES: Final = 512 << 20
+"""Memory that a comparison of values takes."""
+
 MOST_COMPARED_BYTES: Final = 4 << 30
 """Of the chunks of both steps whose values are compared for one answer."""
 
@@ -184,6 +187,10 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
     """How the values of a leaf differ, or why they were not compared."""
     if needed > most:
         why = f"{needed} bytes: an answer reads {most} at most"
+        return {"not_compared": f"{why}; use `cairn diff` where the store is"}
+    if math.isfinite(most) and this.held_bytes + other.held_bytes > COMPARED_HELD_BYTES:
+        largest = max(this.chunk_bytes, other.chunk_bytes)
+        why = f"chunks of {largest} bytes are too large for an answer"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
     found = reading.diff_values(this, other)
     if found is None:

@@ -7,7 +7,13 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
 from cairn.storage import arrays
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
-from cairn.storage.reading import MOST_STATISTICS_BYTES, TensorPart, json_number
+from cairn.storage.reading import (
+    MOST_CHUNK_BYTES,
+    MOST_STATISTICS_BYTES,
+    CheckpointReader,
+    TensorPart,
+    json_number,
+)
 
 
 def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
@@ -20,6 +26,34 @@ def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
     """
     found = plane.run(root, run)
     return plane.steps.open(found, found.step(step))
+
+
+def open_part(reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
+    """A part of a leaf that an answer may be made of; nothing of it is read.
+
+    Args:
+        reader: Of the step.
+        item: The leaf's.
+        path: The leaf's.
+        text: As `TensorPart.of` takes it.
+
+    Raises:
+        LeafNotFoundError: The step has no such item or leaf.
+        InvalidSliceError: The text is no slice, leads out of the leaf, or the leaf's chunks are too
+            large for an answer.
+        CorruptionError: The leaf's description is damaged.
+        StoreUnavailableError: The store does not answer.
+    """
+    part = TensorPart.of(reader, item, path, text)
+    if part.chunk_bytes > MOST_CHUNK_BYTES:
+        raise InvalidSliceError(
+            "too large a chunk for an answer",
+            path=part.where,
+            expected=f"chunks of at most {MOST_CHUNK_BYTES} bytes",
+            found=f"{part.chunk_bytes} bytes, a chunk of {list(part.chunks)}",
+            next_step="Read it where the store is, with `cairn tensors`, or download the step.",
+        )
+    return part
 
 
 def list_tensors(

@@ -16,7 +16,7 @@ from cairn.service.dashboard.drawing.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
-from cairn.service.http import LongRead
+from cairn.service.http import ValueRead
 from cairn.service.routes import page_of_runs
 from cairn.service.schemas import ALIAS_PATTERN, NAME_PATTERN, PLAIN_PATTERN
 from cairn.storage.errors import StepChangedError
@@ -147,7 +147,7 @@ def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
             more=more,
         )
 
-    return LongRead(answer, asked.request, asked.root)
+    return ValueRead(answer, asked.request, asked.root, actions.COMPARED_HELD_BYTES)
 
 
 for _path, _endpoint in (

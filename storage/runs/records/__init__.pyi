@@ -93,6 +93,7 @@ from .manifest import Manifest as Manifest
 from .manifest import ManifestSummary as ManifestSummary
 from .manifest import ObjectRecord as ObjectRecord
 from .manifest import PlainStep as PlainStep
+from .manifest import refuse_crowded_step as refuse_crowded_step
 from .placed import UNREADABLE as UNREADABLE
 from .placed import expect_run as expect_run
 from .placed import judge_records as judge_records

@@ -1,15 +1,16 @@
 """Labels and metrics of a step: kept beside its manifest, since they change and it may not."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 
 from pydantic import Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store import Moment, Record, is_text
+from cairn.storage.store import Moment, Record, few, is_text
 
-__all__ = ["Annotation", "Better"]
+__all__ = ["LONGEST_LABEL", "LONGEST_NAME", "Annotation", "Better", "Labels"]
 
 Better = Literal["min", "max"]
 """Which values of a metric are good ones: small ones, such as a loss's, or large ones."""
@@ -17,9 +18,27 @@ Better = Literal["min", "max"]
 MOST_ENTRIES: Final = 1000
 """Labels, or metrics, that a step may get to by what is noted later: all are read for each list."""
 
+MOST_LABELS: Final = 1000
+"""Labels of a step, or of a run, that are saved with it."""
+
+MOST_METRICS: Final = 10_000
+"""Metrics of a step that are saved with it."""
+
+LONGEST_NAME: Final = 256
+"""Characters of a label's name, or of a metric's."""
+
+LONGEST_LABEL: Final = 2000
+"""Characters of a label's text."""
+
 _SHOWN: Final = 200  # characters of a problem
 
 T = TypeVar("T")
+
+
+_Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+Labels = Annotated[dict[_Name, Annotated[str, Field(max_length=LONGEST_LABEL)]], few(MOST_LABELS)]
+_Metrics = Annotated[dict[_Name, float], few(MOST_METRICS)]
+_Ways = Annotated[dict[_Name, Better], few(MOST_METRICS)]
 
 
 class Annotation(Record):
@@ -35,9 +54,9 @@ class Annotation(Record):
 
     FORMAT: ClassVar[str] = "cairn.annotation"
 
-    labels: dict[str, str] = Field(default_factory=dict)
-    metrics: dict[str, float] = Field(default_factory=dict)
-    better: dict[str, Better] = Field(default_factory=dict, exclude_if=lambda one: not one)
+    labels: Labels = Field(default_factory=dict)
+    metrics: _Metrics = Field(default_factory=dict)
+    better: _Ways = Field(default_factory=dict, exclude_if=lambda one: not one)
     verified: Moment | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @field_serializer("metrics")
@@ -93,7 +112,8 @@ class Annotation(Record):
         removed: bool,
     ) -> "Annotation":
         entries = _Entries(removed)
-        texts = entries.merged("labels", self.labels, labels, _text, "text")
+        text = f"text of at most {LONGEST_LABEL} characters"
+        texts = entries.merged("labels", self.labels, labels, _text, text)
         numbers = entries.merged("metrics", self.metrics, metrics, _number, "one number")
         known = {name: way for name, way in self.better.items() if name in numbers}
         ways = entries.merged("better", known, better, _way, "'min' or 'max'")
@@ -149,13 +169,19 @@ class _Entries:
             return merged
         for name, value in given.items():
             entry = read(value)
-            if is_text(name) and entry is not None:
+            is_name = is_text(name) and len(name) <= LONGEST_NAME
+            if is_name and entry is not None:
                 merged[name] = entry
-            elif is_text(name) and value is None and self._removed:
+            elif is_name and value is None and self._removed:
                 merged.pop(name, None)
             else:
-                self.problems.append(f"{what}[{name!r}] is {value!r}, expected {expected}"[:_SHOWN])
-        if self._removed and len(merged) > max(MOST_ENTRIES, len(known)):
+                shown = f"{what}[{reprlib.repr(name)}] is {reprlib.repr(value)}"
+                longest = f", and a name of at most {LONGEST_NAME} characters" * (not is_name)
+                self.problems.append(f"{shown}, expected {expected}{longest}")
+        most = MOST_LABELS if what == "labels" else MOST_METRICS
+        if len(merged) > most:
+            self.problems.append(f"{what} would be {len(merged)} entries, expected {most} at most")
+        elif self._removed and len(merged) > max(MOST_ENTRIES, len(known)):
             self.problems.append(
                 f"{what} would be {len(merged)} entries, expected {MOST_ENTRIES} at most"
             )
@@ -163,7 +189,7 @@ class _Entries:
 
 
 def _text(given: Any) -> str | None:
-    return given if is_text(given) else None
+    return given if is_text(given) and len(given) <= LONGEST_LABEL else None
 
 
 def _way(given: Any) -> Better | None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
-from cairn.storage.runs.records.layout import asset_file
+from cairn.storage.runs.records.layout import ASSETS, asset_file
 from cairn.storage.runs.records.manifest import AssetRecord
-from cairn.storage.store import ObjectStore, check_segment
+from cairn.storage.store import ObjectStore, check_segment, ensure_within, refuse_oversized
 
 __all__ = ["checked_assets", "put_assets", "read_asset"]
 
@@ -16,11 +16,14 @@ def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
     Raises:
         InvalidURIError: a name is no file name.
+        UnsupportedFormatError: a content is too large.
         UnsupportedLeafError: a content is not bytes.
     """
     for name, content in (assets or {}).items():
         check_segment(name, within=f"asset {name!r}")
-        if not isinstance(content, bytes):
+        if isinstance(content, bytes):
+            ensure_within(f"{ASSETS}{name}", len(content))
+        else:
             raise UnsupportedLeafError(
                 "not the content of a file",
                 path=f"asset {name!r}",
@@ -53,6 +56,8 @@ def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
     """
     key = asset_file(asset.sha256)
     found = objects.read(key)
+    if found is not None:
+        refuse_oversized(found.value, objects.uri / key)
     if found is None or sha256(found.value).hexdigest() != asset.sha256:
         raise CorruptionError(
             "an asset is missing or damaged",

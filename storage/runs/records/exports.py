@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs.records.layout import (
@@ -32,6 +32,7 @@ from cairn.storage.runs.records.placed import (
     write_record,
 )
 from cairn.storage.store import (
+    FreeJson,
     Moment,
     ObjectStore,
     Record,
@@ -60,6 +61,7 @@ __all__ = [
 ]
 
 _DIGEST_DIGITS = 32
+_MOST_FILES: Final = 100_000
 _STEP: Final = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}")
 
 LEFT_SECONDS: Final = 24 * 3600.0
@@ -103,11 +105,11 @@ class ExportManifest(Record):
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     source: str
-    options: dict[str, Any]
+    options: FreeJson
     rule_version: int
     folder: str
     created: Moment
-    files: tuple[ExportFile, ...]
+    files: Annotated[tuple[ExportFile, ...], Field(max_length=_MOST_FILES), FailFast()]
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +124,7 @@ class LeftFile(ExportFile):
         notes: what its writer found besides; JSON.
     """
 
-    notes: dict[str, Any] = {}
+    notes: FreeJson = {}
 
 
 class LeftTry(Record):

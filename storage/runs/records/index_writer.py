@@ -11,8 +11,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cairn.storage.arrays import StoredForm, TablePlace, ValueRef, table_place
-from cairn.storage.errors import SaveError
-from cairn.storage.runs.records.manifest import CONTENT_FIELDS, LeafRecord, Manifest, ObjectRecord
+from cairn.storage.errors import SaveError, UnsupportedFormatError
+from cairn.storage.runs.records.layout import INDEX_FILE
+from cairn.storage.runs.records.manifest import (
+    CONTENT_FIELDS,
+    LeafRecord,
+    Manifest,
+    ObjectRecord,
+    refuse_crowded_step,
+)
 from cairn.storage.runs.records.step_index import (
     CONTENT,
     DIGEST_ROW,
@@ -23,10 +30,12 @@ from cairn.storage.runs.records.step_index import (
     IndexDirectory,
     StepIndex,
     digest_of_leaves,
+    directory_bytes,
     index_ref,
     shard_grid,
+    too_many_parts,
 )
-from cairn.storage.store import Place
+from cairn.storage.store import Place, ensure_within
 
 __all__ = ["PlacedShard", "copy_index", "make_index"]
 
@@ -75,6 +84,8 @@ def make_index(
     Raises:
         SaveError: a leaf lacks shards, or has some twice; all are listed.
     """
+    objects = list(objects)
+    refuse_crowded_step(len(leaves), len(objects), path=place.key)
     tables = _Tables(objects, origins)
     problems = []
     for leaf in leaves:
@@ -151,10 +162,22 @@ def _assembled(
         values=places[1],
         digests=places[2],
     ).placed(place)
-    stored = zlib.compress(directory.to_bytes(), 1)
+    plain = directory.to_bytes()
+    stored = zlib.compress(plain, 1)
     parts += (stored, END.pack(offset, len(stored), hashlib.sha256(stored).digest(), MAGIC))
     data = b"".join(parts)
-    return data, manifest.model_copy(update={"index": index_ref(data, directory, offset)})
+    ensure_within(INDEX_FILE, len(data))
+    ref = index_ref(data, directory, offset)
+    most = directory_bytes(ref.leaves, ref.files, ref.size)
+    if len(plain) > most:
+        raise UnsupportedFormatError(
+            "too large a step to be read again",
+            path=place.key,
+            expected=f"at most {most} bytes for what its index says of {ref.leaves} leaves",
+            found=f"{len(plain)} bytes",
+            next_step="Save fewer leaves, or such with shorter names, or a smaller config.",
+        )
+    return data, manifest.model_copy(update={"index": ref})
 
 
 class _Tables:
@@ -197,6 +220,8 @@ class _Tables:
         grid, chunks = shard_grid(leaf)
         given, per_shard, expected = list(shards), math.prod(chunks), math.prod(grid)
         order = _in_order(given, leaf.shards or (), grid) if given else np.empty(0, np.intp)
+        if (problem := too_many_parts(grid, chunks)) is not None:
+            return problem
         if len(given) != expected:
             return f"{expected} shards expected, found {len(given)}"
         if isinstance(order, PlacedShard):

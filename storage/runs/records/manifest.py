@@ -8,32 +8,59 @@ Up to version 3 there was no index: the manifest itself named every leaf and eve
 either kind is `step_contents`.
 """
 
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from cairn.storage.arrays import Compression
+from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store import Moment, Place, Record, sha256_of
+from cairn.storage.store import FreeJson, Moment, Place, Record, few, sha256_of
 
 __all__ = [
     "CONTENT_FIELDS",
+    "MOST_FILES",
+    "MOST_LEAVES",
     "AssetRecord",
     "IndexRef",
     "LeafRecord",
+    "Leaves",
     "Manifest",
     "ManifestSummary",
     "ModelInfo",
     "ObjectRecord",
+    "Objects",
     "PlainStep",
     "SharedFiles",
+    "refuse_crowded_step",
 ]
+
+MOST_LEAVES: Final = 100_000
+"""Of a step. Each takes some 4 kB of memory while it is read."""
+
+MOST_FILES: Final = 250_000
+"""Of a step. Each takes some 1 kB of memory while it is read."""
+
+_MOST_ITEMS: Final = 1000
+
+_MOST_AXES: Final = 64
+"""As NumPy has at most."""
 
 MAX_BYTES: Final = 2**53 - 1
 """Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
 
 Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Shape = Annotated[tuple[Natural, ...], Field(max_length=_MOST_AXES)]
+Spec = Annotated[tuple[str | tuple[str, ...] | None, ...], Field(max_length=_MOST_AXES)]
 Processes = Annotated[int, Field(ge=1, le=10**6)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -66,11 +93,11 @@ class LeafRecord(_Part):
 
     item: str
     path: str
-    shape: tuple[Natural, ...]
+    shape: Shape
     dtype: str
-    spec: tuple[str | tuple[str, ...] | None, ...] | None = None
-    chunks: tuple[Natural, ...] | None = None
-    shards: tuple[Natural, ...] | None = None
+    spec: Spec | None = None
+    chunks: Shape | None = None
+    shards: Shape | None = None
     digest: str | None = None
     compression: Compression | None = Field(default=None, exclude_if=lambda one: one is None)
 
@@ -163,7 +190,15 @@ class ModelInfo(_Part):
 
     model_type: str | None = None
     model_class: str | None = None
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: FreeJson = Field(default_factory=dict)
+
+
+_T = TypeVar("_T")
+_OfItems = Annotated[dict[str, _T], few(_MOST_ITEMS)]
+_OfLeaves = Annotated[dict[str, _T], few(MOST_LEAVES)]
+
+Leaves = Annotated[tuple[LeafRecord, ...], Field(max_length=MOST_LEAVES), FailFast()]
+Objects = Annotated[tuple[ObjectRecord, ...], Field(max_length=MOST_FILES), FailFast()]
 
 
 class PlainStep(_Part):
@@ -180,10 +215,10 @@ class PlainStep(_Part):
     """
 
     source: str | None = Field(default=None, exclude_if=lambda one: one is None)
-    trees: dict[str, str]
-    json_files: dict[str, str] = Field(default_factory=dict)
-    arrays: dict[str, dict[str, str]] = Field(default_factory=dict)
-    keys: dict[str, dict[str, str]] = Field(default_factory=dict)
+    trees: _OfItems[str]
+    json_files: _OfItems[str] = Field(default_factory=dict)
+    arrays: _OfItems[_OfLeaves[str]] = Field(default_factory=dict)
+    keys: _OfItems[_OfLeaves[str]] = Field(default_factory=dict)
 
 
 class IndexRef(_Part):
@@ -248,11 +283,11 @@ class Manifest(Record):
     items: tuple[str, ...]
     iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
     index: IndexRef | None = Field(default=None, exclude_if=lambda one: one is None)
-    inline_leaves: tuple[LeafRecord, ...] = Field(default=(), alias="leaves")
-    inline_objects: tuple[ObjectRecord, ...] = Field(default=(), alias="objects")
+    inline_leaves: Leaves = Field(default=(), alias="leaves")
+    inline_objects: Objects = Field(default=(), alias="objects")
     assets: tuple[AssetRecord, ...] = ()
     model: ModelInfo | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
+    environment: FreeJson = Field(default_factory=dict)
     plain: PlainStep | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @model_validator(mode="after")
@@ -301,6 +336,22 @@ class Manifest(Record):
         if self.inline_objects:
             return sum(record.size for record in self.inline_objects)
         return sum(leaf.nbytes for leaf in self.inline_leaves)
+
+
+def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
+    """Raise if a step has more leaves or files than readers take.
+
+    Raises:
+        UnsupportedFormatError: so it is.
+    """
+    if leaves > MOST_LEAVES or files > MOST_FILES:
+        raise UnsupportedFormatError(
+            "too many leaves or files for one step",
+            path=path,
+            expected=f"at most {MOST_LEAVES} leaves and {MOST_FILES} files",
+            found=f"{leaves} leaves and {files} files",
+            next_step="Stack small leaves into larger ones, or store arrays in a database (OCDBT).",
+        )
 
 
 class ManifestSummary(NamedTuple):

@@ -1,11 +1,12 @@
 """What a run says of itself: name, age, labels, where it comes from."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cairn.storage.runs.records.annotations import Labels
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store import Moment, Record
+from cairn.storage.store import FreeJson, Moment, Record
 
 __all__ = ["Lineage", "RunInfo"]
 
@@ -45,10 +46,10 @@ class RunInfo(Record):
 
     name: str
     created: Moment
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     config_digest: str | None = None
     lineage: Lineage | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
+    environment: FreeJson = Field(default_factory=dict)
     adopts: str | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property

@@ -42,20 +42,34 @@ from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
 from cairn.storage.runs.records.manifest import (
     CONTENT_FIELDS,
+    MOST_FILES,
     AssetRecord,
     IndexRef,
     LeafRecord,
+    Leaves,
     Manifest,
     ModelInfo,
     Number,
     ObjectRecord,
+    Objects,
     Processes,
     Sha256,
     SharedFiles,
 )
 from cairn.storage.runs.records.placed import place_of
 from cairn.storage.runs.records.step_contents import InlineContents, StepContents
-from cairn.storage.store import Moment, ObjectStore, Place, Record, StoreURI, open_files
+from cairn.storage.store import (
+    FreeJson,
+    Moment,
+    ObjectStore,
+    Oversized,
+    Place,
+    Record,
+    StoreURI,
+    bound_of,
+    open_files,
+    refuse_oversized,
+)
 
 __all__ = [
     "CONTENT",
@@ -68,12 +82,29 @@ __all__ = [
     "ItemPlaces",
     "StepIndex",
     "digest_of_leaves",
+    "directory_bytes",
     "index_ref",
     "open_contents",
     "parse_index",
     "shard_grid",
+    "too_many_parts",
     "whole_contents",
 ]
+
+MOST_DIRECTORY_BYTES: Final = 64 << 20
+"""Of a directory, once it is decompressed: of 100,000 leaves."""
+
+_PLAIN_BYTES: Final = 4 << 20
+_LEAF_BYTES: Final = 4 << 10
+_FILE_BYTES: Final = 1 << 10
+_TABLE_BYTES: Final = 512
+"""Of the directory, for each 512 of these in the tables it has one: the pages' SHA-256."""
+
+MOST_SHARDS: Final = 1 << 18
+"""Of a leaf: each takes some 400 bytes of memory where TensorStore reads it."""
+
+MOST_CHUNKS: Final = 1 << 14
+"""Of a shard. One of 64 MiB has 4,096, see `arrays.chunks`."""
 
 _WHOLE_BYTES: Final = 4 << 20
 """An index up to this size is read in one go."""
@@ -129,12 +160,12 @@ class IndexDirectory(Record):
     iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
     assets: tuple[AssetRecord, ...]
     model: ModelInfo | None
-    environment: dict[str, Any]
-    leaves: tuple[LeafRecord, ...]
+    environment: FreeJson
+    leaves: Leaves
     leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda one: one is None)
     forms: dict[str, dict[str, StoredForm]] = Field(default_factory=dict)
     meta_digest: str | None
-    objects: tuple[ObjectRecord, ...]
+    objects: Objects
     folders: tuple[str, ...]
     origins: tuple[tuple[Number, Number], ...]
     chunk_alignment: Literal[1] = 1
@@ -155,10 +186,34 @@ def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
     return shards, tuple(a // b for a, b in zip(leaf.shards, leaf.chunks, strict=True))
 
 
+def directory_bytes(leaves: int, files: int, index_bytes: int) -> int:
+    """The most that a step's directory may have, once it is decompressed.
+
+    Args:
+        leaves: of the step.
+        files: of the step.
+        index_bytes: of the whole index.
+    """
+    needed = _PLAIN_BYTES + leaves * _LEAF_BYTES + files * _FILE_BYTES
+    return min(MOST_DIRECTORY_BYTES, needed + index_bytes // _TABLE_BYTES)
+
+
+def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
+    """Why a leaf that is cut so can't be read again; None if it can."""
+    shards, each = math.prod(grid), math.prod(chunks)
+    if shards > MOST_SHARDS:
+        return f"{shards} shards, expected at most {MOST_SHARDS}"
+    if each > MOST_CHUNKS:
+        return f"{each} chunks in a shard, expected at most {MOST_CHUNKS}"
+    return None
+
+
 def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
     """What the manifest knows of an index."""
     stored = data[offset : -END.size]
-    names = PagedTable(directory.files, FILE_ROW, lambda a, b: data[a:b], path=INDEX_FILE)
+    names = PagedTable(
+        directory.files, FILE_ROW, lambda a, b: data[a:b], end=offset, path=INDEX_FILE
+    )
     sizes = names.rows(0, len(names))["size"].tolist()
     sizes += [record.size for record in directory.objects]
     return IndexRef(
@@ -206,9 +261,9 @@ def parse_index(
     found = hashlib.sha256(stored).digest()
     if found != digest:
         raise damaged_index(path, f"a directory with SHA-256 {digest.hex()}", found.hex())
-    directory = _directory(stored, path, place)
+    directory = _directory(stored, path, place, MOST_DIRECTORY_BYTES)
     whole = memoryview(data)
-    index = StepIndex(directory, lambda start, stop: whole[start:stop], path)
+    index = StepIndex(directory, lambda start, stop: whole[start:stop], offset, path)
     index.check()
     known = {name: getattr(directory, name) for name in {*Manifest.model_fields} - CONTENT_FIELDS}
     manifest = Manifest(**known, index=index_ref(data, directory, offset))
@@ -232,6 +287,9 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
     if known is None:
         return InlineContents(manifest)
     files, path = open_files(step), step / INDEX_FILE
+    bound = bound_of(INDEX_FILE)
+    if known.size > bound.max_bytes:
+        raise Oversized(known.size, bound).error(path)
 
     def fetch(start: int, stop: int) -> memoryview:
         try:
@@ -240,6 +298,10 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
             raise damaged_index(path, f"the step's index of {known.size} bytes", "none") from exc
 
     offset, length = known.directory
+    most = directory_bytes(known.leaves, known.files, known.size)
+    if offset + length + END.size != known.size or length > most:
+        expected = f"a directory of at most {most} bytes that ends {END.size} before {known.size}"
+        raise damaged_index(path, expected, f"{length} bytes at {offset}")
     read = fetch
     if known.size <= (_LOADED_BYTES if whole else _WHOLE_BYTES):
         data = fetch(0, known.size + 1)
@@ -252,14 +314,21 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
     found = hashlib.sha256(stored).hexdigest()
     if found != known.directory_sha256:
         raise damaged_index(path, f"a directory with SHA-256 {known.directory_sha256}", found)
-    directory = _directory(stored, path, None)
+    directory = _directory(stored, path, None, most)
     if (directory.step, directory.attempt) != (manifest.step, manifest.attempt):
         raise damaged_index(
             path,
             f"that of step {manifest.step} in attempt {manifest.attempt}",
             f"that of step {directory.step} in attempt {directory.attempt}",
         )
-    return StepIndex(directory, read, path)
+    index = StepIndex(directory, read, offset, path)
+    if (known.leaves, known.files) != (len(directory.leaves), index.file_count):
+        raise damaged_index(
+            path,
+            f"{known.leaves} leaves and {known.files} files, as in the manifest",
+            f"{len(directory.leaves)} and {index.file_count}",
+        )
+    return index
 
 
 def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
@@ -276,6 +345,7 @@ def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
     path, found = objects.uri / name, objects.read(name)
     if found is None:
         raise damaged_index(path, f"the step's index of {known.size} bytes", "none")
+    refuse_oversized(found.value, path)
     _check_whole(found.value, known, path)
     return parse_index(found.value, path, place_of(objects, name))[1]
 
@@ -291,11 +361,19 @@ def _check_whole(data: bytes | memoryview, known: IndexRef, path: object) -> Non
         )
 
 
-def _directory(stored: bytes | memoryview, path: object, place: Place | None) -> IndexDirectory:
+def _directory(
+    stored: bytes | memoryview, path: object, place: Place | None, most: int
+) -> IndexDirectory:
+    inflater = zlib.decompressobj()
     try:
-        data = zlib.decompress(stored)
+        data = inflater.decompress(stored, most + 1)
     except zlib.error as exc:
         raise damaged_index(path, "a compressed directory", str(exc)) from exc
+    if len(data) > most:
+        expected = f"a directory of at most {most} bytes, for its leaves and files"
+        raise damaged_index(path, expected, f"{len(stored)} bytes that make more")
+    if not inflater.eof or inflater.unused_data:
+        raise damaged_index(path, "a compressed directory", "one that ends elsewhere")
     return IndexDirectory.parse(data, path, place)
 
 
@@ -310,6 +388,7 @@ class StepIndex(StepContents):
         self,
         directory: IndexDirectory,
         fetch: Callable[[int, int], bytes | memoryview],
+        end: int,
         path: object,
     ) -> None:
         """Of its directory.
@@ -317,6 +396,7 @@ class StepIndex(StepContents):
         Args:
             directory: as it was read.
             fetch: reads the file from one offset to another.
+            end: where the directory begins, and the tables end.
             path: the file, for errors.
 
         Raises:
@@ -324,9 +404,16 @@ class StepIndex(StepContents):
         """
         self.directory = directory
         self._path = path
-        self._files = PagedTable(directory.files, FILE_ROW, fetch, path=path)
-        self._values = PagedTable(directory.values, VALUE_ROW, fetch, path=path)
-        self._digests = PagedTable(directory.digests, DIGEST_ROW, fetch, path=path)
+        self._files, self._values, self._digests = (
+            PagedTable(place, row, fetch, end=end, path=path)
+            for place, row in (
+                (directory.files, FILE_ROW),
+                (directory.values, VALUE_ROW),
+                (directory.digests, DIGEST_ROW),
+            )
+        )
+        if self.file_count > MOST_FILES:
+            raise damaged_index(path, f"at most {MOST_FILES} files", str(self.file_count))
         self._names: dict[int, str] = {}
         self._items: dict[str, dict[str, _LeafRows]] = {}
         value = digest = 0
@@ -337,6 +424,8 @@ class StepIndex(StepContents):
                 expected = f"shards and chunks that divide {leaf.item}/{leaf.path}"
                 found = f"{leaf.shards} and {leaf.chunks} of {leaf.shape}"[:200]
                 raise damaged_index(path, expected, found) from exc
+            if (problem := too_many_parts(grid, chunks)) is not None:
+                raise damaged_index(path, f"parts of {leaf.item}/{leaf.path}"[:200], problem)
             rows = _LeafRows(value, digest, grid, chunks)
             value, digest = rows.end
             if value > rows.value:
@@ -347,6 +436,11 @@ class StepIndex(StepContents):
                 f"{value} values and {digest} digests",
                 f"{len(self._values)} and {len(self._digests)}",
             )
+
+    @property
+    def file_count(self) -> int:
+        """How many files the step has."""
+        return len(self._files) + len(self.directory.objects)
 
     @property
     @override

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from cairn.storage.arrays import (
+    JSON_FILES,
     META_ITEM,
     ChunkShapes,
     Compression,
@@ -37,8 +38,9 @@ from cairn.storage.runs import (
     PlacedShard,
     check_step,
     checked_assets,
+    refuse_crowded_step,
 )
-from cairn.storage.store import canonical_json, check_segment, is_text
+from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
 from cairn.storage.training.iterators import TakenState, take_states
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
 from cairn.storage.training.modules import as_items, open_modules
@@ -208,7 +210,10 @@ def prepare(
         flat[name].update(
             (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
         )
-    copied: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
+    refuse_crowded_step(sum(map(len, flat.values())), 0, path="the tree to save")
+    as_json = canonical_json(dict(meta), path=META_ITEM)
+    ensure_within(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
+    copied: dict[str, Any] = json.loads(as_json)
     annotation = Annotation.of(labels, metrics)
     if model is not None:  # the caller's dict may change while the save is under way
         config = json.loads(canonical_json(model.config, path="model.config"))

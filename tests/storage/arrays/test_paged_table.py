@@ -34,7 +34,7 @@ class Stored:
 
     def table(self, place=None, fetch=None):
         place, fetch = place or self.place, fetch or self.fetch
-        return PagedTable(place, self.rows.dtype, fetch, path="run/cairn.index")
+        return PagedTable(place, self.rows.dtype, fetch, end=1 << 62, path="run/cairn.index")
 
     def pages(self):
         """(first, last) of the pages that were read in one go."""

@@ -338,16 +338,18 @@ def test_an_index_is_held_once(tmp_path, monkeypatch, whole_bytes):
     monkeypatch.setattr(step_index, "_WHOLE_BYTES", whole_bytes)
     shape = (64, 4096)
     leaf = LeafRecord(
-        item="model", path="a", shape=shape, dtype="int8", chunks=(1, 1), shards=shape
+        item="model", path="a", shape=shape, dtype="int8", chunks=(1, 1), shards=(1, shape[1])
     )
     records = [one for one in value_files(Random(0)) if one.name.startswith("model/")]
     ref = ValueRef(records[0].name, 0, 1)
-    digests = np.arange(shape[0] * shape[1], dtype=np.uint64)
+    digests = np.arange(shape[0] * shape[1], dtype=np.uint64).reshape(shape)
     parts = {
         "leaves": [leaf],
         "forms": {},
         "meta_digest": None,
-        "shards": {("model", "a"): [PlacedShard((0, 0), ref, digests)]},
+        "shards": {
+            ("model", "a"): [PlacedShard((n, 0), ref, row) for n, row in enumerate(digests)]
+        },
         "objects": records,
         "origins": {},
     }

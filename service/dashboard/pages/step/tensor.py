@@ -21,7 +21,7 @@ from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import LongRead
+from cairn.service.http import ValueRead
 from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
 from cairn.storage.reading import MOST_READ_BYTES, TensorPart
@@ -73,27 +73,27 @@ def tensor_page(
 def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Response:
     """What the elements of a tensor are like."""
     found = asked.opened()
-    looked_at = TensorPart.of(found.reader(), item, path)
+    looked_at = actions.open_part(found.reader(), item, path)
 
     def answer() -> Response:
         statistics = actions.tensor_statistics(asked.plane, found, looked_at)
         bars = None if statistics.histogram is None else bars_of(statistics.histogram)
         return asked.page("step/statistics.html", statistics=statistics, bars=bars)
 
-    return LongRead(answer, asked.request, asked.root)
+    return ValueRead(answer, asked.request, asked.root, looked_at.held_bytes)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
 def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = "") -> Response:
     """A part of a tensor as a picture, one pixel an element."""
     found = asked.opened()
-    looked_at = TensorPart.of(found.reader(), item, path, part)
+    looked_at = actions.open_part(found.reader(), item, path, part)
 
     def answer() -> Response:
         values = matrix_of(looked_at)
         return Response(png_of(values), headers=HEADERS, media_type="image/png")
 
-    return LongRead(answer, asked.request, asked.root)
+    return ValueRead(answer, asked.request, asked.root, looked_at.held_bytes)
 
 
 def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:
@@ -105,7 +105,7 @@ def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedL
 def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:
     """Why a part can't be shown; None: it can."""
     try:
-        _check_part(TensorPart.of(step.reader(), item, path, part))
+        _check_part(actions.open_part(step.reader(), item, path, part))
     except (InvalidRequestError, InvalidSliceError) as exc:
         return str(exc)
     return None
