@@ -18,5 +18,4 @@ router: Final = APIRouter(
 @router.get("/adopt")
 def adopt_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
     """The form that asks for a folder, and for the run that is to list it."""
-    roots = caller.visible(plane.roots)
-    return page(request, "runs/adopt.html", roots={name: str(uri) for name, uri in roots.items()})
+    return page(request, "runs/adopt.html", roots=caller.visible(plane.roots))
