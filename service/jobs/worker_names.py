@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.observing import redact
+from cairn.service.private_files import private_opener
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,8 @@ class FileName(WorkerName):
 
     def _open(self) -> BinaryIO:
         try:
-            return self._path.open("a+b")
+            # Others could lock a file that they may read.
+            return open(self._path, "a+b", opener=private_opener)
         except OSError as exc:
             raise SettingsError(
                 f"CAIRN_DATA_DIR: {self._path} cannot be opened: {exc}. Point it at a folder that "
