@@ -11,6 +11,7 @@ from cairn.service.dependencies import PlaneDependency
 from cairn.service.http import (
     DOWNLOADS,
     Condition,
+    PermittedRoute,
     RangeHeader,
     described,
     download,
@@ -19,7 +20,7 @@ from cairn.service.http import (
 from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
 from cairn.service.schemas import Artifact
 
-router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"])
+router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"], route_class=PermittedRoute)
 
 ArtifactId = Annotated[
     str, Path(pattern=ARTIFACT_PATTERN, description="`artifact_id` of an operation's result.")

@@ -7,9 +7,10 @@ from fastapi import APIRouter
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import PlaneDependency
+from cairn.service.http import PermittedRoute
 from cairn.service.schemas import AutomationList, ScheduleList
 
-router: Final = APIRouter(tags=["jobs"])
+router: Final = APIRouter(tags=["jobs"], route_class=PermittedRoute)
 
 
 @router.get("/automations")

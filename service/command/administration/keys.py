@@ -103,8 +103,8 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
     from cairn.service import actions
 
-    with _plane(data_dir) as (plane, caller):
-        found = actions.list_keys(plane, caller)
+    with _plane(data_dir) as (plane, _):
+        found = actions.list_keys(plane)
     if json:
         print_document(KeyList(keys=found))
         return

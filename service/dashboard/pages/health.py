@@ -10,9 +10,12 @@ from cairn.service.access import Reader
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
+from cairn.service.http import PermittedRoute
 from cairn.service.routes import health
 
-router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
+)
 
 
 @router.get("/health")

@@ -10,13 +10,16 @@ from cairn.service.access import Operator, Reader, Scope
 from cairn.service.dashboard.asked import OfOperation
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PageToken, PlaneDependency
+from cairn.service.http import PermittedRoute
 from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
 from cairn.service.routes import operations
 from cairn.service.schemas import OperationState
 
 ROWS: Final = 30
 
-router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
+)
 
 State = Annotated[OperationState | None, Query()]
 OperationId = Annotated[str, Path(pattern=operations.OPERATION_PATTERN)]
