@@ -5,7 +5,7 @@ else that is amiss, the body included.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
 
@@ -26,6 +26,11 @@ class Allowed(Permission):
 
     scope: Scope
     everywhere: bool = False
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """See `Permission`."""
+        return {"scope": self.scope.value, "all_roots": self.everywhere}
 
     async def __call__(self, request: Request) -> Caller:
         """Return who asks.
