@@ -37,19 +37,19 @@ def shared_files(database: str | None) -> dict[Path, int]:
     return shared
 
 
-def make_private(database: str | None) -> None:
-    """Create a SQLite database with mode 600, or take an existing one from everybody else.
+def make_private(file: str | None) -> None:
+    """Create a file with mode 600, or take an existing one from everybody else.
 
-    SQLite says what is wrong with a file that can't be made. One of another owner stays as it is:
-    `cairn doctor` names it.
+    Whoever opens it next says what is wrong with one that can't be made. One of another owner stays
+    as it is: `cairn doctor` names it.
 
     Args:
-        database: As for `shared_files`.
+        file: Path of a database, as for `shared_files`, or of another file.
     """
-    if not database or database.startswith((":", "file:")):
+    if not file or file.startswith((":", "file:")):
         return
-    with suppress(OSError), open(database, "xb", opener=private_opener):
+    with suppress(OSError), open(file, "xb", opener=private_opener):
         pass
-    for path, mode in shared_files(database).items():
+    for path, mode in shared_files(file).items():
         with suppress(OSError):
             path.chmod(mode & ~OTHERS)

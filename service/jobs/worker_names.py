@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.observing import redact
-from cairn.service.private_files import private_opener
+from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -148,8 +148,8 @@ class FileName(WorkerName):
 
     def _open(self) -> BinaryIO:
         try:
-            # Others could lock a file that they may read.
-            return open(self._path, "a+b", opener=private_opener)
+            make_private(str(self._path))  # others could lock a file that they may read
+            return self._path.open("a+b")
         except OSError as exc:
             raise SettingsError(
                 f"CAIRN_DATA_DIR: {self._path} cannot be opened: {exc}. Point it at a folder that "

@@ -37,8 +37,8 @@ def test_files_of_a_server_are_its_owners_and_those_that_were_open_become_so(roo
             there = modes(data)
         assert beside | {"catalog.sqlite", "jobs.sqlite"} <= set(there)
         assert set(there.values()) == {0o600}, there
-        for name in ("catalog.sqlite", "jobs.sqlite"):
-            (data / name).chmod(0o664)
+        for path in data.iterdir():
+            path.chmod(0o664)
     assert data.stat().st_mode & 0o777 == 0o755
 
 
