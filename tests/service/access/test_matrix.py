@@ -1,8 +1,8 @@
 """Every operation of the OpenAPI document, asked with every kind of credential.
 
-What an operation needs stands in `NEEDED`, and one without a row fails. Who may have it done asks
-for what there is not, and is told so; who may not asks for what there is, is refused whatever else
-is wrong with the request, changes nothing, and reads no name of another root.
+What an operation needs stands in `PERMISSIONS`, and one without a row fails. Who may have it done
+asks for what there is not, and is told so; who may not asks for what there is, is refused whatever
+else is wrong with the request, changes nothing, and reads no name of another root.
 """
 
 import json
@@ -31,7 +31,7 @@ from tests.service.access.issuer import AUDIENCE, running_issuer
 from tests.service.stores import make_run
 from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, check_declared, routes
 
-NEEDED = {
+PERMISSIONS = {
     # "": nobody needs a key. "all": the scope in all roots.
     "": "health ready",
     "read": """
@@ -51,7 +51,9 @@ NEEDED = {
         add_root create_key create_webhook delete_webhook list_audit_events list_deliveries
         list_keys list_webhooks redeliver remove_root revoke_key take_over_worker test_webhook""",
 }
-NEEDED = {name: needed for needed, names in NEEDED.items() for name in names.split()}
+PERMISSIONS = {
+    name: permission for permission, names in PERMISSIONS.items() for name in names.split()
+}
 
 OF_SEVERAL_ROOTS = {"list_all_runs", "list_events", "list_operations", "list_roots", "ready"}
 OF_SEVERAL_ROOTS |= {"list_automations", "list_schedules"}
@@ -100,9 +102,9 @@ class Credential:
     caller: Caller | None = None
     refused: int = 0
 
-    def refused_with(self, needed, method, path):
+    def refused_with(self, permission, method, path):
         """Status with which something is refused; 0: it has to be done."""
-        scope, _, everywhere = needed.partition(" ")
+        scope, _, everywhere = permission.partition(" ")
         if not scope:
             return 0
         if self.caller is None or (self.refused and method not in ("get", "head")):
@@ -124,7 +126,7 @@ class Server:
         self.plane = http.app.state.plane
         self.document = http.app.openapi()
         self.credentials = dict(self._credentials(issuer))
-        self._asked = 1 << 24
+        self._requests = 1 << 24
         all_roots = self.credentials["admin of all roots"].headers
         started = http.post(f"/v1/roots/{ROOT}/runs/run:verify", json={}, headers=all_roots)
         assert started.status_code == 202, started.text
@@ -137,9 +139,8 @@ class Server:
         http.get("/v1/runs?refresh=true", headers=all_roots)
         webhook = BODIES["webhooks"] | {"runs": "nothing"}  # none is sent to it
         made = http.post("/v1/webhooks", json=webhook, headers=all_roots)
-        started = self._ended(started.json()["id"])
         self.real = REAL | {
-            "operation": started,
+            "operation": self._ended(started.json()["id"]),
             "key": list_keys(self.plane.catalog)[0].id,
             "webhook": made.json()["details"]["id"],
             "delivery": "1",
@@ -158,40 +159,39 @@ class Server:
         with self.keys.catalog() as catalog:
             (row,) = (one for one in list_keys(catalog) if one.name == "revoked")
             revoke_key(catalog, row.id, now=now)
-        ours = make("ours", "admin")
+        key = make("everything", "admin")
         yield "nothing", Credential({})
-        yield "another scheme", Credential({"Authorization": f"Basic {ours}"})
-        yield "two keys", Credential({"Authorization": f"Bearer {ours} {ours}"})
-        yield "unknown key", Credential(bearer(f"{ours[:-3]}AAA"))
+        yield "another scheme", Credential({"Authorization": f"Basic {key}"})
+        yield "two keys", Credential({"Authorization": f"Bearer {key} {key}"})
+        yield "unknown key", Credential(bearer(f"{key[:-3]}AAA"))
         yield "revoked key", Credential(bearer(revoked))
         yield "expired key", Credential(bearer(expired))
         yield "token without grants", Credential(bearer(issuer.token(groups=["no"])), refused=403)
         yield "expired token", Credential(bearer(issuer.token(exp=1)))
-        yield "key in a cookie", Credential({"Cookie": f"__Host-cairn_session={ours}"})
+        yield "key in a cookie", Credential({"Cookie": f"__Host-cairn_session={key}"})
         reach = [(scope, root) for scope in Scope for root in ("all roots", ROOT, OTHER)]
         for scope, root in [*reach, (Scope.ADMIN, GONE)]:
             roots = None if root == "all roots" else [root]
             name = f"{scope.value} of {root}"
-            key = make(name.replace(" ", "-"), scope.value, roots=roots)
+            limited = make(name.replace(" ", "-"), scope.value, roots=roots)
             caller = Caller("", scope, None if roots is None else frozenset(roots))
-            yield name, Credential(bearer(key), caller)
+            yield name, Credential(bearer(limited), caller)
         for group, caller in (
             ("ml", Caller("", Scope.READ)),
             ("archive", Caller("", Scope.OPERATE, frozenset({OTHER}))),
         ):
             yield f"token of {group}", Credential(bearer(issuer.token(groups=[group])), caller)
         with self.keys.catalog() as catalog:
-            secret = begin_session(catalog, ours.split("_")[1], now=now)
+            secret = begin_session(catalog, key.split("_")[1], now=now)
         cookie = {"Cookie": f"__Host-cairn_session={secret}"}
         csrf = {"X-CSRF-Token": digest_of(f"csrf {secret}")}
-        everything = Caller("", Scope.ADMIN)
         for name, more, refused in (
             ("session on its page", csrf | {"Origin": ADDRESS}, 0),
             ("session on a page of others", csrf | {"Origin": "https://elsewhere.example"}, 403),
             ("session without a page", csrf, 403),
             ("session without the page's token", {"Origin": ADDRESS}, 403),
         ):
-            yield name, Credential(cookie | more, everything, refused)
+            yield name, Credential(cookie | more, Caller("", Scope.ADMIN), refused)
 
     def ask(self, requests):
         """Answers to (method, URL, headers, body), each asked from an address of its own."""
@@ -205,7 +205,7 @@ class Server:
         """As the server would be asked by another machine; a client would take as long again."""
         path, _, query = url.partition("?")
         sent = {"Host": HOST, "If-Match": '"1"', "Content-Type": "application/json"} | headers
-        self._asked += 1
+        self._requests += 1
         scope = {
             "type": "http",
             "http_version": "1.1",
@@ -216,7 +216,7 @@ class Server:
             "query_string": query.encode(),
             "root_path": "",
             "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
-            "client": (str(ip_address(self._asked)), 50000),  # failures are counted by address
+            "client": (str(ip_address(self._requests)), 50000),  # failures are counted by address
             "server": (HOST, 443),
         }
         parts = []
@@ -288,20 +288,24 @@ def verb(path):
     return path.rpartition(":")[2].rpartition("/")[2]
 
 
-def told(answer):
-    """An answer without what differs each time."""
+def permission_of(described):
+    """Of an operation of the document or a route, as `PERMISSIONS` has it."""
+    permission = described.get("x-cairn-permission")
+    return "" if permission is None else permission["scope"] + " all" * permission["all_roots"]
+
+
+def without_request_id(answer):
+    """The text of an answer, without what differs each time."""
     return re.sub(r'"request_id":"\w+"', "", answer.text)
 
 
 def test_every_operation_has_a_row_and_says_in_the_document_what_it_needs(server):
-    described = {}
+    permissions = {}
     for path, item in server.document["paths"].items():
         for operation in item.values():
-            said = operation.get("x-cairn-permission", {"scope": "", "all_roots": False})
-            needed = said["scope"] + " all" * said["all_roots"]
-            described[operation["operationId"]] = needed
-            assert bool(operation["security"]) is path.startswith("/v1/") is bool(needed)
-    assert described == NEEDED | {"metrics": ""}  # which a setting opens
+            permissions[operation["operationId"]] = permission = permission_of(operation)
+            assert bool(operation["security"]) is path.startswith("/v1/") is bool(permission)
+    assert permissions == PERMISSIONS | {"metrics": ""}  # which a setting opens
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
@@ -311,23 +315,23 @@ def test_operation_is_done_for_those_who_may_and_for_nobody_else(server, method,
     valid = json.dumps(BODIES.get(verb(path), {})) if has_body else None
     mistaken = addressed(path, INVALID | {"root": ROOT, "worker": "-"}) + "?odd=%00&page_size=x"
     real, nothing = addressed(path, server.real), addressed(path, NOTHING)
-    refused, done = [], []
-    for name, shown in server.credentials.items():
-        status = shown.refused_with(NEEDED[operation["operationId"]], method, path)
+    refused, permitted = [], []
+    for name, credential in server.credentials.items():
+        status = credential.refused_with(PERMISSIONS[operation["operationId"]], method, path)
         if not status:
-            done.append((name, 0, nothing, "{" if has_body else None))
+            permitted.append((name, 0, nothing, "{" if has_body else None))
             continue
         refused.append((name, status, real, valid))
         if name in MISTAKEN and not BY_ID.search(path):
             refused.append((name, status, mistaken, "{"))
     before = server.state()
     wrong = []
-    for asked in (refused, done):
+    for cells in (refused, permitted):
         requests = [
-            (method, url, server.credentials[name].headers, body) for name, _, url, body in asked
+            (method, url, server.credentials[name].headers, body) for name, _, url, body in cells
         ]
-        for request, answer in zip(asked, server.ask(requests), strict=True):
-            name, status, *_ = request
+        for cell, answer in zip(cells, server.ask(requests), strict=True):
+            name, status, *_ = cell
             if status:
                 check_declared(server.document, method, path, answer)
                 is_right = answer.status_code == status
@@ -336,50 +340,39 @@ def test_operation_is_done_for_those_who_may_and_for_nobody_else(server, method,
             caller = server.credentials[name].caller
             sees_root = not status and caller is not None and caller.sees(ROOT)
             if not is_right or not (sees_root or CONCEALED.search(answer.text) is None):
-                wrong.append((*request, answer.status_code, answer.text))
-        if asked is refused:
+                wrong.append((*cell, answer.status_code, answer.text))
+        if cells is refused:
             assert server.state() == before
     assert wrong == []
 
 
 def test_lists_show_of_several_roots_what_their_caller_may_use(server):
-    asked = {
-        name: [
-            server.credentials[f"admin of {roots}"].headers for roots in ("all roots", ROOT, OTHER)
-        ]
-        for name in OF_SEVERAL_ROOTS
-    }
+    callers = [
+        server.credentials[f"admin of {roots}"].headers for roots in ("all roots", ROOT, OTHER)
+    ]
     paths = {
         operation["operationId"]: path
         for path, item in server.document["paths"].items()
         for operation in item.values()
     }
-    for name, headers in asked.items():
-        all_roots, ours, others = (
-            answer.text
-            for answer in server.ask([("get", paths[name], one, None) for one in headers])
-        )
-        assert ROOT in all_roots, name
-        assert ROOT in ours, name
-        assert ROOT not in others, name
-        assert OTHER not in ours, name
+    for name in OF_SEVERAL_ROOTS:
+        answers = server.ask([("get", paths[name], headers, None) for headers in callers])
+        of_all, of_one, of_other = (answer.text for answer in answers)
+        assert ROOT in of_all, name
+        assert ROOT in of_one, name
+        assert ROOT not in of_other, name
+        assert OTHER not in of_one, name
 
 
 def test_operation_of_another_root_is_answered_as_one_that_is_not_there(server):
     real, missing = server.real["operation"], NOTHING["operation"]
-    own, other, nothing = server.ask(
-        [
-            (
-                "get",
-                f"/v1/operations/{operation}",
-                server.credentials[f"admin of {root}"].headers,
-                "",
-            )
-            for root, operation in ((ROOT, real), (OTHER, real), (OTHER, missing))
-        ]
-    )
+    requests = [
+        ("get", f"/v1/operations/{name}", server.credentials[f"admin of {root}"].headers, None)
+        for root, name in ((ROOT, real), (OTHER, real), (OTHER, missing))
+    ]
+    own, other, nothing = server.ask(requests)
     assert (own.status_code, nothing.status_code) == (200, 404)
-    assert told(other).replace(real, missing) == told(nothing)
+    assert without_request_id(other).replace(real, missing) == without_request_id(nothing)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +403,7 @@ def test_root_that_is_gone_is_one_that_never_was_and_names_no_other(server):
     requests, wrong = [], []
     for path, item in server.document["paths"].items():
         for method, operation in item.items():
-            if "{root}" in path and "all" not in NEEDED[operation["operationId"]]:
+            if "{root}" in path and "all" not in PERMISSIONS[operation["operationId"]]:
                 body = BODIES.get(verb(path), {}) if "requestBody" in operation else None
                 url = addressed(path, server.real | {"root": GONE})
                 requests.append((method, url, headers, json.dumps(body)))
@@ -427,20 +420,17 @@ def test_root_that_is_gone_is_one_that_never_was_and_names_no_other(server):
 
 @pytest.mark.parametrize("name", ["nothing", "read of default", "admin of default"])
 def test_page_is_shown_to_those_who_may_and_to_nobody_else(server, name):
-    shown = server.credentials[name]
-    asked = []
+    credential = server.credentials[name]
+    requests, statuses = [], []
     for route in (route for router in PAGES for route in router.routes):
-        said = route.openapi_extra["x-cairn-permission"]
-        needed = said["scope"] + " all" * said["all_roots"]
-        for method in route.methods:
-            status = shown.refused_with(needed, method.lower(), route.path)
-            asked.append(
-                (status, (method, addressed(route.path, server.real), shown.headers, None))
-            )
+        for method in map(str.lower, route.methods):
+            permission = permission_of(route.openapi_extra)
+            statuses.append(credential.refused_with(permission, method, route.path) or 200)
+            url = addressed(route.path, server.real)
+            requests.append((method, url, credential.headers, None))
     before, wrong = server.state(), []
-    answers = server.ask([request for _, request in asked])
-    for (status, request), answer in zip(asked, answers, strict=True):
-        if answer.status_code != (status or 200) or CONCEALED.search(answer.text):
+    for request, status, answer in zip(requests, statuses, server.ask(requests), strict=True):
+        if answer.status_code != status or CONCEALED.search(answer.text):
             wrong.append((*request[:2], status, answer.status_code, answer.text))
     assert wrong == []
     assert server.state() == before
