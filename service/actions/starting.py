@@ -15,7 +15,7 @@ from cairn.service.jobs import (
     operation_id,
     start_export,
 )
-from cairn.service.schemas import Operation
+from cairn.service.schemas import MAX_ERRORS, Operation
 from cairn.storage.runs import Run
 
 _PLACE: Final = ("root", "run", "by")
@@ -123,13 +123,19 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [
-        f"{name} {_shown(now, name)} where it was {_shown(before, name)}"
-        for name in sorted({*before, *now}, key=[*before, *now].index)
+        name
+        for name in dict.fromkeys([*before, *now])
         if before.get(name, _NONE) != now.get(name, _NONE)
     ]
+    changes = [
+        f"{name[:_LONGEST]} {_shown(now, name)} where it was {_shown(before, name)}"
+        for name in different[:MAX_ERRORS]
+    ]
+    if len(different) > MAX_ERRORS:
+        changes.append(f"and {len(different) - MAX_ERRORS} more")
     place = "/".join(str(used.request[name]) for name in ("root", "run"))
     step = f"/steps/{used.request['step']}" if "step" in used.request else ""
-    return f"another one than its {used.kind} of {place}{step}: {', '.join(different)}"
+    return f"another one than its {used.kind} of {place}{step}: {', '.join(changes)}"
 
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
