@@ -1,6 +1,6 @@
 """What the settings have done once an alias has moved.
 
-Every server follows the events. Each operation has a key made of the automation and the move: of
+Every server follows the events. Each operation has a key of the automation, made of the move: of
 many servers, and of one that died in between, one starts it. What is done here moves no alias, so
 no automation sets off another.
 """
@@ -124,7 +124,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
     detail = move.detail
     made = "/".join(str(detail.get(name)) for name in ("alias", "sequence", "step", "moved"))
-    key = f"automation/{automation.name}/{move.root}/{move.run}/{made}"
+    key = f"{move.run}/{made}"
     place = (move.root, move.run, int(detail["step"]))
     _refuse_other(plane.run(move.root, move.run), detail)
     if automation.action is AutomatedAction.VERIFY:

@@ -52,7 +52,7 @@ def convert_checkpoint(
         allow_nonfinite=wanted.allow_nonfinite,
         check_logits=wanted.check_logits,
     )
-    start = Start(plane, caller, convert.KIND, "checkpoint.convert", idempotency_key)
+    start = Start(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if wanted.memory is None else parse_size(wanted.memory)
     asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
     if known := start.repeated(asked):
@@ -90,7 +90,7 @@ def gather_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     options = gather.gather_options(wanted.items, wanted.dtype)
-    start = Start(plane, caller, gather.KIND, "checkpoint.gather", idempotency_key)
+    start = Start(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
         return known
     found = plane.run(root, run)

@@ -106,7 +106,7 @@ class IdempotencyKeyReusedError(ProblemError):
     """The same key came with another request.
 
     Attributes:
-        used: The operation that it names. Its request is not told: who asks may not use its root.
+        used: The operation that it names.
     """
 
     status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"
