@@ -1268,12 +1268,15 @@ class AutomationState(Response):
     position: int | None = Field(
         description="Id of the last event that was looked at for it; null: it has not begun."
     )
-    operation: str | None = Field(description="What it started last.")
+    operation: str | None = Field(
+        description="What it started last; left out of an automation that is for other roots too "
+        "than the caller may use, as `problem` is."
+    )
     problem: str | None = Field(description="Why it could not, if it was so the last time.")
 
 
 class AutomationList(Response):
-    """Every automation, as the settings have them."""
+    """Automations, as the settings have them."""
 
     automations: list[AutomationState]
 
@@ -1299,7 +1302,7 @@ class ScheduleState(Response):
 
 
 class ScheduleList(Response):
-    """Every schedule, as the settings have them."""
+    """Schedules, as the settings have them."""
 
     schedules: list[ScheduleState]
 

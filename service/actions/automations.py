@@ -7,6 +7,7 @@ no automation sets off another.
 
 import logging
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from cairn.service.access import Caller
@@ -35,18 +36,29 @@ MAY_PASS: Final = (StoreUnavailableError, NotReadyError)
 _AT_ONCE: Final = 100
 
 
-def list_automations(plane: ControlPlane) -> list[AutomationState]:
-    """Every automation, by name, and what came of it last."""
+def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationState]:
+    """The automations for roots that a caller may use, by name, and what came of each last.
+
+    Of one that is for other roots too, what came of it may be of those, and is left out.
+    """
     known = states(plane.catalog) if plane.settings.automations else {}
-    return [
-        AutomationState(
-            **one.model_dump(include={"name", "alias", "root", "run", "action"}),
-            position=None if (row := known.get(one.name)) is None else row.position,
-            operation=None if row is None else row.operation,
-            problem=None if row is None else row.problem,
+    found = []
+    for one in sorted(plane.settings.automations, key=lambda one: one.name):
+        roots = [root for root in plane.roots if fnmatchcase(root, one.root)]
+        seen = [root for root in roots if caller.sees(root)]
+        if caller.roots is not None and not seen:
+            continue
+        row = known.get(one.name)
+        last = row if caller.roots is None or seen == roots else None
+        found.append(
+            AutomationState(
+                **one.model_dump(include={"name", "alias", "root", "run", "action"}),
+                position=None if row is None else row.position,
+                operation=None if last is None else last.operation,
+                problem=None if last is None else last.problem,
+            )
         )
-        for one in sorted(plane.settings.automations, key=lambda one: one.name)
-    ]
+    return found
 
 
 def follow_moves(plane: ControlPlane) -> int:

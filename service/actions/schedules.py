@@ -59,8 +59,11 @@ _KINDS: Final = {
 }
 
 
-def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[ScheduleState]:
-    """Every schedule, by name, and when it is due."""
+def list_schedules(
+    plane: ControlPlane, caller: Caller, *, now: datetime | None = None
+) -> list[ScheduleState]:
+    """The schedules for roots that a caller may use, by name, and when each is due."""
+    visible = caller.visible(plane.roots)
     moment = now or utc_now()
     return [
         ScheduleState(
@@ -69,6 +72,7 @@ def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[
             next_due=_due(one, moment, ahead=True),
         )
         for one in sorted(plane.settings.schedules, key=lambda one: one.name)
+        if caller.roots is None or any(fnmatchcase(root, one.root) for root in visible)
     ]
 
 

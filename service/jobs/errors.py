@@ -59,6 +59,9 @@ class OperationNotFoundError(ProblemError):
 
     status, slug, title = 404, "operation-not-found", "No such operation"
 
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"operation {operation}: expected one, found none")
+
 
 class OperationStateError(ProblemError):
     """The operation is in a state in which this cannot be done."""
