@@ -17,8 +17,8 @@ WorkerNamed = Annotated[str, Path(max_length=128, description="Name of a worker.
 
 @router.get("")
 def list_workers(caller: Reader, plane: PlaneDependency) -> WorkerList:
-    """Every worker that was started, by name, and what it executes."""
-    return WorkerList(workers=actions.list_workers(plane))
+    """Every worker that was started, by name, and what it executes in roots of the caller."""
+    return WorkerList(workers=actions.list_workers(plane, caller))
 
 
 @router.post("/{worker}:takeOver", responses=problem_responses(404, 409))

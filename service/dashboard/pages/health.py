@@ -28,14 +28,13 @@ def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTM
     except NotReadyError as exc:
         problems = {one["field"]: one["detail"] for one in exc.errors or ()}
         problems = problems or {"service": exc.detail}
-    everywhere = caller.roots is None
     return page(
         request,
         "administration/health.html",
         problems=problems,
         parts=[name for name, state in checks.items() if state == "ok"],
         roots=actions.root_health(plane, caller),
-        schedules=actions.list_schedules(plane) if everywhere else [],
-        automations=actions.list_automations(plane) if everywhere else [],
+        schedules=actions.list_schedules(plane, caller),
+        automations=actions.list_automations(plane, caller),
         version=request.app.version,
     )
