@@ -69,10 +69,12 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="The same key again is the same operation, for good, also once what it is of "
-        "is gone; another path, kind or body under it is refused with 422, which says what it was "
-        "used for. Without a key, an equal request is the same operation while it is under way, "
-        "and of an export for as long as its artifact is there.",
+        description="The same key again, of the same caller and for the same root, is the same "
+        "operation, for good, also once what it is of is gone; another path, kind or body under it "
+        "is refused with 422, which says what it was used for. Callers are told apart by the name "
+        "of their key or token, and none shares keys with another. Without a key, an equal request "
+        "is the same operation while it is under way, and of an export for as long as its artifact "
+        "is there.",
     ),
 ]
 

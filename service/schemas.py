@@ -1,6 +1,8 @@
 """What goes over the wire: requests and responses of the HTTP API, shared by server and client."""
 
 import json
+import re
+from collections.abc import Collection
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
@@ -11,14 +13,22 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
+    ValidationError,
     WithJsonSchema,
     field_serializer,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import (
+    CoreSchema,
+    InitErrorDetails,
+    PydanticCustomError,
+    PydanticKnownError,
+    core_schema,
+)
 
 # Not digits alone, which would be a step; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
@@ -35,15 +45,40 @@ MOST_MODEL_BYTES = 128 << 10
 MOST_LAYERS = 10_000
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
+MAX_ERRORS = 20
+"""Parts of a request that an answer names as refused."""
+
+MORE_ERRORS = "more_errors"
+"""Type of the validation error that stands for `ctx["count"]` more than those beside it."""
+
+_ODD_TEXT = re.compile("[\0\ud800-\udfff]")
+
 
 class Request(BaseModel):
-    """Base of request bodies: an unknown field is an error, and so is "no" for a boolean."""
+    """Base of request bodies: an unknown field is an error, and so is "no" for a boolean.
+
+    A body of 1 MiB has room for 100,000 errors, and pydantic collects all of them, which takes a
+    second in which nothing else is answered. Whatever a field takes has to end early instead:
+    unknown fields here, entries by name in `_ByName`, lists by `max_length` or `fail_fast`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_text(cls, value: Any) -> Any:
+    def _bounded_and_plain(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            fields = cls.model_fields
+            unknown = [name for name in value if name not in fields]
+            if len(unknown) > MAX_ERRORS:
+                errors = [
+                    InitErrorDetails(type="extra_forbidden", loc=(name,), input=value[name])
+                    for name in unknown[:MAX_ERRORS]
+                ]
+                rest = {"count": len(unknown) - MAX_ERRORS}
+                more = PydanticCustomError(MORE_ERRORS, "{count} more unknown fields", rest)
+                errors.append(InitErrorDetails(type=more, input=None))
+                raise ValidationError.from_exception_data(cls.__name__, errors)
         if not is_plain(value):
             raise ValueError("expected text without NUL and without half of a surrogate pair")
         return value
@@ -51,17 +86,20 @@ class Request(BaseModel):
 
 def is_plain(value: Any) -> bool:
     """Whether all text in a JSON value is such as every database and every file can hold."""
-    left = [value]  # not by recursion: whoever sends it chooses how deeply it is nested
+    texts: list[str] = []
+    left: list[Collection[Any]] = [[value]]  # not by recursion: who sends it says how deep it is
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            if "\0" in one or any("\ud800" <= letter <= "\udfff" for letter in one):
-                return False
-        elif isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            left += one
-    return True
+        values = left.pop()
+        kinds = set(map(type, values))  # a body has room for 400,000 numbers
+        if str in kinds:
+            texts.extend(one for one in values if isinstance(one, str))
+        if dict in kinds:
+            objects = [one for one in values if isinstance(one, dict)]
+            texts.extend(name for one in objects for name in one)
+            left.extend(one.values() for one in objects)
+        if list in kinds:
+            left.extend(one for one in values if isinstance(one, list))
+    return _ODD_TEXT.search("".join(texts)) is None
 
 
 def _whole(value: object) -> object:
@@ -97,7 +135,24 @@ LabelText = Annotated[PlainText, Field(max_length=2000)]
 
 
 class _ByName:
-    """Says of entries by name that other names are refused; else these could hold anything."""
+    """Entries by name, so many at most: of more, pydantic would judge each before it counts them.
+
+    Says in the schema that other names are refused; else these could hold anything.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._count, handler(source))
+
+    def _count(self, value: object) -> object:
+        if isinstance(value, dict) and len(value) > self._most:
+            sizes = {"max_length": self._most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", {"field_type": "Dictionary", **sizes})
+        return value
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -106,6 +161,7 @@ class _ByName:
         ((pattern, values),) = schema.pop("patternProperties").items()
         schema["additionalProperties"] = values
         schema["propertyNames"] = {**schema.get("propertyNames", {}), "pattern": pattern}
+        schema["maxProperties"] = self._most
         return schema
 
 
@@ -127,7 +183,7 @@ MOST_ENTRIES = 100
 
 Value = TypeVar("Value")
 
-Named = Annotated[dict[Name, Value], Field(max_length=MOST_ENTRIES), _ByName()]
+Named = Annotated[dict[Name, Value], _ByName(MOST_ENTRIES)]
 """Labels, metrics or what is said of them."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -157,7 +213,14 @@ class Problem(Response):
     status: int
     detail: str
     instance: str = Field(description="Path of the request, or of the operation, that failed.")
-    errors: list[FieldProblem] | None = None
+    errors: list[FieldProblem] | None = Field(
+        default=None,
+        description="Parts of the request that were refused.",
+        json_schema_extra={"maxItems": MAX_ERRORS},
+    )
+    error_count: int | None = Field(
+        default=None, description="How many parts were refused, if `errors` has the first only."
+    )
 
 
 class Page(Response):
@@ -524,9 +587,7 @@ PlacementRule = Annotated[
 class PlanMesh(Request):
     """A mesh of devices."""
 
-    axes: Annotated[dict[AxisName, Count], _ByName()] = Field(
-        min_length=1,
-        max_length=MOST_AXES,
+    axes: Annotated[dict[AxisName, Count], Field(min_length=1), _ByName(MOST_AXES)] = Field(
         description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
         "most. Of `dp`, `fsdp`, `tp` and `sp` those that are left out have size 1, unless there "
         "are rules.",
@@ -543,7 +604,7 @@ class PlanRequest(Request):
     """Which mesh a checkpoint is to be loaded on, and how."""
 
     mesh: PlanMesh
-    rules: list[PlacementRule] | None = Field(
+    rules: Annotated[list[PlacementRule], Field(fail_fast=True)] | None = Field(
         default=None,
         max_length=1000,
         description="Pairs of a regular expression, searched in a leaf's path, and its mesh axes "
@@ -1060,9 +1121,7 @@ class AdoptedModel(Request):
         description="Hugging Face's config.json of the model.",
         examples=[{"model_type": "llama", "hidden_size": 2048}],
     )
-    map: Annotated[dict[_RulePart, _RulePart], _ByName()] = Field(
-        min_length=1,
-        max_length=1000,
+    map: Annotated[dict[_RulePart, _RulePart], Field(min_length=1), _ByName(1000)] = Field(
         description="Regular expressions of whole paths, `<item>/<path>`, and the path that the "
         "model has for such a leaf, with groups as `\\1`. The first that matches counts.",
         examples=[{"state/params/(.*)": "model/\\1"}],
@@ -1219,12 +1278,15 @@ class AutomationState(Response):
     position: int | None = Field(
         description="Id of the last event that was looked at for it; null: it has not begun."
     )
-    operation: str | None = Field(description="What it started last.")
+    operation: str | None = Field(
+        description="What it started last; left out of an automation that is for other roots too "
+        "than the caller may use, as `problem` is."
+    )
     problem: str | None = Field(description="Why it could not, if it was so the last time.")
 
 
 class AutomationList(Response):
-    """Every automation, as the settings have them."""
+    """Automations, as the settings have them."""
 
     automations: list[AutomationState]
 
@@ -1250,7 +1312,7 @@ class ScheduleState(Response):
 
 
 class ScheduleList(Response):
-    """Every schedule, as the settings have them."""
+    """Schedules, as the settings have them."""
 
     schedules: list[ScheduleState]
 

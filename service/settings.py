@@ -206,7 +206,8 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         default_factory=Path,
-        description="Folder of the SQLite databases; made with mode 700 where it is missing.",
+        description="Folder of the SQLite databases; made with mode 700 where it is missing, "
+        "and they with 600.",
     )
     database_url: str = Field(
         default="", repr=False, description="Catalog; empty: SQLite in the data folder."

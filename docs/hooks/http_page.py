@@ -63,6 +63,9 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
         operation.get("description", "").strip(),
         "",
     ]
+    if permission := operation.get("x-cairn-permission"):
+        roots = " in all roots" if permission["all_roots"] else ""
+        lines.append(f"Takes the scope `{permission['scope']}`{roots}.\n")
     parameters = operation.get("parameters", [])
     if parameters:
         lines += ["| parameter | in | type | what |", "|---|---|---|---|"]

@@ -17,5 +17,7 @@ from .origins import is_local as is_local
 from .origins import peer_name as peer_name
 from .origins import require_own_page as require_own_page
 from .permission import Administrator as Administrator
+from .permission import Allowed as Allowed
 from .permission import Operator as Operator
 from .permission import Reader as Reader
+from .permission import ServerAdministrator as ServerAdministrator

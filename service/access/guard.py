@@ -84,7 +84,7 @@ class KeysGuard:
         peer = peer_name(scope)
         try:
             identity = await _by_what_is_shown(scope, authenticator, peer)
-        except UnauthenticatedError:
+        except (UnauthenticatedError, ForbiddenError):  # the latter: a token that grants nothing
             if scope["path"] not in self._open:
                 raise
             self._count(f"from {peer}")

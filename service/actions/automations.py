@@ -1,12 +1,13 @@
 """What the settings have done once an alias has moved.
 
-Every server follows the events. Each operation has a key made of the automation and the move: of
+Every server follows the events. Each operation has a key of the automation, made of the move: of
 many servers, and of one that died in between, one starts it. What is done here moves no alias, so
 no automation sets off another.
 """
 
 import logging
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from cairn.service.access import Caller
@@ -35,18 +36,29 @@ MAY_PASS: Final = (StoreUnavailableError, NotReadyError)
 _AT_ONCE: Final = 100
 
 
-def list_automations(plane: ControlPlane) -> list[AutomationState]:
-    """Every automation, by name, and what came of it last."""
+def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationState]:
+    """The automations for roots that a caller may use, by name, and what came of each last.
+
+    Of one that is for other roots too, what came of it may be of those, and is left out.
+    """
     known = states(plane.catalog) if plane.settings.automations else {}
-    return [
-        AutomationState(
-            **one.model_dump(include={"name", "alias", "root", "run", "action"}),
-            position=None if (row := known.get(one.name)) is None else row.position,
-            operation=None if row is None else row.operation,
-            problem=None if row is None else row.problem,
+    found = []
+    for one in sorted(plane.settings.automations, key=lambda one: one.name):
+        roots = [root for root in plane.roots if fnmatchcase(root, one.root)]
+        seen = [root for root in roots if caller.sees(root)]
+        if caller.roots is not None and not seen:
+            continue
+        row = known.get(one.name)
+        last = row if caller.roots is None or seen == roots else None
+        found.append(
+            AutomationState(
+                **one.model_dump(include={"name", "alias", "root", "run", "action"}),
+                position=None if row is None else row.position,
+                operation=None if last is None else last.operation,
+                problem=None if last is None else last.problem,
+            )
         )
-        for one in sorted(plane.settings.automations, key=lambda one: one.name)
-    ]
+    return found
 
 
 def follow_moves(plane: ControlPlane) -> int:
@@ -124,7 +136,7 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
     detail = move.detail
     made = "/".join(str(detail.get(name)) for name in ("alias", "sequence", "step", "moved"))
-    key = f"automation/{automation.name}/{move.root}/{move.run}/{made}"
+    key = f"{move.run}/{made}"
     place = (move.root, move.run, int(detail["step"]))
     _refuse_other(plane.run(move.root, move.run), detail)
     if automation.action is AutomatedAction.VERIFY:

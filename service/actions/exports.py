@@ -52,7 +52,7 @@ def convert_checkpoint(
         allow_nonfinite=wanted.allow_nonfinite,
         check_logits=wanted.check_logits,
     )
-    start = Start(plane, caller, convert.KIND, "checkpoint.convert", idempotency_key)
+    start = Start(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if wanted.memory is None else parse_size(wanted.memory)
     asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
     if known := start.repeated(asked):
@@ -90,7 +90,7 @@ def gather_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     options = gather.gather_options(wanted.items, wanted.dtype)
-    start = Start(plane, caller, gather.KIND, "checkpoint.gather", idempotency_key)
+    start = Start(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
         return known
     found = plane.run(root, run)
@@ -107,13 +107,15 @@ def gather_checkpoint(
     return start.make(request, exported=found)
 
 
-def get_artifact(plane: ControlPlane, ref: ArtifactRef) -> Artifact:
+def get_artifact(plane: ControlPlane, caller: Caller, artifact: str) -> Artifact:
     """What an artifact is, and its files.
 
     Raises:
-        ArtifactNotFoundError: There is no such artifact (any more).
+        ArtifactNotFoundError: There is no such artifact (any more) in a root that the caller may
+            use.
     """
-    manifest, folder = ref.open(plane.roots)
+    ref = ArtifactRef.parse(artifact)
+    manifest, folder = ref.open(caller.visible(plane.roots))
     return artifact_body(ref, manifest, folder)
 
 
@@ -138,14 +140,14 @@ def artifact_body(ref: ArtifactRef, manifest: ExportManifest, folder: StoreURI) 
     )
 
 
-def find_file(plane: ControlPlane, ref: ArtifactRef, name: str) -> StoredFile:
+def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> StoredFile:
     """A file of an artifact.
 
     Raises:
-        ArtifactNotFoundError: There is no such artifact, or it has no such file.
+        ArtifactNotFoundError: As `get_artifact`, or it has no such file.
         CorruptionError: The stored file has another size.
     """
-    manifest, folder = ref.open(plane.roots)
+    manifest, folder = ArtifactRef.parse(artifact).open(caller.visible(plane.roots))
     file = _file(manifest, name, folder)
     found = StoredFile(
         open_files(folder),

@@ -6,9 +6,10 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Final
 
-from cairn.service.access import Caller, Scope
+from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.jobs import OperationNotFoundError
 from cairn.service.schemas import Operation, OperationState
 from cairn.storage.errors import StoreUnavailableError
 
@@ -54,11 +55,11 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
     """One operation as it stands now.
 
     Raises:
-        OperationNotFoundError: There is none of that id.
-        ForbiddenError: It is of a root that the caller may not use.
+        OperationNotFoundError: There is none of that id in a root that the caller may use.
     """
     found = plane.jobs.get(operation)
-    caller.require(Scope.READ, found.request.get("root"))
+    if not _seen_by(caller, found):
+        raise OperationNotFoundError(operation)
     return found
 
 
@@ -68,12 +69,12 @@ async def watch_operation(
     """One operation now, then whenever it changes, to its end; None where it is long quiet.
 
     Raises:
-        OperationNotFoundError, ForbiddenError: As `get_operation`.
+        OperationNotFoundError: As `get_operation`.
     """
     async with aclosing(plane.watching.states(operation)) as states:
         async for found in states:
-            if found is not None:
-                caller.require(Scope.READ, found.request.get("root"))
+            if found is not None and not _seen_by(caller, found):
+                raise OperationNotFoundError(operation)
             yield found
 
 
@@ -81,7 +82,7 @@ def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     """Stop an operation; one that is cancelled already stays so. What it has left is listed.
 
     Raises:
-        OperationNotFoundError, ForbiddenError: As `get_operation`.
+        OperationNotFoundError: As `get_operation`.
         OperationStateError: It has ended otherwise.
     """
     found = get_operation(plane, caller, operation)
@@ -95,7 +96,7 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     """Run a failed or cancelled operation again.
 
     Raises:
-        OperationNotFoundError, ForbiddenError: As `get_operation`.
+        OperationNotFoundError: As `get_operation`.
         OperationStateError: It is under way or has succeeded.
     """
     found = get_operation(plane, caller, operation)
@@ -115,6 +116,7 @@ def _list_anew(plane: ControlPlane, operation: Operation) -> None:
 
 
 def _seen_by(caller: Caller, operation: Operation) -> bool:
+    """Whether an operation is of a root that a caller may use."""
     return caller.sees(str(operation.request.get("root", "")))
 
 

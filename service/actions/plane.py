@@ -72,7 +72,11 @@ class ControlPlane:
         """
         found = self.roots.get(name)
         if found is None:
-            raise UnknownRootError(f"root {name!r}: expected one of {', '.join(self.roots)}")
+            # Whoever asks may have been given this name, and no other.
+            raise UnknownRootError(
+                f"root {name!r}: expected one of this server's, found none of that name. "
+                "`cairn roots` and GET /v1/roots list those that you may use."
+            )
         return found
 
     def place(self, root: str, run: str) -> StoreURI:

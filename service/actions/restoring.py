@@ -1,6 +1,5 @@
 """Going back to a checkpoint: as a new run, or in its own."""
 
-import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from cairn.service.errors import (
     RunExistsError,
 )
 from cairn.service.http import Seen
-from cairn.service.jobs import Jobs, OperationNotFoundError, operation_id, restore
+from cairn.service.jobs import restore
 from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Run, refuse_taken, stranded_aliases
@@ -57,7 +56,9 @@ def restore_checkpoint(
     target = None if wanted.run is None else plane.place(root, wanted.run)
     asked = {"root": root, "run": run, "step": step}
     asked |= {"mode": wanted.mode.value, "target": wanted.run}
-    start = Start(plane, caller, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key)
+    start = Start(
+        plane, caller, root, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key
+    )
     if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
@@ -73,9 +74,9 @@ def restore_checkpoint(
         try:
             refuse_taken(target)
         except PreconditionFailedError as exc:
-            if not _is_repeated(plane.jobs, request, idempotency_key):  # then by itself
+            if not _is_repeated(start, request):  # then by itself
                 raise RunExistsError(str(exc)) from exc
-    if target is None and not _is_repeated(plane.jobs, request, idempotency_key):
+    if target is None and not _is_repeated(start, request):
         if seen is None:
             raise PreconditionRequiredError(
                 "expected If-Match with the ETag of the run as last seen, or `If-Match: *` to go "
@@ -96,15 +97,12 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
         )
 
 
-def _is_repeated(jobs: Jobs, request: Mapping[str, Any], idempotency_key: str | None) -> bool:
+def _is_repeated(start: Start, request: Mapping[str, Any]) -> bool:
     """Whether an operation answers to the request already."""
-    if idempotency_key is not None:
-        with contextlib.suppress(OperationNotFoundError):
-            jobs.get(operation_id(idempotency_key))
-            return True
-        return False
+    if start.idempotency_key is not None:
+        return start.is_key_used()
     return any(
         operation.kind == restore.KIND and operation.request == request
         for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
-        for operation in jobs.list(limit=_UNDER_WAY, state=state)
+        for operation in start.plane.jobs.list(limit=_UNDER_WAY, state=state)
     )

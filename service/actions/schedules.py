@@ -1,7 +1,7 @@
 """What the settings have done to runs again and again.
 
-Every server looks what is due. Each operation has a key made of the schedule, the moment and the
-run: of many servers, and of one that was started anew, one starts it.
+Every server looks what is due. Each operation has a key of the schedule, made of the moment and the
+run: of many servers, and of one that was started anew, one starts it. No client can use such a key.
 """
 
 import contextlib
@@ -21,7 +21,14 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.verification import verify_run
 from cairn.service.errors import ServiceError
-from cairn.service.jobs import OperationNotFoundError, operation_id
+from cairn.service.jobs import (
+    OperationNotFoundError,
+    gc,
+    operation_id,
+    operation_key,
+    retention,
+    verify,
+)
 from cairn.service.schemas import (
     ApplyRetentionRequest,
     ScheduledAction,
@@ -45,9 +52,18 @@ LATE: Final = timedelta(hours=1)
 
 _RUNS_AT_ONCE: Final = 1000
 
+_KINDS: Final = {
+    ScheduledAction.VERIFY: verify.KIND,
+    ScheduledAction.COLLECT_GARBAGE: gc.KIND,
+    ScheduledAction.APPLY_RETENTION: retention.KIND,
+}
 
-def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[ScheduleState]:
-    """Every schedule, by name, and when it is due."""
+
+def list_schedules(
+    plane: ControlPlane, caller: Caller, *, now: datetime | None = None
+) -> list[ScheduleState]:
+    """The schedules for roots that a caller may use, by name, and when each is due."""
+    visible = caller.visible(plane.roots)
     moment = now or utc_now()
     return [
         ScheduleState(
@@ -56,6 +72,7 @@ def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[
             next_due=_due(one, moment, ahead=True),
         )
         for one in sorted(plane.settings.schedules, key=lambda one: one.name)
+        if caller.roots is None or any(fnmatchcase(root, one.root) for root in visible)
     ]
 
 
@@ -79,7 +96,7 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
         with _noted(f"{schedule.name}: {root}", problems):
             for run in _runs(plane, schedule, root, uri):
                 with _noted(f"{schedule.name}: {root}/{run}", problems):
-                    key = f"schedule/{schedule.name}/{due:%Y-%m-%dT%H:%MZ}/{root}/{run}"
+                    key = f"{due:%Y-%m-%dT%H:%MZ}/{run}"
                     started += _start(plane, by, schedule, root, run, key)
     return started, not any(isinstance(one, MAY_PASS) for one in problems)
 
@@ -97,10 +114,16 @@ def _noted(where: str, problems: list[Exception]) -> Iterator[None]:
 def _start(
     plane: ControlPlane, by: Caller, schedule: Schedule, root: str, run: str, key: str
 ) -> bool:
-    """Start it, unless it was; whether it is started now."""
+    """Start it, unless it was; whether it is started now.
+
+    Raises:
+        IdempotencyKeyReusedError: Another operation has its key; the audit trail has that too.
+    """
     with contextlib.suppress(OperationNotFoundError):
-        plane.jobs.get(operation_id(key))
-        return False
+        found = plane.jobs.get(operation_id(operation_key(by.name, root, key)))
+        place = tuple(found.request.get(name) for name in ("root", "run"))
+        if (found.kind, *place) == (_KINDS[schedule.action], root, run):
+            return False
     if schedule.action is ScheduledAction.VERIFY:
         verify_run(plane, by, root, run, steps=schedule.steps, idempotency_key=key)
     elif schedule.action is ScheduledAction.COLLECT_GARBAGE:

@@ -1,7 +1,7 @@
 """Starting a job."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ from cairn.service.jobs import (
     IdempotencyKeyReusedError,
     OperationNotFoundError,
     operation_id,
+    operation_key,
     start_export,
 )
-from cairn.service.schemas import Operation
+from cairn.service.schemas import MAX_ERRORS, Operation
 from cairn.storage.runs import Run
 
 _PLACE: Final = ("root", "run", "by")
@@ -30,14 +31,16 @@ class Start:
     Attributes:
         plane: Where.
         caller: Who asks.
+        root: Name of the root that it is about.
         kind: Of the job.
         action: What the audit trail calls it.
-        idempotency_key: The same key is the same operation, for good.
+        idempotency_key: The same key of this caller, in this root, is the same operation, for good.
         briefly: What the audit trail has of fields that are too large for it.
     """
 
     plane: ControlPlane
     caller: Caller
+    root: str
     kind: str
     action: str
     idempotency_key: str | None
@@ -58,10 +61,9 @@ class Start:
         """
         if self.idempotency_key is None:
             return None
-        self.plane.root(asked["root"])
-        try:
-            found = self.plane.jobs.get(operation_id(self.idempotency_key))
-        except OperationNotFoundError:
+        self.plane.root(self.root)
+        found = self._used()
+        if found is None:
             return None
         told = {name: found.request.get(name) for name in asked}
         if (found.kind, told) != (self.kind, dict(asked)):
@@ -76,13 +78,7 @@ class Start:
         Raises:
             NotReadyError: Jobs were not launched.
         """
-        if self.idempotency_key is None:
-            return False
-        try:
-            self.plane.jobs.get(operation_id(self.idempotency_key))
-        except OperationNotFoundError:
-            return False
-        return True
+        return self._used() is not None
 
     def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
         """Start the job, or find the one that is meant.
@@ -93,10 +89,9 @@ class Start:
 
         Raises:
             NotReadyError: Jobs were not launched.
-            IdempotencyKeyReusedError: The key was used for another request; says for which, if the
-                caller may know.
+            IdempotencyKeyReusedError: The key was used for another request; says for which.
         """
-        jobs, key = self.plane.jobs, self.idempotency_key
+        jobs, key = self.plane.jobs, self._key
         with self._audited(request) as entry:
             try:
                 if exported is None:
@@ -104,12 +99,25 @@ class Start:
                 else:
                     operation = start_export(jobs, exported, request, idempotency_key=key)
             except IdempotencyKeyReusedError as exc:
-                if not self.caller.sees(exc.used.request["root"]):
-                    raise
                 found = reuse(exc.used, self.kind, request)
-                raise IdempotencyKeyReusedError(exc.key, exc.used, found) from exc
+                raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, found) from exc
             entry.complete(operation=operation.id)
         return operation
+
+    @property
+    def _key(self) -> str | None:
+        """The engine's."""
+        if self.idempotency_key is None:
+            return None
+        return operation_key(self.caller.name, self.root, self.idempotency_key)
+
+    def _used(self) -> Operation | None:
+        """The operation that the key names."""
+        if self._key is None:
+            return None
+        with suppress(OperationNotFoundError):
+            return self.plane.jobs.get(operation_id(self._key))
+        return None
 
     def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
         told = {**request, **self.briefly}
@@ -123,13 +131,19 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [
-        f"{name} {_shown(now, name)} where it was {_shown(before, name)}"
-        for name in sorted({*before, *now}, key=[*before, *now].index)
+        name
+        for name in dict.fromkeys([*before, *now])
         if before.get(name, _NONE) != now.get(name, _NONE)
     ]
+    changes = [
+        f"{name[:_LONGEST]} {_shown(now, name)} where it was {_shown(before, name)}"
+        for name in different[:MAX_ERRORS]
+    ]
+    if len(different) > MAX_ERRORS:
+        changes.append(f"and {len(different) - MAX_ERRORS} more")
     place = "/".join(str(used.request[name]) for name in ("root", "run"))
     step = f"/steps/{used.request['step']}" if "step" in used.request else ""
-    return f"another one than its {used.kind} of {place}{step}: {', '.join(different)}"
+    return f"another one than its {used.kind} of {place}{step}: {', '.join(changes)}"
 
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:

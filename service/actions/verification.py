@@ -27,7 +27,7 @@ def verify_checkpoint(
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    start = Start(plane, caller, verify.KIND, "checkpoint.verify", idempotency_key)
+    start = Start(plane, caller, root, verify.KIND, "checkpoint.verify", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "step": step}):
         return known
     found = plane.run(root, run)
@@ -50,7 +50,7 @@ def verify_run(
         RunNotFoundError: There is no such run.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    start = Start(plane, caller, verify.KIND, "run.verify", idempotency_key)
+    start = Start(plane, caller, root, verify.KIND, "run.verify", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "steps": steps}):
         return known
     request = verify.verify_request(root=root, run=plane.run(root, run), step=None, steps=steps)

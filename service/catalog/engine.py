@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
 from cairn.service.observing import redact
+from cairn.service.private_files import make_private
 
 BUSY_TIMEOUT_SECONDS = 30
 # A page of steps has hundreds of JSON columns: the standard library reads them at half the speed.
@@ -179,6 +180,7 @@ def _create_engine(url: str) -> Engine:
             return create_engine(parsed, pool_pre_ping=True, connect_args=connect, **_OPTIONS)
         if parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(parsed.database)
         connect = {"timeout": BUSY_TIMEOUT_SECONDS}
         engine = create_engine(parsed, connect_args=connect, **_OPTIONS)
     except (NoSuchModuleError, ImportError, OSError) as exc:

@@ -3,12 +3,18 @@
 Whoever makes a webhook says where this server connects to. Addresses that are not public are
 refused once a name is resolved, and the connection goes to the very address that was looked at: a
 name that means another one a moment later leads nowhere else.
+
+Public addresses are listed here, since `is_global` of Python's `ipaddress` differs between patch
+releases. Source: IANA's Special-Purpose Address Registries for IPv4 and IPv6 (RFC 6890, RFC 8190,
+and what they list since) and IANA's IPv6 Global Unicast Address Space (RFC 4291). Blocks without a
+globally reachable host that takes webhooks are refused whole, with the anycast addresses of
+192.0.0.0/24 and 2001::/23.
 """
 
 import ipaddress
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,14 +25,47 @@ Address = IPv4Address | IPv6Address
 
 LONGEST_URL: Final = 2000
 _PORTS: Final = {"http": 80, "https": 443}
-# Public as numbers go, and yet the host's own: Azure's, for its machines.
-_HOSTS_OWN: Final = (ipaddress.ip_network("168.63.129.16/32"),)
-# These have the address of IPv4 in their last four bytes (RFC 6052).
-_TRANSLATED: Final = (
-    ipaddress.IPv6Network("64:ff9b::/96"),
-    ipaddress.IPv6Network("64:ff9b:1::/48"),
-    ipaddress.IPv6Network("::/96"),
+_NOT_PUBLIC_IPV4: Final = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network: RFC 791
+        "10.0.0.0/8",  # private use: RFC 1918
+        "100.64.0.0/10",  # shared address space: RFC 6598
+        "127.0.0.0/8",  # loopback: RFC 1122
+        "168.63.129.16/32",  # public by number, and each Azure machine's own host
+        "169.254.0.0/16",  # link local, metadata of clouds: RFC 3927
+        "172.16.0.0/12",  # private use: RFC 1918
+        "192.0.0.0/24",  # protocol assignments, metadata of a cloud: RFC 6890
+        "192.0.2.0/24",  # documentation: RFC 5737
+        "192.88.99.0/24",  # relays of 6to4, deprecated: RFC 7526
+        "192.168.0.0/16",  # private use: RFC 1918
+        "198.18.0.0/15",  # benchmarking: RFC 2544
+        "198.51.100.0/24",  # documentation: RFC 5737
+        "203.0.113.0/24",  # documentation: RFC 5737
+        "224.0.0.0/4",  # multicast: RFC 5771
+        "240.0.0.0/4",  # reserved, broadcast: RFC 1112, RFC 8190
+    )
 )
+# The only block of IPv6 that is given out. Outside of it lie loopback, IPv4-mapped, -compatible and
+# -translated addresses, NAT64, discard-only, SRv6, unique and site local, link local, multicast.
+_PUBLIC_IPV6: Final = IPv6Network("2000::/3")
+_NOT_PUBLIC_IPV6: Final = tuple(
+    IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments, Teredo (has an IPv4 address in it): RFC 2928, RFC 4380
+        "2001:db8::/32",  # documentation: RFC 3849
+        "2002::/16",  # 6to4, which has an IPv4 address in it: RFC 3056
+        "3ffe::/16",  # 6bone, given back: RFC 3701
+        "3fff::/20",  # documentation: RFC 9637
+    )
+)
+# Both have in their last four bytes the IPv4 address that a connection goes to.
+_IPV4_IN_IPV6: Final = (
+    IPv6Network("::ffff:0:0/96"),  # mapped: RFC 4291
+    IPv6Network("64:ff9b::/96"),  # NAT64, with which hosts without IPv4 reach it: RFC 6052
+)
+_ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
+"""Third quarter of an address whose last is that of an IPv4 host within a site: RFC 5214."""
 
 
 class Target(NamedTuple):
@@ -113,26 +152,19 @@ def check_addresses(addresses: Iterable[Address], scheme: str, networks: Network
 
 
 def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_IPV4)
     return (
-        address.is_global
-        and not address.is_multicast
-        and not any(address in network for network in _HOSTS_OWN)
+        address in _PUBLIC_IPV6
+        and not any(address in network for network in _NOT_PUBLIC_IPV6)
+        and int(address) >> 32 & 0xFFFFFFFF not in _ISATAP
     )
 
 
 def _meant(address: Address) -> Address:
-    """The address of IPv4 that one of IPv6 leads to, or itself."""
-    if isinstance(address, IPv4Address):
-        return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address.sixtofour is not None:
-        return address.sixtofour
-    if address.teredo is not None:
-        return address.teredo[1]
-    whole = int(address)
-    if whole > 1 and any(address in network for network in _TRANSLATED):
-        return IPv4Address(whole & 0xFFFFFFFF)
+    """The IPv4 address that a connection to an IPv6 address goes to, or the address itself."""
+    if any(address in network for network in _IPV4_IN_IPV6):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 
 

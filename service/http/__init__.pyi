@@ -22,6 +22,8 @@ from .paging import Key as Key
 from .paging import decode_token as decode_token
 from .paging import encode_token as encode_token
 from .path_names import named as named
+from .permitted_routes import Permission as Permission
+from .permitted_routes import PermittedRoute as PermittedRoute
 from .preconditions import Condition as Condition
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency

@@ -23,7 +23,8 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
         "type": "http",
         "scheme": "bearer",
         "description": "A key, `ck_<id>_<secret>`, or a token of the OIDC issuer that the server "
-        "trusts. A server without keys (`CAIRN_AUTH=loopback`) needs none, and answers its own "
+        "trusts. `x-cairn-permission` of an operation says which scope it takes, and whether in "
+        "all roots. A server without keys (`CAIRN_AUTH=loopback`) needs none, and answers its own "
         "machine only.",
     },
     "session": {

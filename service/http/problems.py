@@ -1,7 +1,7 @@
 """Every error becomes one problem+json body; this file holds the table and the handlers."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.routing import Match
 
 from cairn.service.errors import ProblemError
 from cairn.service.observing import REQUEST_ID_HEADER, request_id
-from cairn.service.schemas import Problem
+from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, FieldProblem, Problem
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 
@@ -26,7 +26,9 @@ RETRY_AFTER: Final = "5"
 
 # SQLite's, the system's and PostgreSQL's words.
 _FULL: Final = ("disk is full", "No space left", "could not extend file")
-_SHOWN: Final = 100  # characters of a value that was sent
+_SHOWN: Final = 100  # characters of a value, or of the name of a field, that was sent
+_MAX_LINES: Final = 100  # entries of a list beside `errors`, such as `problems`
+_MAX_TEXT: Final = 8000  # characters of the detail, and of such an entry
 
 _NO_DATABASE: Final = "The database does not answer"
 
@@ -128,8 +130,9 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def _respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     body = problem.model_dump(mode="json")
-    if body["errors"] is None:
-        del body["errors"]
+    for name in ("errors", "error_count"):
+        if body[name] is None:
+            del body[name]
     named = dict(headers or {})
     if (request := request_id()) is not None:
         body["request_id"] = named[REQUEST_ID_HEADER] = request
@@ -180,15 +183,19 @@ async def _on_error(request: Request, exc: Exception) -> JSONResponse:
 
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)  # as registered
+    more = sum(error["ctx"]["count"] for error in exc.errors() if error["type"] == MORE_ERRORS)
+    found = [error for error in exc.errors() if error["type"] != MORE_ERRORS]
     errors = [
-        {"field": ".".join(str(part) for part in error["loc"]), "detail": _complaint(error)}
-        for error in exc.errors()
+        {"field": ".".join(_clipped(str(part)) for part in one["loc"]), "detail": _complaint(one)}
+        for one in found[:MAX_ERRORS]
     ]
+    count = len(found) + more
     detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
+    detail += f"; and {count - len(errors)} more" * (count > len(errors))
     kind: tuple[int, str, str] = (422, "invalid-request", "Invalid request")
-    if any(error["type"] == "json_invalid" for error in exc.errors()):
+    if any(error["type"] == "json_invalid" for error in found):
         kind = (400, "malformed", "Not JSON")
-    return _respond(_problem(*kind, detail, request.url.path, errors=errors))
+    return _respond(_problem(*kind, detail, request.url.path, errors=errors, error_count=count))
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
@@ -237,7 +244,19 @@ def _complaint(error: Mapping[str, Any]) -> str:
         return f"expected JSON, found text that is none: {error['ctx']['error']}"
     found = error.get("input")
     plain = isinstance(found, str | int | float | None) and error["type"] != "missing"
+    found = found[:_SHOWN] if isinstance(found, str) else found
     return f"{error['msg']}, found {repr(found)[:_SHOWN]}" if plain else str(error["msg"])
+
+
+def _clipped(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _clipped_lines(value: Any) -> Any:
+    """A member of a problem; of a list the first entries, of a text the first characters."""
+    if isinstance(value, list):
+        return [_clipped_lines(one) for one in value[:_MAX_LINES]]
+    return _clipped(value, _MAX_TEXT) if isinstance(value, str) else value
 
 
 def _extension(exc: BaseException) -> dict[str, Any]:
@@ -250,13 +269,26 @@ def _extension(exc: BaseException) -> dict[str, Any]:
 
 
 def _problem(
-    status: int, slug: str, title: str, detail: str, instance: str, **more: Any
+    status: int,
+    slug: str,
+    title: str,
+    detail: str,
+    instance: str,
+    *,
+    errors: Sequence[Mapping[str, Any]] | None = None,
+    error_count: int | None = None,
+    **more: Any,
 ) -> Problem:
+    """A problem of bounded size, whatever was sent or stored."""
+    count = error_count or len(errors or ())
+    members: dict[str, Any] = {name: _clipped_lines(value) for name, value in more.items()}
     return Problem(
         type=f"urn:cairn:problem:{slug}",
         title=title,
         status=status,
-        detail=detail,
+        detail=_clipped(detail, _MAX_TEXT),
         instance=instance,
-        **more,
+        errors=None if errors is None else [FieldProblem(**one) for one in errors[:MAX_ERRORS]],
+        error_count=count if count > MAX_ERRORS else None,
+        **members,
     )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.background import BackgroundTask
 
 from cairn.service.errors import NotReadyError
 from cairn.service.http.catalog_turns import CatalogTurns, StoreNeededError
+from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.storage.store import within
 
 AT_ONCE: Final = 12
@@ -168,7 +168,7 @@ class ValueMemory:
                 room.turn.set_result(None)
 
 
-class StoreRoute(APIRoute):
+class StoreRoute(PermittedRoute):
     """A route of a run: what changes it, or looks at the store, waits for its turn there.
 
     What only reads waits for a turn at the catalog, and goes on to the store if that knows too
@@ -180,9 +180,9 @@ class StoreRoute(APIRoute):
     searches: ClassVar[frozenset[str]] = frozenset({"filter", "order_by"})
     """Parameters of which one is enough for the database to look at all of a list."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def permitted_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of FastAPI, with a turn and a deadline for what it asks of the store."""
-        handler = super().get_route_handler()
+        handler = super().permitted_handler()
 
         async def in_turn(request: Request) -> Response:
             with within(ANSWER_SECONDS):

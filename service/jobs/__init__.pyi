@@ -22,6 +22,7 @@ from .policies import judge as judge
 from .policies import plan_body as plan_body
 from .policies import stored_policy as stored_policy
 from .records import operation_id as operation_id
+from .records import operation_key as operation_key
 from .rule_matching import Matches as Matches
 from .rule_matching import match_rules as match_rules
 from .watching import Watches as Watches

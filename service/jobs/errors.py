@@ -59,6 +59,9 @@ class OperationNotFoundError(ProblemError):
 
     status, slug, title = 404, "operation-not-found", "No such operation"
 
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"operation {operation}: expected one, found none")
+
 
 class OperationStateError(ProblemError):
     """The operation is in a state in which this cannot be done."""
@@ -106,7 +109,7 @@ class IdempotencyKeyReusedError(ProblemError):
     """The same key came with another request.
 
     Attributes:
-        used: The operation that it names. Its request is not told: who asks may not use its root.
+        used: The operation that it names.
     """
 
     status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"

@@ -1,6 +1,7 @@
 """From what the job engine keeps to what the API shows. Pure."""
 
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -67,6 +68,20 @@ def state_of(status: str) -> OperationState:
 def statuses_of(state: OperationState | None) -> list[str]:
     """Every status that means `state`; none for None."""
     return [status for status, meant in _STATES.items() if meant is state]
+
+
+def operation_key(caller: str, root: str, idempotency_key: str) -> str:
+    """The engine's key of a request: callers never share one, nor do the roots of a caller.
+
+    The server is a caller too, for its schedules and automations. Their names have a colon, which
+    no key's name has, so nobody else can ask under one.
+
+    Args:
+        caller: Name of who asks.
+        root: Name of the root that the request is about.
+        idempotency_key: That they give it.
+    """
+    return json.dumps([caller, root, idempotency_key])
 
 
 def operation_id(idempotency_key: str | None) -> str:

@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.observing import redact
+from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -147,6 +148,7 @@ class FileName(WorkerName):
 
     def _open(self) -> BinaryIO:
         try:
+            make_private(str(self._path))  # others could lock a file that they may read
             return self._path.open("a+b")
         except OSError as exc:
             raise SettingsError(

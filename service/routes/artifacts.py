@@ -6,20 +6,21 @@ from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service import actions
-from cairn.service.access import Caller, Reader, Scope
+from cairn.service.access import Reader
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.http import (
     DOWNLOADS,
     Condition,
+    PermittedRoute,
     RangeHeader,
     described,
     download,
     problem_responses,
 )
-from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
+from cairn.service.jobs import ARTIFACT_PATTERN
 from cairn.service.schemas import Artifact
 
-router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"])
+router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"], route_class=PermittedRoute)
 
 ArtifactId = Annotated[
     str, Path(pattern=ARTIFACT_PATTERN, description="`artifact_id` of an operation's result.")
@@ -30,7 +31,7 @@ FileName = Annotated[str, Path(max_length=255, description="Name of a file of th
 @router.get("/{artifact}", responses=problem_responses(404))
 def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -> Artifact:
     """What the artifact is, and its files."""
-    return actions.get_artifact(plane, _named(caller, artifact))
+    return actions.get_artifact(plane, caller, artifact)
 
 
 @router.get(
@@ -52,7 +53,7 @@ def download_file(
     `Repr-Digest` (RFC 9530) has the CRC-32C of the whole file. A whole file that is damaged in the
     store ends short of its `Content-Length`.
     """
-    file = actions.find_file(plane, _named(caller, artifact), name)
+    file = actions.find_file(plane, caller, artifact, name)
     return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
 
 
@@ -61,12 +62,5 @@ def describe_file(
     caller: Reader, artifact: ArtifactId, name: FileName, plane: PlaneDependency
 ) -> Response:
     """The headers of the whole file."""
-    file = actions.find_file(plane, _named(caller, artifact), name)
+    file = actions.find_file(plane, caller, artifact, name)
     return described(file)
-
-
-def _named(caller: Caller, artifact: str) -> ArtifactRef:
-    """What an id names, if the caller may see it."""
-    ref = ArtifactRef.parse(artifact)
-    caller.require(Scope.READ, ref.root)
-    return ref

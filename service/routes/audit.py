@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service import actions
-from cairn.service.access import Administrator
+from cairn.service.access import ServerAdministrator
 from cairn.service.dependencies import Filter, PageSize, PageToken, PlaneDependency
 from cairn.service.filters import AUDIT_FIELDS, Search
 from cairn.service.http import StoreRoute, decode_token, encode_token, json_answer
@@ -16,7 +16,7 @@ router: Final = APIRouter(prefix="/audit-events", tags=["audit"], route_class=St
 
 @router.get("", response_model=AuditEventList)
 def list_audit_events(
-    caller: Administrator,
+    caller: ServerAdministrator,
     plane: PlaneDependency,
     filter: Filter = "",
     page_size: PageSize = 50,
@@ -29,6 +29,6 @@ def list_audit_events(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    page, more = actions.list_audit_events(plane, caller, search, after=after, limit=page_size)
+    page, more = actions.list_audit_events(plane, search, after=after, limit=page_size)
     token = encode_token(listing, (page[-1].id,)) if more else None
     return json_answer(AuditEventList(audit_events=page, next_page_token=token))

@@ -5,12 +5,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Response
 
 from cairn.service import actions
-from cairn.service.access import Administrator
+from cairn.service.access import ServerAdministrator
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http import problem_responses
+from cairn.service.http import PermittedRoute, problem_responses
 from cairn.service.schemas import KeyList, KeyRequest, NewKey
 
-router: Final = APIRouter(prefix="/keys", tags=["keys"])
+router: Final = APIRouter(prefix="/keys", tags=["keys"], route_class=PermittedRoute)
 
 KeyId = Annotated[
     str, Path(pattern="^[a-z2-7]{12}$", description="Id of a key, the part after `ck_`.")
@@ -18,14 +18,14 @@ KeyId = Annotated[
 
 
 @router.get("")
-def list_keys(caller: Administrator, plane: PlaneDependency) -> KeyList:
+def list_keys(caller: ServerAdministrator, plane: PlaneDependency) -> KeyList:
     """Every key that was made, without secrets."""
-    return KeyList(keys=actions.list_keys(plane, caller))
+    return KeyList(keys=actions.list_keys(plane))
 
 
 @router.post("", status_code=201, responses=problem_responses(404, 409))
 def create_key(
-    caller: Administrator, body: KeyRequest, plane: PlaneDependency, response: Response
+    caller: ServerAdministrator, body: KeyRequest, plane: PlaneDependency, response: Response
 ) -> NewKey:
     """Make a key; the answer alone has it, and the server keeps only a digest."""
     response.headers["Cache-Control"] = "no-store"
@@ -33,6 +33,6 @@ def create_key(
 
 
 @router.delete("/{key}", status_code=204, responses=problem_responses(404))
-def revoke_key(caller: Administrator, key: KeyId, plane: PlaneDependency) -> None:
+def revoke_key(caller: ServerAdministrator, key: KeyId, plane: PlaneDependency) -> None:
     """Have a key count no more, for good; every server refuses it within seconds."""
     actions.revoke_key(plane, caller, key)

@@ -13,10 +13,10 @@ from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import decode_token, encode_token, named, problem_responses
+from cairn.service.http import PermittedRoute, decode_token, encode_token, named, problem_responses
 from cairn.service.schemas import Operation, OperationList, OperationState
 
-router: Final = APIRouter(prefix="/operations", tags=["operations"])
+router: Final = APIRouter(prefix="/operations", tags=["operations"], route_class=PermittedRoute)
 
 OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
 RETRY_MILLISECONDS: Final = 1000

@@ -3,14 +3,14 @@
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 
 from cairn.service import actions
-from cairn.service.access import Administrator, Reader
+from cairn.service.access import Reader, ServerAdministrator
 from cairn.service.dependencies import PlaneDependency, RootName
 from cairn.service.http import (
     NOT_CHANGED,
     Condition,
+    PermittedRoute,
     StoreRoute,
     created_answer,
     problem_responses,
@@ -29,7 +29,7 @@ def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
 
 @router.post("", status_code=201, response_model=Root, responses=problem_responses(409))
 def add_root(
-    caller: Administrator,
+    caller: ServerAdministrator,
     body: AddRootRequest,
     plane: PlaneDependency,
     request: Request,
@@ -51,7 +51,7 @@ def get_root(
     return tagged_answer(actions.get_root(plane, root), if_none_match)
 
 
-def remove_root(caller: Administrator, root: RootName, plane: PlaneDependency) -> None:
+def remove_root(caller: ServerAdministrator, root: RootName, plane: PlaneDependency) -> None:
     """Have a root be served no more that was added; its store stays as it is.
 
     Refused (409) of a root that the settings name, and while operations on it have not ended. It
@@ -66,5 +66,5 @@ router.add_api_route(
     methods=["DELETE"],
     status_code=204,
     responses=problem_responses(404, 409),
-    route_class_override=APIRoute,  # a store that says nothing keeps none from being removed
+    route_class_override=PermittedRoute,  # a store that says nothing keeps none from being removed
 )

@@ -5,25 +5,25 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path
 
 from cairn.service import actions
-from cairn.service.access import Administrator, Reader
+from cairn.service.access import Reader, ServerAdministrator
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http import problem_responses
+from cairn.service.http import PermittedRoute, problem_responses
 from cairn.service.schemas import TakenOver, WorkerList
 
-router: Final = APIRouter(prefix="/workers", tags=["jobs"])
+router: Final = APIRouter(prefix="/workers", tags=["jobs"], route_class=PermittedRoute)
 
 WorkerNamed = Annotated[str, Path(max_length=128, description="Name of a worker.")]
 
 
 @router.get("")
 def list_workers(caller: Reader, plane: PlaneDependency) -> WorkerList:
-    """Every worker that was started, by name, and what it executes."""
-    return WorkerList(workers=actions.list_workers(plane))
+    """Every worker that was started, by name, and what it executes in roots of the caller."""
+    return WorkerList(workers=actions.list_workers(plane, caller))
 
 
 @router.post("/{worker}:takeOver", responses=problem_responses(404, 409))
 def take_over_worker(
-    caller: Administrator, worker: WorkerNamed, plane: PlaneDependency
+    caller: ServerAdministrator, worker: WorkerNamed, plane: PlaneDependency
 ) -> TakenOver:
     """Have other workers go on with what a dead one has left.
 

@@ -4,8 +4,6 @@ Only a database without tables is made so. What is proved of migrations, and pro
 start, run them.
 """
 
-import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,15 +20,20 @@ TABLES = "SELECT count(*) FROM sqlite_master"
 _migrate = DBOS.migrate
 
 
+def _statements(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as made:
+        begin, *statements, commit = made.iterdump()
+    assert (begin, commit) == ("BEGIN TRANSACTION;", "COMMIT;")
+    return statements
+
+
 @contextmanager
 def made_once(folder: Path) -> Iterator[None]:
     """Catalogs and databases of jobs that this process makes are as the first; an empty folder."""
     catalog, jobs = folder / "catalog.sqlite", folder / "jobs.sqlite"
     Catalog.open(f"sqlite:///{catalog}").close()
     database.upgrade_jobs(f"sqlite:///{jobs}")
-    with closing(sqlite3.connect(catalog)) as made:
-        begin, *statements, commit = made.iterdump()
-    assert (begin, commit) == ("BEGIN TRANSACTION;", "COMMIT;")
+    statements, job_statements = _statements(catalog), _statements(jobs)
 
     def upgraded(connection: Connection) -> None:
         if connection.dialect.name != "sqlite" or connection.exec_driver_sql(TABLES).scalar():
@@ -41,15 +44,14 @@ def made_once(folder: Path) -> Iterator[None]:
 
     def migrated(url: str) -> None:
         path = make_url(url).database if database.is_sqlite(url) else None
-        if path is None or not Path(path).parent.is_dir() or Path(path).exists():
+        if path is None or not Path(path).exists() or Path(path).stat().st_size > 0:
             return _migrate(url)
-        ours = shutil.copy(jobs, f"{path}.{os.urandom(4).hex()}")
-        try:
-            os.link(ours, path)  # unless another is there meanwhile
-        except FileExistsError:
-            _migrate(url)
-        finally:
-            os.unlink(ours)
+        with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as made:
+            made.execute("BEGIN IMMEDIATE")
+            if not made.execute(TABLES).fetchone()[0]:
+                for statement in job_statements:
+                    made.execute(statement)
+            made.execute("COMMIT")
 
     with (
         patch.object(engine, "upgrade", upgraded),

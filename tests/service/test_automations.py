@@ -7,6 +7,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn.service.access import Caller, Scope
 from cairn.service.actions import automations
 from cairn.service.actions.automations import follow_moves, list_automations
 from cairn.service.actions.plane import ControlPlane
@@ -52,7 +53,7 @@ def follow(http, request):
     def started(*wanted):
         return follow_moves(plane_with(wanted))
 
-    started.told = lambda *wanted: list_automations(plane_with(wanted))
+    started.told = lambda *wanted: list_automations(plane_with(wanted), Caller("ana", Scope.READ))
     return started
 
 

@@ -151,6 +151,32 @@ def test_extension_members_carry_what_a_client_needs():
         assert several.model_dump()["problems"] == ["a: missing", "b: shape"]
 
 
+@pytest.mark.parametrize(
+    "error_of",
+    [
+        lambda lines: storage_errors.TreeMismatchError("no fit", problems=lines),
+        lambda lines: ProblemError("; ".join(lines), extra={"problems": lines}),
+    ],
+    ids=["storage", "service"],
+)
+def test_problem_is_of_bounded_size_whatever_was_found(error_of):
+    lines = [f"leaf {number}: missing" for number in range(30_000)]
+    problem = problem_from(error_of(lines), instance="/x").model_dump()
+    assert problem["problems"] == lines[:100]
+    assert len(problem["detail"]) <= 8000
+    long = problem_from(error_of(["x" * 100_000]), instance="/x").model_dump()
+    assert len(str(long)) < 20_000
+
+
+def test_errors_beyond_the_first_are_counted():
+    errors = [{"field": f"body.{number}", "detail": "no"} for number in range(21)]
+    problem = problem_from(InvalidRequestError("no", errors=errors), instance="/x")
+    assert ([one.field for one in problem.errors][-1], len(problem.errors)) == ("body.19", 20)
+    assert problem.error_count == 21
+    problem = problem_from(InvalidRequestError("no", errors=errors[:20]), instance="/x")
+    assert (len(problem.errors), problem.error_count) == (20, None)
+
+
 @pytest.fixture
 def raising(monkeypatch):
     """An application with one route, which raises what the test puts here."""

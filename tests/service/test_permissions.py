@@ -1,33 +1,39 @@
 import pytest
 from fastapi.routing import APIRoute
 
-from cairn.service.access import Administrator, Caller, Operator, Reader, Scope
+from cairn.service.access import Allowed, Caller, Scope
 from cairn.service.app import ROUTERS
 from cairn.service.dashboard import ROUTERS as PAGES
 from cairn.service.errors import ForbiddenError
+from cairn.service.http import PermittedRoute
 
-KINDS = {
-    Scope.READ: Reader.__metadata__[0].dependency,
-    Scope.OPERATE: Operator.__metadata__[0].dependency,
-    Scope.ADMIN: Administrator.__metadata__[0].dependency,
-}
 ROUTES = [
     route for router in (*ROUTERS, *PAGES) for route in router.routes if isinstance(route, APIRoute)
 ]
 
 
-def asked(route):
-    """The scopes that a route asks of its caller, in order."""
+def permissions(route):
+    """What a route asks of its caller, in order."""
     calls = [one.call for one in route.dependant.dependencies]
-    return [scope for call in calls for scope, kind in KINDS.items() if kind is call]
+    return [call for call in calls if isinstance(call, Allowed)]
+
+
+def asked(route):
+    """The scopes among them."""
+    return [one.scope for one in permissions(route)]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_route_asks_one_permission_and_before_all_else(route):
-    scopes = asked(route)
-    assert len(scopes) == 1
-    first = route.dependant.dependencies[0].call
-    assert first is KINDS[scopes[0]]
+    assert isinstance(route, PermittedRoute)
+    assert [route.dependant.dependencies[0].call] == permissions(route)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_what_an_administrator_is_needed_for_is_of_one_run_or_takes_all_roots(route):
+    (permission,) = permissions(route)
+    of_one_run = "{run}" in route.path
+    assert permission.everywhere is (permission.scope is Scope.ADMIN and not of_one_run)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)

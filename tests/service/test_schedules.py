@@ -14,6 +14,7 @@ from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
+from cairn.service.jobs import operation_key
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.run import Run
@@ -126,6 +127,47 @@ def test_a_root_that_is_away_keeps_no_other_from_its_turn_and_is_tried_again(
         silent.setattr(plane.index, "refresh_root", away)
         assert [one.look(), one.look()] == [1, 0]
     assert [one.look(), one.look()] == [2, 0]
+
+
+def test_no_idempotency_key_of_a_client_is_one_of_a_schedule(http):
+    """Else who may verify one run could have the schedule of another pass it by."""
+    due = THREE.replace(year=2048)
+    moment = f"{due:%Y-%m-%dT%H:%MZ}"
+    names = ("nightly", "schedule:nightly")
+    keys = [
+        f"{moment}/llama",
+        f"default/{moment}/llama",
+        f"schedule/nightly/{moment}/default/llama",
+    ]
+    keys += [json.dumps([name, "default", f"{moment}/llama"]) for name in names]
+    sent = [
+        http.post(
+            "/v1/roots/default/runs/other:verify",
+            json={"steps": "none"},
+            headers={"Idempotency-Key": key},
+        )
+        for key in keys
+    ]
+    assert [answer.status_code for answer in sent] == [202] * len(keys)
+    assert scheduler(http, "nightly", at=due).look() == 1
+
+
+def test_a_schedule_whose_work_another_operation_stands_for_says_so(http, caplog):
+    due = THREE.replace(year=2052)
+    plane = http.app.state.plane
+    key = operation_key("schedule:nightly", "default", f"{due:%Y-%m-%dT%H:%MZ}/llama")
+    request = {"root": "default", "run": "other", "steps": "none"}
+    started = plane.jobs.start("verify", request, idempotency_key=key)
+    look = scheduler(http, "nightly", at=due)
+    assert [look.look(), look.look()] == [0, 0]
+    told = [line for line in caplog.messages if "schedule nightly: default/llama: not sta" in line]
+    assert len(told) == 1
+    assert f"expected the request of operation {started.id} again" in told[0]
+    with plane.catalog.query() as connection:
+        rows = connection.execute(select(AuditRow).where(AuditRow.outcome == "refused")).all()
+    assert [(row.actor, row.action, row.run) for row in rows] == [
+        ("schedule:nightly", "run.verify", "llama")
+    ]
 
 
 def test_schedules_are_listed_with_when_they_are_due(http):

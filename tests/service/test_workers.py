@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 import pytest
 from fastapi.testclient import TestClient
 
+from cairn.service.access import Caller, Scope
+from cairn.service.actions.workers import list_workers
 from cairn.service.app import create_app
 from cairn.service.jobs.errors import JobsBusyError
 from cairn.service.jobs.worker_names import FileName, worker_name
@@ -141,6 +143,8 @@ def test_what_a_killed_worker_has_left_goes_on_elsewhere_once_it_is_taken_over(
         asked = http.post(f"{STEP}:convert", json={}).json()
         until(reached.exists)
         assert workers(http)["one"]["running"] == [asked["id"]]
+        stranger = Caller("stranger", Scope.READ, frozenset({"elsewhere"}))
+        assert [one.running for one in list_workers(http.app.state.plane, stranger)] == [[]]
         process.kill()
         process.wait(60)
     with working(settings, "two") as other:

@@ -47,7 +47,7 @@ def adopt_folder(
         root=root, run=wanted.run, folder=folder, step=wanted.step, model=wanted.model
     )
     briefly = {} if wanted.model is None else {"model": wanted.model.config.get("model_type")}
-    start = Start(plane, caller, adopt.KIND, "run.adopt", idempotency_key, briefly)
+    start = Start(plane, caller, root, adopt.KIND, "run.adopt", idempotency_key, briefly)
     if known := start.repeated({**request, "step": wanted.step, "model": request.get("model")}):
         return known
     if not start.is_key_used():

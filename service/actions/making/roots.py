@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.service import catalog
-from cairn.service.access import Caller, Scope
+from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedError
@@ -50,12 +50,10 @@ def add_root(
         adopt_from: Folders outside it that records of its runs may name.
 
     Raises:
-        ForbiddenError: The caller may not use all roots.
         InvalidURIError, RootRefusedError: No root can be, or may be, there.
         RootTakenError: There is a root of that name, or one there, around it or in it.
         StoreUnavailableError: The store does not answer.
     """
-    caller.require_everywhere(Scope.ADMIN)
     place = _parsed(uri)
     sources = [_parsed(folder) for folder in adopt_from]
     added = Root(name=name, uri=str(place), source="catalog", adopt_from=[*map(str, sources)])
@@ -77,13 +75,11 @@ def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
     Of a name that the settings have too, what the catalog says goes, and the settings' root stays.
 
     Raises:
-        ForbiddenError: The caller may not use all roots.
         UnknownRootError: There is none of that name.
         FixedRootError: The settings name it, and nobody has added it.
         RootInUseError: Operations on it have not ended.
         NotReadyError: Jobs were not launched.
     """
-    caller.require_everywhere(Scope.ADMIN)
     fixed = plane.roots.is_of_settings(name)
     added = catalog.added_root(plane.catalog, name) is not None
     if not added:

@@ -46,7 +46,7 @@ def apply_retention(
         "grace_seconds": wanted.grace_seconds,
         "by": caller.name,
     }
-    start = Start(plane, caller, retention.KIND, "run.retention", idempotency_key)
+    start = Start(plane, caller, root, retention.KIND, "run.retention", idempotency_key)
     if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
@@ -72,7 +72,7 @@ def collect_garbage(
         RunNotFoundError: There is no such run.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    start = Start(plane, caller, gc.KIND, "run.gc", idempotency_key)
+    start = Start(plane, caller, root, gc.KIND, "run.gc", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "dry_run": dry_run}):
         return known
     request = gc.gc_request(root=root, run=plane.run(root, run), dry_run=dry_run)

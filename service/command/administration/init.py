@@ -11,6 +11,7 @@ import typer
 from cairn.service.command.options import errors
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.errors import SetUpError
+from cairn.service.private_files import private_opener
 from cairn.storage.errors import translate
 from cairn.storage.store import parse_uri
 
@@ -94,7 +95,7 @@ def _refuse_others(path: Path, text: str) -> None:
 def _write(path: Path, text: str) -> None:
     """Make the file; for its owner alone, who may add a password of a database to it."""
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(path, "xb", opener=private_opener) as file:
             file.write(text.encode())
     except FileExistsError:
         _refuse_others(path, text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cairn.service.command.administration.data_folder import administered
+from cairn.service.command.administration.secret_files import SecretFileOption, secret_file
 from cairn.service.command.durations import parse_duration
 from cairn.service.command.options import DataOption, console, errors
 from cairn.service.command.printing.documents import JsonOption, print_document
@@ -73,6 +74,7 @@ def create(
         str | None,
         typer.Option(metavar="TIME", help="Such as 90d; default: counts until it is revoked."),
     ] = None,
+    output: SecretFileOption = None,
     data_dir: DataOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,17 +84,18 @@ def create(
     request = KeyRequest(
         name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
     )
-    with _plane(data_dir) as (plane, caller):
+    with secret_file(output) as file, _plane(data_dir) as (plane, caller):
         made = actions.create_key(plane, caller, request)
+        if file is not None:
+            file.write(f"{made.key}\n")
     if json:
-        print_document(made)
+        print_document(made if output is None else made.details)
         return
-    print(made.key)
-    errors.print(
-        f"Key {made.details.id}, for CAIRN_KEY or a file that CAIRN_KEY_FILE names. "
-        "It is not told again.",
-        soft_wrap=True,
-    )
+    place = f"in {output}, for CAIRN_KEY_FILE"
+    if output is None:
+        print(made.key)
+        place = "for CAIRN_KEY or a file that CAIRN_KEY_FILE names"
+    errors.print(f"Key {made.details.id}, {place}. It is not told again.", soft_wrap=True)
 
 
 @keys_app.command("list")
@@ -100,8 +103,8 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
     from cairn.service import actions
 
-    with _plane(data_dir) as (plane, caller):
-        found = actions.list_keys(plane, caller)
+    with _plane(data_dir) as (plane, _):
+        found = actions.list_keys(plane)
     if json:
         print_document(KeyList(keys=found))
         return

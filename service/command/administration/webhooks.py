@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
+from cairn.service.command.administration.secret_files import SecretFileOption, secret_file
 from cairn.service.command.options import UrlOption, console, errors
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
@@ -47,18 +48,23 @@ def create(
     runs: Annotated[
         str, typer.Option(metavar="PATTERN", help="Tell of runs with such a name.")
     ] = "*",
+    output: SecretFileOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Have events sent to an address, and print the secret that they are signed with: this once."""
-    with Client(url) as client:
+    with secret_file(output) as file, Client(url) as client:
         made = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
+        if file is not None:
+            file.write(f"{made.secret}\n")
     if json:
-        print_document(made)
+        print_document(made if output is None else made.details)
         return
-    print(made.secret)
+    place = f"in {output}, " if output is not None else ""
+    if output is None:
+        print(made.secret)
     errors.print(
-        f"The secret of webhook {made.details.id}, for its receiver. It is not told again.",
+        f"The secret of webhook {made.details.id}, {place}for its receiver. It is not told again.",
         soft_wrap=True,
     )
 

@@ -1,5 +1,6 @@
 """Whether the databases can be read, and are of this version. Nothing is written, none is made."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from cairn.service.catalog import AddedRootRow, overlap_of
 from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import root_found
+from cairn.service.private_files import shared_files
 from cairn.service.settings import Settings
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import parse_uri
@@ -100,6 +102,9 @@ def _database_found(
         if file and not Path(file).exists():
             yield Finding(check, Outcome.OK, f"{file} is made at the first start")
             return
+        for path, mode in shared_files(file).items():
+            found = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"
+            yield Finding(check, Outcome.WARN, found, f"chmod 600 {shlex.quote(str(path))}")
         engine = _engine(parsed, seconds)
     except SQLAlchemyError:  # whose text may have the password
         found = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "

@@ -18,6 +18,7 @@ from cairn.service.sizes import size_text
 _SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD")
 _SMALL_BYTES: Final = 10**9
 _FULL_BYTES: Final = 10**8
+_WITH_SECRETS: Final = ("CAIRN_ENV_FILE", "CAIRN_KEY_FILE")
 _GCS_FLAGS: Final = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 
 
@@ -29,6 +30,8 @@ def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
             continue
         if name not in unread:
             yield Finding("settings", Outcome.OK, f"{name}={_shown(name, value)}")
+            if name in _WITH_SECRETS:
+                yield from _readable_by_all(name, Path(value).expanduser())
             continue
         near = unread[name]
         found = f"{name}: expected a setting of Cairn's, found a name that nothing reads"
@@ -41,6 +44,17 @@ def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
         load_settings()
     except SettingsError as exc:
         yield Finding("settings", Outcome.FAIL, _shown("", str(exc)), "correct the variable")
+
+
+def _readable_by_all(name: str, path: Path) -> Iterator[Finding]:
+    """A file with a key or a password that more than a group may read or write."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return  # whatever needs it says so
+    if mode & 0o007:
+        found = f"{name}: {path}: expected mode 600, found {mode:o}: it may have a secret"
+        yield Finding("settings", Outcome.WARN, found, f"chmod o= {shlex.quote(str(path))}")
 
 
 def _shown(name: str, value: str) -> str:
@@ -100,7 +114,7 @@ def data_folder_found(folder: Path) -> Iterator[Finding]:
         yield Finding(name, Outcome.FAIL, found, f'sudo chown "$(id -u)" {shlex.quote(str(there))}')
         return
     if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
-        found = f"{folder}: expected mode 700, found {mode:o}: others may read the databases"
+        found = f"{folder}: expected mode 700, found {mode:o}: others may look into it"
         yield Finding(name, Outcome.WARN, found, f"chmod 700 {quoted}")
     free = shutil.disk_usage(there).free
     if free < _SMALL_BYTES:

@@ -9,6 +9,7 @@ from sqlalchemy import make_url
 
 from cairn.service.errors import BackupError
 from cairn.service.observing import redact
+from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
 from cairn.storage.store import sync_path
 
@@ -71,6 +72,7 @@ def _copy(source: Path, target: Path) -> Path:
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     try:
+        make_private(str(unfinished))
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as database,
             closing(sqlite3.connect(unfinished)) as copy,
@@ -82,7 +84,6 @@ def _copy(source: Path, target: Path) -> Path:
                     f"{source}: expected a sound database, found: {found}. The copy is not kept."
                 )
             copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, without its log
-        unfinished.chmod(0o600)
         sync_path(str(unfinished))
         return unfinished.rename(target)
     except BaseException:

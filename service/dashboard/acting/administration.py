@@ -5,14 +5,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 
 from cairn.service import actions
-from cairn.service.access import Administrator
+from cairn.service.access import ServerAdministrator
 from cairn.service.dashboard.forms import FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName
+from cairn.service.http import PermittedRoute
 from cairn.service.routes import keys, webhooks
 from cairn.service.schemas import AddRootRequest, KeyRequest, WebhookRequest
 
@@ -25,7 +25,7 @@ router: Final = APIRouter(
 
 @router.post("/keys")
 def create_key_form(
-    request: Request, caller: Administrator, plane: PlaneDependency, form: FormDependency
+    request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> HTMLResponse:
     """Make a key, and show it this once."""
     days = form.decimal("expires_days")
@@ -41,7 +41,9 @@ def create_key_form(
 
 
 @router.post("/keys/{key}/revoke")
-def revoke_key_form(caller: Administrator, key: keys.KeyId, plane: PlaneDependency) -> Response:
+def revoke_key_form(
+    caller: ServerAdministrator, key: keys.KeyId, plane: PlaneDependency
+) -> Response:
     """Have a key count no more."""
     actions.revoke_key(plane, caller, key)
     return _to("/keys")
@@ -49,7 +51,7 @@ def revoke_key_form(caller: Administrator, key: keys.KeyId, plane: PlaneDependen
 
 @router.post("/webhooks")
 def create_webhook_form(
-    request: Request, caller: Administrator, plane: PlaneDependency, form: FormDependency
+    request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> HTMLResponse:
     """Have somebody told of events, and show the secret this once."""
     wanted = body_of(
@@ -65,7 +67,7 @@ def create_webhook_form(
 
 @router.post("/webhooks/{webhook}/delete")
 def delete_webhook_form(
-    caller: Administrator, webhook: webhooks.WebhookId, plane: PlaneDependency
+    caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
     """Tell somebody no more."""
     actions.delete_webhook(plane, caller, webhook)
@@ -74,7 +76,7 @@ def delete_webhook_form(
 
 @router.post("/webhooks/{webhook}/test")
 def send_test_form(
-    caller: Administrator, webhook: webhooks.WebhookId, plane: PlaneDependency
+    caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
     """Tell this one of a test."""
     actions.send_test(plane, caller, webhook)
@@ -83,7 +85,7 @@ def send_test_form(
 
 @router.post("/webhooks/{webhook}/deliveries/{delivery}/redeliver")
 def redeliver_form(
-    caller: Administrator,
+    caller: ServerAdministrator,
     webhook: webhooks.WebhookId,
     delivery: webhooks.DeliveryId,
     plane: PlaneDependency,
@@ -94,14 +96,18 @@ def redeliver_form(
 
 
 @router.post("/health/roots")
-def add_root_form(caller: Administrator, plane: PlaneDependency, form: FormDependency) -> Response:
+def add_root_form(
+    caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
+) -> Response:
     """Add a root while the server runs."""
     wanted = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
     actions.add_root(plane, caller, wanted.name, wanted.uri)
     return _to("/health")
 
 
-def remove_root_form(caller: Administrator, root: RootName, plane: PlaneDependency) -> Response:
+def remove_root_form(
+    caller: ServerAdministrator, root: RootName, plane: PlaneDependency
+) -> Response:
     """Serve a root no more that was added; its store stays as it is."""
     actions.remove_root(plane, caller, root)
     return _to("/health")
@@ -111,13 +117,13 @@ router.add_api_route(
     "/health/roots/{root}/remove",
     remove_root_form,
     methods=["POST"],
-    route_class_override=APIRoute,  # a store that says nothing keeps none from being removed
+    route_class_override=PermittedRoute,  # a store that says nothing keeps none from being removed
 )
 
 
 @router.post("/workers/{worker}/take-over")
 def take_over_form(
-    caller: Administrator,
+    caller: ServerAdministrator,
     worker: Annotated[str, Path(max_length=128)],
     plane: PlaneDependency,
 ) -> Response:

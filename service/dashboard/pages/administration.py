@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
-from cairn.service.access import Administrator
+from cairn.service.access import ServerAdministrator
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import Filter, PageToken, PlaneDependency
@@ -26,7 +26,7 @@ router: Final = APIRouter(
 @router.get("/audit")
 def audit_page(
     request: Request,
-    caller: Administrator,
+    caller: ServerAdministrator,
     plane: PlaneDependency,
     filter: Filter = "",
     page_token: PageToken = None,
@@ -35,7 +35,7 @@ def audit_page(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    found, more = actions.list_audit_events(plane, caller, search, after=after, limit=ROWS)
+    found, more = actions.list_audit_events(plane, search, after=after, limit=ROWS)
     return page(
         request,
         "administration/audit.html",
@@ -46,12 +46,14 @@ def audit_page(
 
 
 @router.get("/webhooks")
-def webhooks_page(request: Request, caller: Administrator, plane: PlaneDependency) -> HTMLResponse:
+def webhooks_page(
+    request: Request, caller: ServerAdministrator, plane: PlaneDependency
+) -> HTMLResponse:
     """Who is told of events."""
     return page(
         request,
         "administration/webhooks.html",
-        webhooks=actions.list_webhooks(plane, caller),
+        webhooks=actions.list_webhooks(plane),
         kinds=[one.value for one in EventKind if one is not EventKind.WEBHOOK_TEST],
         roots=list(plane.roots),
     )
@@ -60,7 +62,7 @@ def webhooks_page(request: Request, caller: Administrator, plane: PlaneDependenc
 @router.get("/webhooks/{webhook}")
 def webhook_page(
     request: Request,
-    caller: Administrator,
+    caller: ServerAdministrator,
     webhook: webhooks.WebhookId,
     plane: PlaneDependency,
     state: Annotated[str, Query(max_length=16)] = "",
@@ -69,7 +71,7 @@ def webhook_page(
     """One webhook, and what became of each event that it was told of."""
     wanted = DeliveryState(state) if state in list(DeliveryState) else None
     found = webhooks.list_deliveries(caller, webhook, plane, wanted, ROWS, page_token)
-    known = [one for one in actions.list_webhooks(plane, caller) if one.id == webhook]
+    known = [one for one in actions.list_webhooks(plane) if one.id == webhook]
     if not known:
         raise UnknownWebhookError(f"webhook {webhook!r}: expected one that is entered, found none")
     return page(
@@ -84,12 +86,14 @@ def webhook_page(
 
 
 @router.get("/keys")
-def keys_page(request: Request, caller: Administrator, plane: PlaneDependency) -> HTMLResponse:
+def keys_page(
+    request: Request, caller: ServerAdministrator, plane: PlaneDependency
+) -> HTMLResponse:
     """Who else may ask, and what they may."""
     return page(
         request,
         "administration/keys.html",
-        keys=actions.list_keys(plane, caller),
+        keys=actions.list_keys(plane),
         scopes=list(Scope),
         roots=list(plane.roots),
         needed=plane.settings.auth == "keys",

@@ -7,8 +7,11 @@ from fastapi.responses import HTMLResponse
 
 from cairn.service.access import Reader
 from cairn.service.dashboard.rendering import page
+from cairn.service.http import PermittedRoute
 
-router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
+)
 
 
 @router.get("/docs")

@@ -10,9 +10,12 @@ from cairn.service.access import Reader
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
+from cairn.service.http import PermittedRoute
 from cairn.service.routes import health
 
-router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
+)
 
 
 @router.get("/health")
@@ -25,14 +28,13 @@ def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTM
     except NotReadyError as exc:
         problems = {one["field"]: one["detail"] for one in exc.errors or ()}
         problems = problems or {"service": exc.detail}
-    everywhere = caller.roots is None
     return page(
         request,
         "administration/health.html",
         problems=problems,
         parts=[name for name, state in checks.items() if state == "ok"],
         roots=actions.root_health(plane, caller),
-        schedules=actions.list_schedules(plane) if everywhere else [],
-        automations=actions.list_automations(plane) if everywhere else [],
+        schedules=actions.list_schedules(plane, caller),
+        automations=actions.list_automations(plane, caller),
         version=request.app.version,
     )

@@ -6,17 +6,20 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
-from cairn.service.access import Operator, Reader, Scope
+from cairn.service.access import Operator, Reader
 from cairn.service.dashboard.asked import OfOperation
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PageToken, PlaneDependency
-from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
+from cairn.service.http import PermittedRoute
+from cairn.service.jobs import ARTIFACT_PATTERN
 from cairn.service.routes import operations
 from cairn.service.schemas import OperationState
 
 ROWS: Final = 30
 
-router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
+)
 
 State = Annotated[OperationState | None, Query()]
 OperationId = Annotated[str, Path(pattern=operations.OPERATION_PATTERN)]
@@ -41,7 +44,7 @@ def operations_page(
         next_page_token=found.next_page_token,
         state=wanted,
         states=list(OperationState),
-        workers=actions.list_workers(plane),
+        workers=actions.list_workers(plane, caller),
     )
 
 
@@ -78,9 +81,7 @@ def artifact_page(
     request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
 ) -> HTMLResponse:
     """What an export made: its files with their checksums, to download, and how to load them."""
-    ref = ArtifactRef.parse(artifact)
-    caller.require(Scope.READ, ref.root)
-    found = actions.get_artifact(plane, ref)
+    found = actions.get_artifact(plane, caller, artifact)
     return page(
         request,
         "operations/artifact.html",

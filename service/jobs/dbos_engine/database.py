@@ -22,6 +22,7 @@ from cairn.service.catalog import use_wal
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.records import PART
 from cairn.service.observing import redact
+from cairn.service.private_files import make_private
 from cairn.service.schemas import OperationKind
 
 APPLICATION: Final = "cairn"
@@ -99,19 +100,22 @@ def upgrade_jobs(url: str) -> tuple[int, int]:
     Raises:
         SettingsError: The database can't be opened.
     """
-    bounded = _bounded(url)
+    prepared = _prepared(url)
     try:
-        before = _version(bounded)
-        DBOS.migrate(bounded)
-        return before, _version(bounded)
+        before = _version(prepared)
+        DBOS.migrate(prepared)
+        return before, _version(prepared)
     except DBAPIError as exc:
         raise _unusable(url, exc) from exc
 
 
-def _bounded(url: str) -> str:
-    """The address of a server that counts as away if it takes a connection and says nothing."""
+def _prepared(url: str) -> str:
+    """The address of a file of ours alone, or of a server that counts as away if it is silent."""
     parsed = make_url(url)
-    if is_sqlite(url) or "connect_timeout" in parsed.query:
+    if is_sqlite(url):
+        make_private(parsed.database)
+        return url
+    if "connect_timeout" in parsed.query:
         return url
     waiting = parsed.update_query_dict({"connect_timeout": str(CONNECT_SECONDS)})
     return waiting.render_as_string(hide_password=False)
@@ -145,7 +149,7 @@ def open_database(url: str) -> DBOSClient:
         SettingsError: The database can't be opened.
     """
     try:
-        DBOS.migrate(_bounded(url))
+        DBOS.migrate(_prepared(url))
         client = _connect(url)
         for kind, limit in LIMITS.items():
             client.register_queue(

@@ -145,7 +145,7 @@ class Jobs:
         """
         found = self._client.list_workflows(workflow_ids=[operation_id])
         if not found or not is_operation(found[0].name):
-            raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
+            raise OperationNotFoundError(operation_id)
         return self._describe(found[0])
 
     @translated

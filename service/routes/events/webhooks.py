@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query, Response
 
 from cairn.service import actions
-from cairn.service.access import Administrator
+from cairn.service.access import ServerAdministrator
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.http import decode_token, encode_token, named, problem_responses
+from cairn.service.http import PermittedRoute, decode_token, encode_token, named, problem_responses
 from cairn.service.schemas import (
     LARGEST_NUMBER,
     Delivery,
@@ -18,7 +18,7 @@ from cairn.service.schemas import (
     WebhookRequest,
 )
 
-router: Final = APIRouter(prefix="/webhooks", tags=["events"])
+router: Final = APIRouter(prefix="/webhooks", tags=["events"], route_class=PermittedRoute)
 
 WebhookId = Annotated[str, Path(pattern="^[a-z2-7]{12}$", description="Id of a webhook.")]
 DeliveryId = Annotated[int, Path(ge=1, le=LARGEST_NUMBER, description="Number of a delivery.")]
@@ -28,14 +28,14 @@ StateFilter = Annotated[
 
 
 @router.get("")
-def list_webhooks(caller: Administrator, plane: PlaneDependency) -> WebhookList:
+def list_webhooks(caller: ServerAdministrator, plane: PlaneDependency) -> WebhookList:
     """Everybody who is told of events, without secrets."""
-    return WebhookList(webhooks=actions.list_webhooks(plane, caller))
+    return WebhookList(webhooks=actions.list_webhooks(plane))
 
 
 @router.post("", status_code=201, responses=problem_responses())
 def create_webhook(
-    caller: Administrator, body: WebhookRequest, plane: PlaneDependency, response: Response
+    caller: ServerAdministrator, body: WebhookRequest, plane: PlaneDependency, response: Response
 ) -> NewWebhook:
     """Have somebody told of what happens from now on.
 
@@ -47,20 +47,22 @@ def create_webhook(
 
 
 @router.delete("/" + named("webhook"), status_code=204, responses=problem_responses(404))
-def delete_webhook(caller: Administrator, webhook: WebhookId, plane: PlaneDependency) -> None:
+def delete_webhook(caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency) -> None:
     """Tell somebody no more; what was not delivered is dropped."""
     actions.delete_webhook(plane, caller, webhook)
 
 
 @router.post("/{webhook}:test", status_code=202, responses=problem_responses(404))
-def test_webhook(caller: Administrator, webhook: WebhookId, plane: PlaneDependency) -> Delivery:
+def test_webhook(
+    caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency
+) -> Delivery:
     """Tell this one of a `webhook.test`, which is signed and delivered as all else."""
     return actions.send_test(plane, caller, webhook)
 
 
 @router.get("/{webhook}/deliveries", responses=problem_responses(404))
 def list_deliveries(
-    caller: Administrator,
+    caller: ServerAdministrator,
     webhook: WebhookId,
     plane: PlaneDependency,
     state: StateFilter = None,
@@ -72,7 +74,6 @@ def list_deliveries(
     token = decode_token(listing, page_token, kinds=(int,))
     page, more = actions.list_deliveries(
         plane,
-        caller,
         webhook,
         before=int(token[0]) if token else None,
         limit=page_size,
@@ -90,7 +91,7 @@ def list_deliveries(
     responses=problem_responses(404),
 )
 def redeliver(
-    caller: Administrator, webhook: WebhookId, delivery: DeliveryId, plane: PlaneDependency
+    caller: ServerAdministrator, webhook: WebhookId, delivery: DeliveryId, plane: PlaneDependency
 ) -> Delivery:
     """Try a delivery again, whatever came of it; later ones of its run wait for it."""
     return actions.redeliver(plane, caller, webhook, delivery)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import httpx
 import pytest
@@ -48,6 +49,31 @@ def test_key_is_made_listed_and_revoked_at_the_shell(shell, http, keys):
     assert [row.action for row in rows] == ["key.create", "key.revoke"]
     assert all(row.actor.startswith("shell:") for row in rows)
     assert key not in str([row.detail for row in rows])
+
+
+def test_key_goes_into_a_file_for_its_owner_alone_that_was_not_there(shell, http, tmp_path):
+    create = ("keys", "create", "--name", "ci", "--output")
+    file, missing = tmp_path / "ci.key", tmp_path / "missing" / "ci.key"
+    file.symlink_to(tmp_path / "elsewhere")
+    for path, part in ((file, "expected no file, found one"), (missing, "No such file")):
+        done = shell(*create, str(path))
+        assert (done.returncode != 0, done.stdout) == (True, "")
+        assert part in " ".join(done.stderr.split()).replace("│ ", "")
+    assert not (tmp_path / "elsewhere").exists()
+    file.unlink()
+    assert shell(*create[:-2], "loopback", "--output", str(file)).returncode != 0
+    assert not file.exists()
+    before = os.umask(0o022)
+    try:
+        done = shell(*create, str(file))
+    finally:
+        os.umask(before)
+    assert (done.returncode, done.stdout, file.stat().st_mode & 0o777) == (0, "", 0o600)
+    assert http.get("/v1/runs", headers=bearer(file.read_text().strip())).status_code == 200
+    assert f"in {file}, for CAIRN_KEY_FILE" in done.stderr
+    again = shell(*create[:-2], "other", "--output", str(tmp_path / "other.key"), "--json")
+    assert json.loads(again.stdout)["name"] == "other"
+    assert (tmp_path / "other.key").read_text().strip() not in again.stdout
 
 
 def test_keys_are_told_to_programs_as_the_api_tells_them(shell):

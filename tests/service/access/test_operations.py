@@ -66,21 +66,33 @@ def test_caller_of_one_root_is_shown_all_of_it_and_asks_the_database_seldom(limi
     assert engine.asked <= 7
 
 
-def test_key_of_a_request_about_another_root_does_not_tell_what_it_was_used_for(settings):
+def test_idempotency_keys_are_apart_by_caller_and_by_root(settings):
+    """Whoever uses one that another has used is neither refused nor told of it."""
+    (other,) = set(settings.root_uris) - {"default"}
     for place in settings.root_uris.values():
-        make_run(place / "secret-run", [1])
+        make_run(place / "run", [1])
     settings.prepare()
     keys = Keys(settings.database_url)
-    everywhere = bearer(keys.make("everywhere", "operate"))
-    local = bearer(keys.make("local", "operate", roots=["default"]))
+    callers = {
+        "everywhere": bearer(keys.make("everywhere", "operate")),
+        "local": bearer(keys.make("local", "operate", roots=["default"])),
+    }
     once = {"Idempotency-Key": "nightly"}
     with TestClient(create_app(settings), ADDRESS, client=ELSEWHERE) as http:
-        path = "/v1/roots/{}/runs/secret-run:verify"
-        (other,) = set(settings.root_uris) - {"default"}
-        asked = http.post(path.format(other), json={}, headers=everywhere | once)
-        assert asked.status_code == 202, asked.text
-        for caller, told in ((everywhere, True), (local, False)):
-            answer = http.post(path.format("default"), json={}, headers=caller | once)
+
+        def verify(caller, root, body):
+            path = f"/v1/roots/{root}/runs/run:verify"
+            return http.post(path, json=body, headers=callers[caller] | once)
+
+        asked = [("everywhere", other), ("everywhere", "default"), ("local", "default")]
+        first = [verify(*one, {}) for one in asked]
+        assert [answer.status_code for answer in first] == [202, 202, 202]
+        ids = [answer.json()["id"] for answer in first]
+        assert len(set(ids)) == 3
+        assert [verify(*one, {}).json()["id"] for one in asked] == ids
+        for one in asked:
+            answer = verify(*one, {"steps": "none"})
             assert answer.status_code == 422
-            assert (f"verify of {other}/secret-run: root 'default'" in answer.text) is told
-            assert ("secret-run" in answer.json()["detail"]) is told
+            assert "Idempotency-Key 'nightly': expected the request of operation" in answer.text
+            assert f"another one than its verify of {one[1]}/run" in answer.text
+            assert [identity in answer.text for identity in ids] == [one == this for this in asked]

@@ -158,8 +158,16 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         (["checkpoints", "tiny", "--state="], 2, ["expected one of listed, ", "found ''"]),
         (["checkpoints", "tiny", "--stat=all"], 2, ["No such option: --stat", "--state"]),
         (["chekpoints", "tiny"], 2, ["'chekpoints'", "Did you mean 'checkpoints'"]),
-        (["checkpoints", "tiny", "--root", "nope"], 3, ["root 'nope': expected one of default"]),
-        (["runs", "--root", "nope"], 3, ["root 'nope': expected one of default"]),
+        (
+            ["checkpoints", "tiny", "--root", "nope"],
+            3,
+            ["root 'nope': expected", "`cairn roots`"],
+        ),
+        (
+            ["runs", "--root", "nope"],
+            3,
+            ["root 'nope': expected", "`cairn roots`"],
+        ),
         (["path", "tiny@unknown"], 3, ["expected an alias 'unknown'"]),
         (["path", "tiny/steps/9"], 3, ["expected step 9, found steps 1, 2"]),
         (

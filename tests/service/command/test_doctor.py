@@ -316,6 +316,7 @@ def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
 
 def test_what_is_no_database_fails(tmp_path):
     (tmp_path / "some.sqlite").write_text("no database at all, but long enough to be looked at")
+    (tmp_path / "some.sqlite").chmod(0o600)
     (one,) = catalog_found(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
     assert one.outcome is Outcome.FAIL
     assert "CAIRN_DATABASE_URL" in one.found
@@ -325,6 +326,24 @@ def test_what_is_no_database_fails(tmp_path):
     assert "secret" not in one.found
     (one,) = catalog_found("nonsense", seconds=2)
     assert one.outcome is Outcome.FAIL
+
+
+def test_files_with_secrets_that_others_may_read_are_told(tmp_path):
+    Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite").close()
+    for name in ("catalog.sqlite", "catalog.sqlite-wal", "cairn.env", "my.key"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o644)
+    found = of(catalog_found(f"sqlite:///{tmp_path}/catalog.sqlite", seconds=5), Outcome.WARN)
+    assert [one.fix for one in found] == [
+        f"chmod 600 {tmp_path}/catalog.sqlite",
+        f"chmod 600 {tmp_path}/catalog.sqlite-wal",
+    ]
+    named = {"CAIRN_ENV_FILE": f"{tmp_path}/cairn.env", "CAIRN_KEY_FILE": f"{tmp_path}/my.key"}
+    found = of(environment.settings_found(named), Outcome.WARN)
+    assert [one.fix for one in found] == [f"chmod o= {path}" for path in named.values()]
+    (tmp_path / "cairn.env").chmod(0o640)  # of root, for the group of a service
+    (tmp_path / "my.key").chmod(0o600)
+    assert of(environment.settings_found(named), Outcome.WARN) == []
 
 
 def test_looking_changes_no_database(tmp_path):

@@ -58,8 +58,13 @@ def test_webhook_is_made_tested_listed_and_deleted(ask):
         assert rows(ask("webhooks", "list")) == []
 
 
-def test_secret_is_printed_alone_and_what_is_said_of_it_apart(ask):
-    secret = ask("webhooks", "create", "https://ci.example.com/cairn", "--kind", "alias.moved")
+def test_secret_is_printed_alone_or_written_and_what_is_said_of_it_apart(ask, tmp_path):
+    file = tmp_path / "webhook.secret"
+    create = ("webhooks", "create", "https://ci.example.com/cairn", "--kind", "alias.moved")
+    made = json.loads(ask(*create, "--output", file, "--json"))
+    assert (file.stat().st_mode & 0o777, file.read_text()[:6]) == (0o600, "whsec_")
+    ask("webhooks", "delete", made["id"])
+    secret = ask(*create)
     assert secret.startswith("whsec_")
     assert len(secret.splitlines()) == 1
     (listed,) = rows(ask("webhooks", "list"))
