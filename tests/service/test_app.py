@@ -19,7 +19,11 @@ ARRAY_FRAMEWORKS = "{'jax', 'flax', 'optax', 'orbax', 'torch', 'transformers'}"
 def run_python(code, tmp_path):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={"PATH": "/usr/bin:/bin", "CAIRN_DATA_DIR": str(tmp_path), "CAIRN_ROOT": str(tmp_path)},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "CAIRN_DATA_DIR": str(tmp_path / "data"),
+            "CAIRN_ROOT": str(tmp_path / "store"),
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -28,7 +32,7 @@ def run_python(code, tmp_path):
 
 def test_server_loads_no_array_framework_and_without_an_issuer_no_http_client(tmp_path):
     """Neither when it starts nor when it answers; an HTTP client takes half a second to load."""
-    make_run(tmp_path / "run", [1])
+    make_run(tmp_path / "store/run", [1])
     looking = f"found = {ARRAY_FRAMEWORKS} & set(sys.modules)\nassert not found, found\n"
     uses = (
         "import cairn.service.app, sys\n",
@@ -78,8 +82,11 @@ def test_readiness_names_what_is_not_usable(http):
 
 def test_readiness_names_a_root_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "store").mkdir()
     settings = Settings(
-        root=str(tmp_path), roots={"bad": str(tmp_path / "file")}, data_dir=tmp_path / "data"
+        root=str(tmp_path / "store"),
+        roots={"bad": str(tmp_path / "file")},
+        data_dir=tmp_path / "data",
     )
     with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
         fields = [error["field"] for error in http.get("/readyz").json()["errors"]]

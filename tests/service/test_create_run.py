@@ -63,7 +63,7 @@ def test_a_folder_of_plain_checkpoints_is_told_to_be_adopted(http, root):
 def test_a_link_out_of_the_root_is_not_followed(http, root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (root / "linked").symlink_to(tmp_path / "elsewhere")
-    check_problem(http.post(RUNS, json={"name": "linked"}), 422, "invalid-uri")
+    check_problem(http.post(RUNS, json={"name": "linked"}), 409, "leads-out")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -71,6 +71,10 @@ OPENINGS: Final = {
         "LogitsCheck._local_folder: open_files": CONFINED,
         "LogitsCheck._local_folder: parse_uri": OWN,
     },
+    "service/private_files.py": {
+        "make_private: open": OWN,
+        "private_opener: os.open": OWN,
+    },
     "service/routes/health.py": {
         "_ask_root: open_files": CONFINED,
     },
@@ -174,6 +178,9 @@ OPENINGS: Final = {
     },
     "storage/runs/records/step_index.py": {
         "open_contents: open_files": CONFINED,
+    },
+    "storage/runs/repair.py": {
+        "_Mender._keep: open_files": CONFINED,
     },
     "storage/runs/run.py": {
         "no_such_run: open_files": CONFINED,

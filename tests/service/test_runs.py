@@ -187,8 +187,8 @@ def test_link_out_of_the_root_is_no_run(http, root, tmp_path):
     make_run(tmp_path / "outside", [1])
     (root / "link").symlink_to(tmp_path / "outside")
     answer = http.get("/v1/roots/default/runs/link")
-    assert answer.status_code == 422
-    assert answer.json()["type"] == "urn:cairn:problem:invalid-uri"
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:cairn:problem:leads-out"
     assert names(http.get("/v1/runs")) == []
 
 

@@ -594,7 +594,7 @@ def test_adopted_and_older_steps_are_read_too(http, root, saved):
     before = values(read(http, "matrix", "2:9,3"))
     as_version_3(saved, saved.step(1))
     same(values(read(http, "matrix", "2:9,3")), before)
-    plain = root.parent / "plain"
+    plain = root / "plain"
     with ocp.CheckpointManager(plain) as made:
         tree = {"matrix": LEAVES["matrix"], "half": LEAVES["bfloat16"]}
         made.save(1, args=ocp.args.StandardSave(tree))

@@ -37,7 +37,11 @@ def never_told(tmp_path_factory):
     """A server that has no key, and is only asked for what it refuses."""
     folder = tmp_path_factory.mktemp("guarded")
     settings = Settings(
-        root=str(folder), data_dir=folder / "data", scan_seconds=0, auth="keys", rate_limit=0
+        root=str(folder / "store"),
+        data_dir=folder / "data",
+        scan_seconds=0,
+        auth="keys",
+        rate_limit=0,
     )
     with TestClient(
         create_app(settings, jobs=False), ADDRESS, client=ELSEWHERE, follow_redirects=False

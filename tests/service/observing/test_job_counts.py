@@ -11,7 +11,11 @@ from cairn.service.settings import Settings
 @pytest.fixture
 def jobs(tmp_path, database_url):
     opened = open_jobs(
-        Settings(root=str(tmp_path), data_dir=tmp_path, jobs_database_url=database_url)
+        Settings(
+            root=str(tmp_path / "store"),
+            data_dir=tmp_path / "data",
+            jobs_database_url=database_url,
+        )
     )
     yield opened
     opened.close()

@@ -236,7 +236,7 @@ def test_a_database_that_refuses_is_told_without_its_password(tmp_path):
     url = "postgresql+psycopg://cairn:hunter2@127.0.0.1:1/cairn"
     for variable in ("CAIRN_DATABASE_URL", "CAIRN_JOBS_DATABASE_URL"):
         given = {"CAIRN_DATA_DIR": str(tmp_path / "data"), variable: url}
-        done = cairn("serve", "--root", str(tmp_path), "--port", "0", **given)
+        done = cairn("serve", "--root", str(tmp_path / "store"), "--port", "0", **given)
         assert done.returncode == 1
         assert variable in done.stderr
         assert SECRET not in done.stdout + done.stderr
