@@ -288,10 +288,11 @@ def test_page_token_that_is_none_of_ours_is_refused(http, token):
     assert problem["errors"][0]["field"] == "query.page_token"
 
 
-def test_unknown_root_names_the_known_ones(http):
+def test_unknown_root_names_no_other_and_says_where_they_are_listed(http):
     problem = check_problem(http.get("/v1/roots/nowhere/runs"), 404)
     assert problem["type"] == "urn:cairn:problem:root-not-found"
-    assert "default" in problem["detail"]
+    assert "GET /v1/roots list" in problem["detail"]
+    assert "default" not in problem["detail"]
 
 
 @pytest.mark.parametrize(
