@@ -111,9 +111,10 @@ def place_told(data: bytes) -> Place | None:
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
         return None
-    match json.loads(data):
-        case {"run": str(run), "key": str(key)}:
-            return Place(run, key)
+    with contextlib.suppress(CorruptionError, UnsupportedFormatError):
+        match load_json(data, path=""):
+            case {"run": str(run), "key": str(key)}:
+                return Place(run, key)
     return None
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.store import bounds
+from cairn.storage.store import objects as objects_module
 from cairn.storage.store.bounds import (
     BOUNDS,
     MOST_FREE_BYTES,
@@ -119,11 +120,36 @@ class Counted:
     """A store of TensorStore's whose reads are noted."""
 
     def __init__(self, store, reads):
-        self._store, self._reads = store, reads
+        self._store, self.reads = store, reads
 
     def read(self, name, **options):
-        self._reads.append(options.get("byte_range"))
+        self.reads.append(options.get("byte_range"))
         return self._store.read(name, **options)
+
+
+@pytest.mark.parametrize("read", ["read_each", "parse_many"])
+def test_of_many_large_objects_few_are_held(tmp_path, monkeypatch, read):
+    monkeypatch.setattr(objects_module, "_WINDOW_BYTES", 3 << 20)
+    objects = ObjectStore.open(tmp_path)
+    (tmp_path / "manifests").mkdir()
+    names = [f"manifests/{number}.1.json" for number in range(40)]
+    for name in names:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 20)
+    asked, held = Counted(objects._kv, []), []
+    objects._kv = asked
+
+    def parsed(data, path):
+        held.append(len(asked.reads))
+        return len(data)
+
+    if read == "parse_many":
+        assert list(objects.parse_many(names, parsed).values()) == [1 << 20] * 40
+    else:
+        for _, stored in objects.read_each(names):
+            parsed(stored.value, None)
+    assert max(begun - done for done, begun in enumerate(held)) == 3
+    assert objects.present([*names, "manifests/none.json"]) == set(names)
 
 
 def test_what_could_not_be_read_again_is_not_written(objects, small_bounds):
