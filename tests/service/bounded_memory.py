@@ -181,7 +181,6 @@ def main(folder: Path, count: int) -> None:
         for name, asked in RECORDS.items():
             run = name.partition("/")[0].removesuffix(".json")
             report[name] = measure(http, [f"{RUNS}/{run}{asked}"])
-        report["many"] = measure(http, [f"{RUNS}/many/checkpoints?refresh=true"])
         report["index"] = measure(http, [f"{RUNS}/index/checkpoints/3/tensors"])
         report["larger"] = measure(http, values_of("larger", count))
         report["chunk"] = measure(http, values_of("chunk", count))
