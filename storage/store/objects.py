@@ -54,6 +54,7 @@ _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
 _WINDOW_BYTES = 64 << 20
+_NOTHING: Final = slice(0, 0)
 _LARGE_BYTES = 64 << 10
 _SIZES_KEPT = 100_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
@@ -202,8 +203,15 @@ class ObjectStore:
                 yield name, self._versioned(name, *reading)
 
     def present(self, keys: Iterable[str]) -> set[str]:
-        """Those of the names at which there is an object."""
-        return {name for name, stored in self.read_each(keys) if stored is not None}
+        """Those of the names at which there is an object; nothing of it is read."""
+        names = [self._checked(key) for key in keys]
+        found = set()
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            for name, future in [(one, self._kv.read(one, byte_range=_NOTHING)) for one in window]:
+                if self._wait("stat", future, name).state == "value":
+                    found.add(name)
+        return found
 
     def _windows(self, keys: Iterable[str]) -> Iterator[builtins.list[tuple[str, int]]]:
         """What is read at a time: names and sizes, as many as memory is worth."""
@@ -242,7 +250,7 @@ class ObjectStore:
         """
         bound = bound_of(name)
         if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
-            return self._kv.read(name, byte_range=slice(0, 0)), Oversized(size, bound)
+            return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
         return self._kv.read(name, if_not_equal=known), None
 
     def _is_larger(self, name: str, size: int) -> bool:
