@@ -24,6 +24,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     translate,
 )
+from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import Progress, outcome, silence
@@ -134,6 +135,7 @@ class ObjectStore:
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
         self._sizes: dict[str, int] = {}
+        self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:
@@ -219,7 +221,9 @@ class ObjectStore:
         together = 0
         for name in [self._checked(key) for key in keys]:
             size = self._size(name)
-            kept = size if size <= bound_of(name).max_bytes else 0
+            kept = size
+            if size > bounds.LEAST_BYTES and size > bound_of(name).max_bytes:
+                kept = 0  # it is not read
             if len(window) == _READS_AT_ONCE or (window and together + kept > _WINDOW_BYTES):
                 yield window
                 window, together = [], 0
@@ -230,11 +234,12 @@ class ObjectStore:
 
     def _size(self, name: str) -> int:
         """Bytes of an object, as a disk tells, or a bucket's listing of a large one; else 0."""
-        if self.uri.scheme != "file":
+        if self._folder is None:
             return self._sizes.get(name, 0)
-        with contextlib.suppress(OSError):  # absent, or refused: TensorStore says so
-            return os.stat(os.path.join(self.uri.local_path, name)).st_size
-        return 0
+        try:
+            return os.stat(self._folder + name).st_size
+        except OSError:  # absent, or refused: TensorStore says so
+            return 0
 
     def _start(
         self, name: str, size: int, known: bytes | None = None
@@ -248,14 +253,15 @@ class ObjectStore:
             size: of it, as far as that is known.
             known: a generation of which the value is not wanted again.
         """
-        bound = bound_of(name)
-        if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
-            return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
+        if size > bounds.LEAST_BYTES:
+            bound = bound_of(name)
+            if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
+                return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
         return self._kv.read(name, if_not_equal=known), None
 
     def _is_larger(self, name: str, size: int) -> bool:
         """Whether an object that was larger still is: in a bucket it may have been mended."""
-        if self.uri.scheme == "file":
+        if self._folder is not None:
             return True
         beyond = self._kv.read(name, byte_range=slice(size, size + 1))
         try:
@@ -276,8 +282,8 @@ class ObjectStore:
         """What was read of an object, or what stands for one that is too large."""
         if oversized is not None:
             return oversized
-        value, bound = bytes(result.value), bound_of(name)
-        if len(value) <= bound.max_bytes:
+        value = bytes(result.value)
+        if len(value) <= bounds.LEAST_BYTES or len(value) <= (bound := bound_of(name)).max_bytes:
             return value
         self._note_size(name, len(value))
         return Oversized(len(value), bound)

@@ -43,6 +43,7 @@ def small_bounds(monkeypatch):
             for length, names in bounds._BY_LENGTH.items()
         },
     )
+    monkeypatch.setattr(bounds, "LEAST_BYTES", SMALL)
     bound_of.cache_clear()
     yield
     bound_of.cache_clear()
