@@ -36,6 +36,7 @@ StorageError
 import errno
 import re
 from collections.abc import Iterable
+from typing import Self
 
 __all__ = [
     "AliasNotFoundError",
@@ -100,6 +101,11 @@ class StorageError(Exception):
         self.problems = tuple(problems)
         lead = _compose(message, self.path, self.expected, self.found, next_step)
         super().__init__("\n  - ".join((lead, *self.problems)))
+
+    def to_keep(self) -> Self:
+        """This error without what led to it: frames and causes hold all that was read."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 def _compose(message: str | None, path: str, expected: str, found: str, next_step: str) -> str:

@@ -195,13 +195,13 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
     """What the catalog keeps of each, and what is wrong with those that can't be read."""
     read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
-    for name, found in run.objects.read_many(names).items():
+    for name, found in run.objects.read_each(names):
         if found is None:  # deleted since it was listed
             continue
         try:
             manifest = parse_record(run.objects, name, Manifest, found)
         except UNREADABLE as exc:
-            unreadable[name] = exc
+            unreadable[name] = exc.to_keep()
             continue
         read[name] = {
             "created": from_rfc3339(manifest.created),

@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.history import History, StepKey
@@ -66,9 +66,6 @@ __all__ = ["RunReport", "check_run", "run_ids"]
 
 R = TypeVar("R", bound=Record)
 
-_MANIFESTS_AT_ONCE: Final = 16
-"""Held at a time: each may have many megabytes."""
-
 
 @dataclass(frozen=True)
 class RunReport:
@@ -123,11 +120,10 @@ def run_ids(run: Run) -> Counter[str]:
     names += [name for name in objects.list(ALIASES) if parse_alias_file(name)]
     names.append(LEASE_FILE)
     found: Counter[str] = Counter()
-    for start in range(0, len(names), _MANIFESTS_AT_ONCE):
-        for stored in objects.read_many(names[start:][:_MANIFESTS_AT_ONCE]).values():
-            place = None if stored is None else place_told(stored.value)
-            if place is not None and place.run is not None:
-                found[place.run] += 1
+    for _, stored in objects.read_each(names):
+        place = None if stored is None else place_told(stored.value)
+        if place is not None and place.run is not None:
+            found[place.run] += 1
     return found
 
 
@@ -206,26 +202,25 @@ class _RunCheck:
         numbers.update(self._history.attempts.unknown)
         published = self._history.published
         markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in published}
-        committed = self._objects.read_many(markers.values())
+        committed = self._objects.present(markers.values())
         assets: dict[str, tuple[str, AssetRecord]] = {}
-        for start in range(0, len(published), _MANIFESTS_AT_ONCE):
-            names = {manifest_file(*key): key for key in published[start:][:_MANIFESTS_AT_ONCE]}
-            for name, value in self._objects.read_many(names).items():
-                step, attempt = key = names[name]
-                manifest = None
-                if value is not None:
-                    self._manifests[key] = sha256_of(value.value)
-                    manifest = self._manifest(name, value)
-                    for asset in () if manifest is None else manifest.assets:
-                        assets[asset.sha256] = name, asset
-                if attempt not in numbers:
-                    self._say(name, f"of attempt {attempt}, which has no record")
-                if key in self._history.deleted:
-                    continue
-                if manifest is not None and manifest.plain is not None:
-                    self._adopted(name, manifest.plain)
-                elif committed[markers[key]] is None:
-                    self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
+        names = {manifest_file(*key): key for key in published}
+        for name, value in self._objects.read_each(names):
+            step, attempt = key = names[name]
+            manifest = None
+            if value is not None:
+                self._manifests[key] = sha256_of(value.value)
+                manifest = self._manifest(name, value)
+                for asset in () if manifest is None else manifest.assets:
+                    assets[asset.sha256] = name, asset
+            if attempt not in numbers:
+                self._say(name, f"of attempt {attempt}, which has no record")
+            if key in self._history.deleted:
+                continue
+            if manifest is not None and manifest.plain is not None:
+                self._adopted(name, manifest.plain)
+            elif markers[key] not in committed:
+                self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
         for sha256, (name, asset) in assets.items():
             try:
                 read_asset(self._objects, asset)

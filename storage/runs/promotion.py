@@ -179,15 +179,15 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
     later = [(look.step, number) for number in sorted(numbers) if number >= key[1]]
     described, manifests, tombstones, attempts, names = objects.at_once(
         lambda: run.described([(key, StepState.LISTED)]),
-        lambda: objects.read_many(manifest_file(*one) for one in later if one != key),
-        lambda: objects.read_many(trash_file(*one) for one in later),
+        lambda: objects.present(manifest_file(*one) for one in later if one != key),
+        lambda: objects.present(trash_file(*one) for one in later),
         lambda: judge_attempts(objects, lease.begun, listed=look.attempts),
         lambda: _attempts(run),
     )
     known = {one.number for one in attempts.known}
-    if names != look.attempts or known != numbers or any(manifests.values()):
+    if names != look.attempts or known != numbers or manifests:
         return None
-    deleted = [one for one in later if tombstones[trash_file(*one)] is not None]
+    deleted = [one for one in later if trash_file(*one) in tombstones]
     holder = certain_holder(look.step, lease, attempts, look.published, deleted)
     found = [one for one in described if one.problem is None and one.attempt == holder]
     return found[0] if found else None

@@ -259,8 +259,7 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None)
 def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]:
     """Those of the folders in it, by name, that have one of their markers."""
     names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
-    found = ObjectStore.open(folder).read_many(names)
-    return sorted({names[name] for name, value in found.items() if value is not None})
+    return sorted({names[name] for name in ObjectStore.open(folder).present(names)})
 
 
 def _unless_absent(ask: Callable[[], T]) -> T | None:
@@ -736,15 +735,16 @@ class Run:
             manifest_file(number, one.number): one.number
             for one in judge_attempts(self.objects, begun).known
         }
-        stored = self.objects.read_many(names)  # of those that do not count, only that they exist
-        published = [(number, names[name]) for name, value in stored.items() if value]
+        # Of those that do not count, only that they exist.
+        stored = self.objects.present(names)
+        published = [(number, names[name]) for name in names if name in stored]
         if lease is None or problems or not published:
             return None
         attempts = judge_attempts(self.objects, begun)  # after manifests
         newest = max(published)
         later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
-        tombstones = self.objects.read_many(trash_file(*key) for key in later)
-        deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
+        tombstones = self.objects.present(trash_file(*key) for key in later)
+        deleted = [key for key in later if trash_file(*key) in tombstones]
         attempt = certain_holder(number, lease, attempts, published, deleted)
         return None if attempt is None else self._describe(number, attempt, StepState.LISTED)
 
@@ -854,13 +854,9 @@ def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str]
         if entry.is_dir and is_run_name(entry.name)
     ]
     objects = ObjectStore.open(parsed)
-    runs = {name for name in names if name in known}
-    for file in (RUN_FILE, LEASE_FILE):
-        others = [name for name in names if name not in runs]
-        stored = objects.parse_many((f"{name}/{file}" for name in others), _size)
-        runs |= {name for name in others if f"{name}/{file}" in stored}
-    return sorted(runs)
-
-
-def _size(data: bytes, _path: StoreURI) -> int:
-    return len(data)
+    unknown = [name for name in names if name not in known]
+    begun = objects.present(f"{name}/{RUN_FILE}" for name in unknown)
+    others = [name for name in unknown if f"{name}/{RUN_FILE}" not in begun]
+    held = objects.present(f"{name}/{LEASE_FILE}" for name in others)
+    no_runs = {name for name in others if f"{name}/{LEASE_FILE}" not in held}
+    return sorted(set(names) - no_runs)

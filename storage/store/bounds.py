@@ -10,13 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 
 __all__ = [
     "BOUNDS",
+    "LEAST_BYTES",
     "MOST_FREE_BYTES",
     "MOST_FREE_DEPTH",
     "MOST_VALUES",
@@ -27,6 +28,7 @@ __all__ = [
     "bound_of",
     "ensure_within",
     "few",
+    "free_context",
     "refuse_crowded",
     "refuse_oversized",
 ]
@@ -115,6 +117,9 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile("[^/]*".join(map(re.escape, name.split("*"))))
 
 
+LEAST_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, OTHERS))
+"""What no kind forbids."""
+
 _BY_LENGTH: Final = {
     length: [
         (_pattern(name), bound)
@@ -127,7 +132,7 @@ _BY_LENGTH: Final = {
 """Names of so many segments."""
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 14)
 def bound_of(path: str) -> Bound:
     """The bound of the object that has this path."""
     segments = path.split("/")[-max(_BY_LENGTH) :]
@@ -211,7 +216,15 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(checked)
 
 
-def _checked_free(given: Any) -> Any:
+def free_context(data: bytes) -> dict[str, bool]:
+    """What validators of a record are told of it: whether free JSON in it has to be measured."""
+    containers = data.count(b"[") + data.count(b"{")
+    return {"is_small": len(data) <= MOST_FREE_BYTES and containers <= MOST_FREE_DEPTH}
+
+
+def _checked_free(given: Any, info: ValidationInfo) -> Any:
+    if info.context and info.context.get("is_small"):
+        return given
     size, parts = 0, [(given, 0)]
     while parts:
         part, depth = parts.pop()

@@ -186,14 +186,16 @@ def _check_kind(path: str) -> None:
     """Refuse a named pipe, a socket and a device: to open one may wait for good."""
     try:
         mode = os.stat(path).st_mode
-    except OSError:  # whoever opens it says so
-        return
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:  # whoever opens it says so
+            return
+        mode = stat.S_IFLNK
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ConfinementError(
             "not a file",
             path=path,
             expected="a file or a folder",
-            found="a named pipe, a socket or a device",
+            found="a named pipe, a socket, a device, or a link to itself",
             next_step="Remove it.",
         )
 

@@ -26,6 +26,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     translate,
 )
+from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.confinement import check_below
@@ -56,7 +57,10 @@ _SILENCE = {
 _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
-_LARGE_KEPT = 10_000
+_WINDOW_BYTES = 64 << 20
+_NOTHING: Final = slice(0, 0)
+_LARGE_BYTES = 64 << 10
+_SIZES_KEPT = 100_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
 
 
@@ -133,7 +137,8 @@ class ObjectStore:
         self.uri = uri
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
-        self._large: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:
@@ -188,48 +193,91 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
-        return self._versioned(key, *self._start(self._checked(key)))
+        name = self._checked(key)
+        return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
         """The values at `keys`, read many at a time."""
-        names = [self._checked(key) for key in keys]
-        values: dict[str, Versioned | None] = {}
+        return dict(self.read_each(keys))
+
+    def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
+        """The values at `keys` one after another, read many at a time: few are held."""
+        for window in self._windows([self._checked(key) for key in keys]):
+            reads = [(name, self._start(name, size)) for name, size in window]
+            while reads:
+                name, reading = reads.pop(0)
+                yield name, self._versioned(name, *reading)
+
+    def present(self, keys: Iterable[str]) -> set[str]:
+        """Those of the names at which there is an object, or a link that leads out; none is read."""
+        names, found = [], set()
+        for key in keys:
+            try:
+                names.append(self._checked(key))
+            except ConfinementError:
+                found.add(key)
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
-            for name, reading in [(name, self._start(name)) for name in window]:
-                values[name] = self._versioned(name, *reading)
-        return values
+            for name, future in [(one, self._kv.read(one, byte_range=_NOTHING)) for one in window]:
+                if self._wait("stat", future, name).state == "value":
+                    found.add(name)
+        return found
 
-    def _start(self, name: str, known: bytes | None = None) -> tuple[Any, Oversized | None]:
+    def _windows(self, names: Iterable[str]) -> Iterator[builtins.list[tuple[str, int]]]:
+        """What is read at a time: names and sizes, as many as memory is worth."""
+        window: builtins.list[tuple[str, int]] = []
+        together = 0
+        for name in names:
+            size = self._size(name)
+            kept = size
+            if size > bounds.LEAST_BYTES and size > bound_of(name).max_bytes:
+                kept = 0  # it is not read
+            if len(window) == _READS_AT_ONCE or (window and together + kept > _WINDOW_BYTES):
+                yield window
+                window, together = [], 0
+            window.append((name, size))
+            together += kept
+        if window:
+            yield window
+
+    def _size(self, name: str) -> int:
+        """Bytes of an object, as a disk tells, or a bucket's listing of a large one; else 0."""
+        if self._folder is None:
+            return self._sizes.get(name, 0)
+        try:
+            return os.stat(self._folder + name).st_size
+        except OSError:  # absent, or refused: TensorStore says so
+            return 0
+
+    def _start(
+        self, name: str, size: int, known: bytes | None = None
+    ) -> tuple[Any, Oversized | None]:
         """Begin to read; of what is too large, only which generation it is.
 
-        TensorStore refuses a range that is longer than the object, so a read has no limit of its
-        own: a disk is asked for the size, a bucket where a list has told that it is too large.
+        TensorStore refuses a range that is longer than the object: a read has no limit of its own.
 
         Args:
             name: of the object.
+            size: of it, as far as that is known.
             known: a generation of which the value is not wanted again.
         """
-        bound = bound_of(name)
-        size = 0
-        if self.uri.scheme == "file":
-            with contextlib.suppress(OSError):  # absent, or refused: TensorStore says so
-                size = os.stat(os.path.join(self.uri.local_path, name)).st_size
-        elif name in self._large and self._is_larger(name, bound.max_bytes):
-            size = self._large[name]
-        if size > bound.max_bytes:
-            return self._kv.read(name, byte_range=slice(0, 0)), Oversized(size, bound)
+        if size > bounds.LEAST_BYTES:
+            bound = bound_of(name)
+            if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
+                return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
         return self._kv.read(name, if_not_equal=known), None
 
     def _is_larger(self, name: str, size: int) -> bool:
-        """Whether an object that was larger still is: somebody may have mended it."""
+        """Whether an object that was larger still is: in a bucket it may have been mended."""
+        if self._folder is not None:
+            return True
         beyond = self._kv.read(name, byte_range=slice(size, size + 1))
         try:
-            return self._wait("read", beyond, name).state == "value"
+            return bool(self._wait("read", beyond, name).state == "value")
         except StoreUnavailableError:
             raise
         except StorageError:  # it has no such bytes
-            self._large.pop(name, None)
+            self._sizes.pop(name, None)
             return False
 
     def _versioned(self, name: str, future: Any, oversized: Oversized | None) -> Versioned | None:
@@ -242,27 +290,25 @@ class ObjectStore:
         """What was read of an object, or what stands for one that is too large."""
         if oversized is not None:
             return oversized
-        value, bound = bytes(result.value), bound_of(name)
-        if len(value) <= bound.max_bytes:
+        value = bytes(result.value)
+        if len(value) <= bounds.LEAST_BYTES or len(value) <= (bound := bound_of(name)).max_bytes:
             return value
-        self._note_large(name, len(value))
+        self._note_size(name, len(value))
         return Oversized(len(value), bound)
 
-    def _note_large(self, name: str, size: int) -> None:
-        """Remember that an object is too large: it is not received, or not once more."""
-        if len(self._large) < _LARGE_KEPT:
-            self._large[name] = size
+    def _note_size(self, name: str, size: int) -> None:
+        """Remember the size of a large object of a bucket: it is read alone, or not at all."""
+        if size <= _LARGE_BYTES:
+            self._sizes.pop(name, None)
+        elif len(self._sizes) < _SIZES_KEPT:
+            self._sizes[name] = size
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-        """The pages of a bucket's listing; what they tell to be too large is remembered."""
+        """The pages of a bucket's listing, whose large objects are remembered."""
         start = len(self.uri.path) + 1 if self.uri.path else 0
         for page in listed_pages(self.uri, prefix, **options):
             for item in page.get("items", ()):
-                name, size = item["name"][start:], int(item["size"])
-                if size > bound_of(name).max_bytes:
-                    self._note_large(name, size)
-                elif self._large:
-                    self._large.pop(name, None)
+                self._note_size(item["name"][start:], int(item["size"]))
             yield page
 
     def parse_many(
@@ -282,14 +328,13 @@ class ObjectStore:
                 names.append(self._checked(key))
             except ConfinementError as exc:
                 results[key] = exc.with_traceback(None)
-        for start in range(0, len(names), _READS_AT_ONCE):
-            window = names[start : start + _READS_AT_ONCE]
-            known = [self._parsed.get((name, parse)) for name in window]
-            futures = [
-                self._start(name, have[0] if have else None)
-                for name, have in zip(window, known, strict=True)
-            ]
-            for name, have, (future, oversized) in zip(window, known, futures, strict=True):
+        for window in self._windows(names):
+            reads = []
+            for name, size in window:
+                have = self._parsed.get((name, parse))
+                reads.append((name, have, *self._start(name, size, have[0] if have else None)))
+            while reads:
+                name, have, future, oversized = reads.pop(0)
                 result = self._wait("read", future, name)
                 if result.state == "value":
                     value = parse(self._value(name, result, oversized), self.uri / name)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.store.bounds import refuse_crowded
+from cairn.storage.store.bounds import free_context, refuse_crowded
 
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
 """As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
@@ -111,9 +111,10 @@ def place_told(data: bytes) -> Place | None:
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
         return None
-    match json.loads(data):
-        case {"run": str(run), "key": str(key)}:
-            return Place(run, key)
+    with contextlib.suppress(CorruptionError, UnsupportedFormatError):
+        match load_json(data, path=""):
+            case {"run": str(run), "key": str(key)}:
+                return Place(run, key)
     return None
 
 
@@ -196,7 +197,7 @@ class Record(BaseModel):
     def _parsed(cls, data: bytes, path: object, place: Place | None) -> Self:
         body, version, stored = cls._read(data, path, place)
         try:
-            record = cls.model_validate(body)
+            record = cls.model_validate(body, context=free_context(data))
         except ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
             problems = "; ".join(

@@ -30,6 +30,7 @@ from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_di
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import place_of, write_record
 from cairn.storage.runs.run import Run
+from cairn.storage.store.bounds import bound_of
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.export_memory import reading
 from tests.storage.indexes import forged
@@ -38,6 +39,9 @@ from tests.storage.stored_runs import begin, end, save
 
 RUNS = "/v1/roots/default/runs"
 HUGE = 1 << 30
+MANY = 8
+"""Manifests of as many bytes as one may have."""
+
 RECORDS = {
     "run.json": "",
     "lease.json": "/writer",
@@ -158,6 +162,11 @@ def main(folder: Path, count: int) -> None:
     for name in RECORDS:
         run = run_of_records(root / name.partition("/")[0].removesuffix(".json"))
         os.truncate(f"{run.uri.local_path}/{name}", HUGE)
+    many = run_of_records(root / "many")
+    for step in range(10, 10 + MANY):
+        name = manifest_file(step, 1)
+        Path(f"{many.uri.local_path}/{name}").touch()
+        os.truncate(f"{many.uri.local_path}/{name}", bound_of(name).max_bytes)
     run_with_huge_index(root / "index")
     run_with_chunk(root / "chunk", (1024, 1 << 16), (1024, 1 << 16))  # of 256 MiB, as it may be
     run_with_chunk(root / "larger", (8, 8), (1024, (1 << 16) + 1))

@@ -8,7 +8,7 @@ import pytest
 from cairn.service.http.store_turns import VALUE_BYTES
 from cairn.storage.store.bounds import bound_of
 from tests.programs.program import REPOSITORY, run
-from tests.service.bounded_memory import HUGE, RECORDS
+from tests.service.bounded_memory import HUGE, MANY, RECORDS
 
 FEW = 64 << 20
 """What a process takes anyway, when it does something for the first time."""
@@ -39,8 +39,12 @@ def test_a_huge_record_is_named_and_takes_no_memory(measured, name):
 
 
 def test_runs_with_huge_records_hide_no_others(measured):
-    assert measured["list"]["taken"] < FEW
     assert {"chunk", "index", "larger", "aliases"} < set(measured["list"]["said"])
+
+
+def test_many_large_records_are_read_one_after_another(measured):
+    assert measured["list"]["statuses"] == [200]
+    assert measured["list"]["taken"] < FEW + MANY / 2 * bound_of("manifests/1.1.json").max_bytes
 
 
 def test_a_directory_is_not_inflated_beyond_what_its_manifest_needs(measured):

@@ -117,11 +117,11 @@ def test_manifests_are_opened_once(http, root, monkeypatch):
     run = make_run(root / "run", range(5))
     assert len(steps(http)) == 5
     opened = []
-    read_many = type(run.objects).read_many
+    read_each = type(run.objects).read_each
     monkeypatch.setattr(
         type(run.objects),
-        "read_many",
-        lambda self, keys: read_many(self, [opened.append(key) or key for key in keys]),
+        "read_each",
+        lambda self, keys: read_each(self, [opened.append(key) or key for key in keys]),
     )
     publish(run, 1, 7)
     assert steps(http, refresh=True)[0] == 7

@@ -278,8 +278,14 @@ class SimulatedStore:
                 found[key] = self._parsed[known]
         return found
 
+    def read_each(self, keys):
+        return ((key, self.read(key)) for key in keys)
+
     def read_many(self, keys):
-        return {key: self.read(key) for key in keys}
+        return dict(self.read_each(keys))
+
+    def present(self, keys):
+        return {key for key, stored in self.read_each(keys) if stored is not None}
 
     def at_once(self, *calls):
         return self._scheduler.at_once(calls)

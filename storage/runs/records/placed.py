@@ -222,7 +222,7 @@ def _parser(
         try:
             return parse(data, path, Place(run, path.path.removeprefix(above)))
         except UNREADABLE as exc:
-            return exc.with_traceback(None)
+            return exc.to_keep()
 
     return parsed
 
