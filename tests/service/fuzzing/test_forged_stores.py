@@ -1,7 +1,7 @@
 """What a trainer of one root can forge there opens nothing else, and takes no server down.
 
-`make test` tries a few forgeries of each kind, from a fixed seed; `make fuzz` as many as it has time
-for, from a new one: CAIRN_FUZZ_SECONDS says how long, five minutes unless it is set.
+`make test` tries a few forgeries, from a fixed seed; `make fuzz` as many as there is time for, from
+a new one: CAIRN_FUZZ_SECONDS says how long, five minutes unless it is set.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import pytest
 from tests.faults.report import is_long, seed, tell, trials
 from tests.service.fuzzing.attacked import MIB, attack
 from tests.service.fuzzing.by_hand import by_hand
-from tests.service.fuzzing.forging import Field, documents, in_documents, in_files, kinds
+from tests.service.fuzzing.forging import Place, documents, in_documents, in_files, kinds
 
 SECONDS = float(os.environ.get("CAIRN_FUZZ_SECONDS", "300"))
 JOBS = 0.1
@@ -28,15 +28,15 @@ def by_place(forgeries):
     for forgery in forgeries:
         if is_long() or not forgery.is_large:
             found[forgery.base, forgery.document, forgery.field][forgery.value] = forgery
-    return [Field([*values], values.__getitem__) for values in found.values()]
+    return [Place([*values], values.__getitem__) for values in found.values()]
 
 
-def drawn(fields, chance):
+def drawn(places, chance):
     """All forgeries, place by place with any value, and again until there are no more."""
-    fields = [Field(chance.sample(one.values, len(one.values)), one.forgery) for one in fields]
-    chance.shuffle(fields)
+    places = [Place(chance.sample(one.values, len(one.values)), one.forgery) for one in places]
+    chance.shuffle(places)
     for turn in itertools.count():
-        left = [one for one in fields if turn < len(one.values)]
+        left = [one for one in places if turn < len(one.values)]
         if not left:
             return
         yield from (one.forgery(one.values[turn]) for one in left)
@@ -45,14 +45,14 @@ def drawn(fields, chance):
 def mixed(attacked, chance):
     """All forgeries; of documents, which are the most, twice as many at a time."""
     runs = attacked.bases, attacked.abroad
-    documents_ = [*in_documents(*runs)]
-    fields = [
+    found = [*in_documents(*runs)]
+    places = [
         by_place(by_hand(*runs)),
         by_place(in_files(*runs)),
-        documents_[::2],
-        documents_[1::2],
+        found[::2],
+        found[1::2],
     ]
-    for turn in itertools.zip_longest(*(drawn(one, chance) for one in fields)):
+    for turn in itertools.zip_longest(*(drawn(one, chance) for one in places)):
         yield from (forgery for forgery in turn if forgery is not None)
 
 
@@ -71,10 +71,9 @@ def test_nothing_forged_in_a_root_leads_elsewhere_or_takes_the_server_down(tmp_p
                 tell(f"forged: {kind}: {faults[kind][-1]}")
             if is_long() and time.monotonic() > until:
                 break
-    tell(
-        f"forged: {tried.total()} runs, {sum(map(len, faults.values()))} faults in {len(faults)} kinds"
-    )
-    tell(f"forged: kinds {dict(tried.most_common())}")
+    count = sum(map(len, faults.values()))
+    tell(f"forged: {tried.total()} runs, {count} faults of {len(faults)} kinds")
+    tell(f"forged: {dict(tried.most_common())}")
     tell(f"forged: answers {dict(statuses.most_common())}; at most {peak / MIB:.0f} MiB more")
     shown = [f"{kind}: {len(one)}\n  " + "\n  ".join(one[:20]) for kind, one in faults.items()]
     assert not faults, "\n".join(shown)
