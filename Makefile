@@ -65,7 +65,7 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 faults: $(DEV_STAMP)  ## inject faults by the hundred (half an hour and more); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
-fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
+fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
 
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
