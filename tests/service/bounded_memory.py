@@ -32,7 +32,7 @@ from cairn.storage.runs.records.placed import place_of, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.store.bounds import bound_of
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.export_memory import reading
+from tests.service.resident import reading
 from tests.storage.indexes import forged
 from tests.storage.runs.random_steps import random_manifest, random_parts
 from tests.storage.stored_runs import begin, end, save
