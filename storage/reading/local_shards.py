@@ -30,7 +30,7 @@ from cairn.storage.arrays import (
     shard_index,
     stored_bytes,
 )
-from cairn.storage.errors import CorruptionError
+from cairn.storage.errors import CorruptionError, translate
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
 from cairn.storage.store import StoreURI, open_below, read_into
@@ -250,7 +250,7 @@ class LocalShards:
         """A value file, open. None is kept: an item may have more of them than may be open."""
         try:
             file = open_below(self._item, name)
-        except FileNotFoundError as exc:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
             raise CorruptionError(
                 "stored data of a leaf is missing",
                 path=array.where,
@@ -258,6 +258,8 @@ class LocalShards:
                 found="no such file",
                 next_step=_NEXT_STEP,
             ) from exc
+        except OSError as exc:
+            raise translate(exc, path=array.where) from exc
         try:
             yield file
         finally:

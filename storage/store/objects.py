@@ -209,7 +209,7 @@ class ObjectStore:
                 yield name, self._versioned(name, *reading)
 
     def present(self, keys: Iterable[str]) -> set[str]:
-        """Those of the names at which there is an object, or a link that leads out; none is read."""
+        """Those of the names at which there is an object, or a link out; nothing is read of it."""
         names, found = [], set()
         for key in keys:
             try:

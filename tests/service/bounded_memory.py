@@ -32,7 +32,7 @@ from cairn.storage.runs.records.placed import place_of, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.store.bounds import bound_of
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.export_memory import reading
+from tests.service.resident import reading
 from tests.storage.indexes import forged
 from tests.storage.runs.random_steps import random_manifest, random_parts
 from tests.storage.stored_runs import begin, end, save
@@ -153,7 +153,7 @@ def measure(http: TestClient, paths: list[str]) -> dict[str, object]:
 
 def values_of(run: str, count: int) -> list[str]:
     path = f"{RUNS}/{run}/checkpoints/1/tensors/w?item=state"
-    kinds = ("&slice=0:1", "&stats=1", "&slice=0:1,:9&format=json", "&format=safetensors")
+    kinds = ("&slice=0:1", "&stats=1", "&slice=0:1,:9&format=json", "&format=safetensors&slice=0:9")
     return [path + kinds[number % len(kinds)] for number in range(count)]
 
 

@@ -17,6 +17,7 @@ from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
 from tests.service.jobs import CONFIG, serving, shapes_of, watch
+from tests.service.resident import reading
 
 CONVERT = "/v1/roots/default/runs/{}/checkpoints/1:convert"
 LARGE = CONFIG.replace(
@@ -57,14 +58,6 @@ def save(run, config, leaves):
     info = ModelInfo(model_type="llama", model_class="DecoderForCausalLM", config=config.to_dict())
     with Checkpointer(run) as checkpointer:
         checkpointer.save(1, {"model": nest(leaves)}, model=info).wait()
-
-
-def reading(name: str) -> int:
-    """Bytes, of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError(name)
 
 
 def measure(http, run, body):

@@ -4,10 +4,12 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pydantic import TypeAdapter
 from sqlalchemy import select
 
 from cairn.service.catalog.models import AuditRow
-from cairn.storage.runs.records.annotations import Annotation
+from cairn.service.schemas import LabelText, Name
+from cairn.storage.runs.records.annotations import LONGEST_LABEL, LONGEST_NAME, Annotation
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.placed import read_record
 from tests.service.stores import add_steps, begin_saving, make_run, trash
@@ -172,3 +174,8 @@ def test_a_later_attempt_at_a_step_has_its_own_notes(http, run):
     http.patch(STEP, json={"labels": {"a": "first"}}, headers=ANY)
     add_steps(run, [6], base_step=3)
     assert http.get(STEP, params={"refresh": True}).json()["labels"] == {}
+
+
+def test_the_store_holds_what_the_api_takes():
+    name, text = (TypeAdapter(kind).json_schema()["maxLength"] for kind in (Name, LabelText))
+    assert (name, text) == (LONGEST_NAME, LONGEST_LABEL)

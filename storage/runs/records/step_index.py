@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from cairn.storage.arrays import (
@@ -42,6 +42,7 @@ from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
 from cairn.storage.runs.records.manifest import (
     CONTENT_FIELDS,
+    MAX_BYTES,
     MOST_FILES,
     AssetRecord,
     IndexRef,
@@ -452,15 +453,18 @@ class StepIndex(StepContents):
     def objects(self) -> tuple[ObjectRecord, ...]:
         rows = self._files.rows(0, len(self._files))
         fields = (rows[name].tolist() for name in ("folder", "size", "crc32c", "content"))
-        values = [
-            ObjectRecord(
-                name=self._named(folder, name.tobytes()),
-                size=size,
-                crc32c=f"{crc32c:08x}",
-                content=f"{CONTENT}{content:016x}",
-            )
-            for name, folder, size, crc32c, content in zip(rows["name"], *fields, strict=True)
-        ]
+        try:
+            values = [
+                ObjectRecord(
+                    name=self._named(folder, name.tobytes()),
+                    size=size,
+                    crc32c=f"{crc32c:08x}",
+                    content=f"{CONTENT}{content:016x}",
+                )
+                for name, folder, size, crc32c, content in zip(rows["name"], *fields, strict=True)
+            ]
+        except ValidationError as exc:
+            raise self.damaged(f"files of at most {MAX_BYTES} bytes", "a larger one") from exc
         return tuple(sorted([*self.directory.objects, *values], key=operator.attrgetter("name")))
 
     @property
