@@ -29,6 +29,7 @@ from fastapi.routing import APIRoute
 from cairn.service.app import API_PREFIX, ROUTERS
 from cairn.service.client.client import Client
 from cairn.service.dashboard import ROUTERS as PAGES
+from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
 from cairn.storage.adoption import adopt
 from cairn.storage.arrays import box_digest
@@ -214,7 +215,6 @@ class Attack:
         self._make_runs()
         canary.parent.mkdir()
         canary.write_text(_CANARY * 4321)
-        self._secrets, self._sizes = self._needles()
 
     def _forged(self, base: str, name: str) -> Forged:
         run = self._root / name
@@ -249,16 +249,9 @@ class Attack:
             rewrite(uri / name, lambda body: body.update(writer=_CANARY))
 
     def _needles(self) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-        """What no answer may have: texts, values and checksums of files; and sizes of those."""
-        values = np.float32(_WEIGHT).tobytes() * 4
-        known = [
-            _CANARY.encode(),
-            b"7654321.5",
-            values,
-            b"SQLite format 3\0",
-            b"root:x:0:0",
-            b"\0PWD=",
-        ]
+        """What no answer may have: texts, values, checksums; and what a forger may have told."""
+        known = [_CANARY.encode(), b"7654321.5", np.float32(_WEIGHT).tobytes() * 4]
+        known += [b"SQLite format 3\0", b"root:x:0:0", b"\0PWD="]
         part = np.frombuffer(self.abroad.canary.read_bytes()[:64], np.uint8)
         known.append(b"%016x" % box_digest(part, (0,)))
         own = [*map(_size_and_sum, _files(self._root))]
@@ -268,7 +261,8 @@ class Attack:
         numbers = b"|".join(b"%d" % size for size in sizes)
         return (
             re.compile(b"|".join([*map(re.escape, known), *sums])),
-            re.compile(b"(?<![0-9.:])(?:" + numbers + b")(?![0-9])"),  # not in parts of seconds
+            # No parts of seconds; and the name of a file that is there.
+            re.compile(b"(?<![0-9.:])(?:" + numbers + rb")(?![0-9])|catalog\.sqlite"),
         )
 
     def _outside(self) -> dict[Path, tuple[int, ...]]:
@@ -315,6 +309,7 @@ class Attack:
             shutil.copytree(forged.run, self._kept / base)
         self._source = self.bases[ADOPTED].files.parent
         shutil.copytree(self._source, self._kept / "orbax")
+        self._secrets, self._told = self._needles()
         self._before = self._outside()
 
     def try_out(self, forgery: Forgery, *, jobs: bool) -> Outcome:
@@ -384,10 +379,12 @@ class Attack:
             return self._ask(question, forgery, outcome)
 
         share = slice(None) if is_long() else slice(self._number % 2, None, 2)
+        asked = [*questions("GET", run, forgery.base), *self._of_artifacts(run, forgery.base)]
         with ThreadPoolExecutor(4) as pool:
-            answers = [*pool.map(ask, [*questions("GET", run, forgery.base)][share])]
-            names = sorted({name for answer in answers for name in _file_names(answer)})
-            [*pool.map(ask, [*_of_files(run, forgery.base, names[:12])][share])]
+            answers = [*pool.map(ask, asked[share])]
+            pairs = zip(asked[share], answers, strict=True)
+            files = [one for question, answer in pairs for one in _of_files(question, answer)]
+            [*pool.map(ask, files[share])]
         if not jobs:
             return
         changes = [one for way in _CHANGES for one in questions(way, run, forgery.base)]
@@ -395,6 +392,12 @@ class Attack:
             begun = _json(ask(question)).get("id")
             if isinstance(begun, str) and begun.startswith("op-"):
                 self._follow(begun, forgery, outcome)
+
+    def _of_artifacts(self, run: str, base: str) -> Iterator[Question]:
+        for path in sorted((self._kept / base / "exports").glob("*/*.json")):
+            step, attempt = path.parent.name.split(".")
+            artifact = f"artifacts/a~{run}~{step}~{attempt}~{path.stem}"
+            yield from (Question("GET", f"/v1/{artifact}"), Question("GET", f"/{artifact}"))
 
     def _follow(self, operation: str, forgery: Forgery, outcome: Outcome) -> None:
         """Wait until a job has ended; then ask for its events, and for what it made."""
@@ -408,14 +411,14 @@ class Attack:
             time.sleep(0.05)
             state = _json(self._ask(Question("GET", path), forgery, outcome))
         outcome.statuses[f"job {state.get('state')}"] += 1
-        paths = [f"{path}/events", f"/operations/{operation}"]
+        asked = [Question("GET", f"{path}/events"), Question("GET", f"/operations/{operation}")]
         artifact = (state.get("result") or {}).get("artifact_id")
         if artifact:
-            paths.append(f"/artifacts/{artifact}")
-            made = self._ask(Question("GET", f"/v1/artifacts/{artifact}"), forgery, outcome)
-            paths += [f"/v1/artifacts/{artifact}/files/{quote(one)}" for one in _file_names(made)]
-        for one in paths:
-            self._ask(Question("GET", one), forgery, outcome)
+            asked.append(Question("GET", f"/artifacts/{artifact}"))
+            made = Question("GET", f"/v1/artifacts/{artifact}")
+            asked += _of_files(made, self._ask(made, forgery, outcome))
+        for one in asked:
+            self._ask(one, forgery, outcome)
 
     def _is_enough(self, outcome: Outcome) -> bool:
         """Whether nothing more can be learnt of a forgery, or not in time."""
@@ -460,7 +463,7 @@ class Attack:
         told = b"\n".join([body, *(b"%s: %s" % one for one in headers.raw)])
         # Lists tell of earlier runs, too, and those of what their forgers wrote.
         sized = "forged-" in question.path and not forgery.tells_sizes
-        for pattern in (self._secrets, self._sizes)[: 1 + sized]:
+        for pattern in (self._secrets, self._told)[: 1 + sized]:
             if found := pattern.search(told):
                 outcome.fault(f"{status} tells {_label(found[0])}", question)
         if b"<script>forged()" in body and "html" in headers.get("content-type", ""):
@@ -477,7 +480,7 @@ class Attack:
 _CHANGES: Final = ("POST", "PATCH", "DELETE")
 _ROUTES: Final = [
     (method, prefix + route.path_format)
-    for prefix, routers in ((API_PREFIX, ROUTERS), ("", PAGES))
+    for prefix, routers in ((API_PREFIX, ROUTERS), ("", (*PAGES, health.router, metrics.router)))
     for router in routers
     for route in router.routes
     if isinstance(route, APIRoute)
@@ -526,11 +529,14 @@ def _queries(path: str, item: str, base: str) -> list[dict[str, object]]:
     return [{"refresh": True}, {"state": "all"}] if last == "checkpoints" else [{}]
 
 
-def _of_files(run: str, base: str, names: list[str]) -> Iterator[Question]:
-    for name in names:
-        path = f"/v1/roots/a/runs/{run}/checkpoints/{STEPS[base][0]}/files/{quote(name)}"
-        for headers in ({"Range": "bytes=0-"}, {}, {"Range": "bytes=-100"}):
-            yield Question("GET", path, headers)
+def _of_files(question: Question, answer: bytes) -> Iterator[Question]:
+    """Each file that an answer lists: all of it, and parts."""
+    files = _json(answer).get("files")
+    if question.path.startswith("/v1/") and isinstance(files, list):
+        url = question.path.removesuffix("/files") + "/files"
+        for name in sorted(one["name"] for one in files)[:12]:
+            for headers in ({"Range": "bytes=0-"}, {}, {"Range": "bytes=-100"}):
+                yield Question("GET", f"{url}/{quote(name)}", headers)
 
 
 def _json(answer: bytes) -> dict[str, Any]:
@@ -538,12 +544,6 @@ def _json(answer: bytes) -> dict[str, Any]:
         value = json.loads(answer)
         return value if isinstance(value, dict) else {}
     return {}
-
-
-def _file_names(answer: bytes) -> list[str]:
-    """Names of files that an answer lists."""
-    files = _json(answer).get("files")
-    return [one["name"] for one in files] if isinstance(files, list) else []
 
 
 def _files(folder: Path) -> Iterator[Path]:

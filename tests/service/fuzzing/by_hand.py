@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,6 +28,7 @@ from tests.service.fuzzing.forging import (
     read_index,
     reseal,
     rewrite,
+    unsealed,
     write_index,
 )
 
@@ -44,6 +46,7 @@ def by_hand(bases: dict[str, Forged], abroad: Abroad) -> Iterator[Forgery]:
     yield from _sources(abroad)
     yield from _databases(abroad, there)
     yield from _indexes(there)
+    yield from _exports(abroad)
     yield from _bulk()
     yield Forgery(REAL, "run", "its folder", "a link to the other run", _linked_whole(abroad.run))
     yield Forgery(REAL, "run", "all in it", "links to the other run's", _linked_parts(abroad.run))
@@ -71,6 +74,10 @@ def _sources(abroad: Abroad) -> Iterator[Forgery]:
     }
     for name, folder in folders.items():
         yield Forgery(ADOPTED, "source", "plain.source, objects", name, _source(folder), True)
+    for name in ("step of the other run", "folder of the canary", "server's data"):
+        for above in (".", "..", "../.."):
+            forge = _linked_step(folders[name], above)
+            yield Forgery(OLDER, "step's folder", above, f"a link to {name}", forge, True)
     for name, is_link in {"step of the other run": False, "a link to it": True}.items():
         forge = _source(step, as_model=True, is_link=is_link)
         yield Forgery(ADOPTED, "source", "all of plain", name, forge, True)
@@ -96,11 +103,53 @@ def _source(folder: Path, *, as_model: bool = False, is_link: bool = False) -> F
     return forge
 
 
+def _linked_step(folder: Path, above: str) -> Forge:
+    """The step's folder as a link, or one above it whose like leads to the same files."""
+
+    def forge(forged: Forged) -> None:
+        path = Path(os.path.normpath(forged.files / above))
+        rest = forged.files.relative_to(path)
+        shutil.rmtree(path)
+        target = Path(str(folder).removesuffix(f"/{rest}")) if str(rest) != "." else folder
+        path.symlink_to(target)
+        found = target / rest if (target / rest).exists() else target
+        rewrite(forged.manifest, lambda body: body.update(objects=[*_objects(found)]))
+
+    return forge
+
+
 def _objects(folder: Path) -> Iterator[Body]:
     names = [path for path in (folder / "environ", folder / "passwd") if path.exists()]
     for path in names or [path for path in sorted(folder.rglob("*")) if path.is_file()]:
         size = path.stat().st_size or 4096  # of a process's files, the size is 0
         yield {"name": str(path.relative_to(folder)), "size": size, "crc32c": "0" * 8}
+
+
+# Exports whose files lie elsewhere
+
+
+def _exports(abroad: Abroad) -> Iterator[Forgery]:
+    there = [*abroad.run.glob("exports/*/*/*/")]  # a server has made it, or not
+    for folder in [*there, abroad.canary.parent, abroad.data] if there else ():
+        forge = _export(folder, str(folder), is_link=True)
+        yield Forgery(REAL, "export", "its try", f"a link to {folder.name}", forge, True)
+        for way, text in _by_ways(folder).items():
+            forge = _export(folder, text)
+            yield Forgery(REAL, "export", "folder, files", f"{folder.name}, {way}", forge, True)
+
+
+def _export(folder: Path, text: str, *, is_link: bool = False) -> Forge:
+    def forge(forged: Forged) -> None:
+        (path,) = forged.run.glob("exports/*/convert-*.json")
+        files = [*_objects(folder)]
+        change = {"files": files} if is_link else {"files": files, "folder": text}
+        if is_link:
+            tried = path.with_suffix("") / unsealed(path.read_bytes())["folder"]
+            shutil.rmtree(tried)
+            tried.symlink_to(folder)
+        rewrite(path, lambda body: body.update(change))
+
+    return forge
 
 
 # Databases of arrays
@@ -153,7 +202,7 @@ def _databases(abroad: Abroad, there: Path) -> Iterator[Forgery]:
             forge = _array(item, path, made)
             yield Forgery(base, "array", field, name, forge, is_large=made.stored is not None)
         for name, to in targets.items():
-            for way, file in _by_ways(to).items() | {("by a link", "d/linked")}:
+            for way, file in [*_by_ways(to).items(), ("by a link", "d/linked")]:
                 ref = ValueRef(file, 0, 64)
                 made = _Shape((64,), (64,), is_packed=False, stored=lambda ref=ref: ref)
                 forge = _array(item, path, made, linked=to)
