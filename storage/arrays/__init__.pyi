@@ -1,9 +1,11 @@
 from .blocks import BAND_BYTES as BAND_BYTES
+from .blocks import MOST_CHUNKS as MOST_CHUNKS
 from .blocks import PIECE_BYTES as PIECE_BYTES
 from .blocks import Box as Box
 from .blocks import bands as bands
 from .blocks import boxes as boxes
 from .blocks import chunk_boxes as chunk_boxes
+from .blocks import chunk_count as chunk_count
 from .blocks import copy_permuted as copy_permuted
 from .chunk_digests import FILE_PREFIX as FILE_PREFIX
 from .chunk_digests import ChunkDigests as ChunkDigests

@@ -22,6 +22,9 @@ PIECE_BYTES = 8 << 20
 """Bytes asked of TensorStore at a time: a few chunks, decoded in parallel. Larger ones cost memory
 (its threads keep some of what they free) and gain no speed; smaller ones are slower."""
 
+MOST_CHUNKS = 64 << 10
+"""Chunks asked of TensorStore at a time: what it plans for each takes some hundred bytes."""
+
 # A tile that is transposed at once: it and its transpose stay in the L2 cache. Of float32 it is 1.4
 # times as fast as strips of 16 rows, of bfloat16 twice (measured; 64 and 256 rows are slower).
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
@@ -99,13 +102,19 @@ def bands(
     yield from boxes(shape, min(large, one_row), grid=grid, phase=phase)
 
 
+def chunk_count(shape: Sequence[int], chunks: Sequence[int]) -> int:
+    """How many chunks an array of this shape has."""
+    return math.prod(-(-size // (chunk or 1)) for size, chunk in zip(shape, chunks, strict=True))
+
+
 def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]:
     """Cuts a part of an array into boxes of whole chunks, so that each chunk lies in one of them.
 
     Args:
         window: the part, in the array's coordinates; boxes end where it does.
         chunks: chunk shape, no size 0.
-        limit: most elements of the chunks of a box, unless one chunk has more.
+        limit: most elements of the chunks of a box, unless one chunk has more. No box has more than
+            `MOST_CHUNKS` chunks.
     """
     if any(part.start >= part.stop for part in window):
         return
@@ -114,7 +123,7 @@ def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]
         -(-part.stop // chunk) - first
         for part, chunk, first in zip(window, chunks, firsts, strict=True)
     ]
-    for box in boxes(counts, max(1, limit // math.prod(chunks))):
+    for box in boxes(counts, max(1, min(MOST_CHUNKS, limit // math.prod(chunks)))):
         yield tuple(
             slice(
                 max(part.start, (first + cut.start) * chunk),

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from cairn.storage.arrays import (
+    MOST_CHUNKS,
     PIECE_BYTES,
     Box,
     PackedReads,
     bands,
     boxes,
     chunk_boxes,
+    chunk_count,
     copy_permuted,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
@@ -98,7 +100,8 @@ class BlockPlan:
         A band that is a block as it is stored is one piece, and needs no copy.
         """
         shape = [part.stop - part.start for part in band]
-        if self.as_stored and math.prod(shape) * self.itemsize <= self.max_bytes:
+        fits = math.prod(shape) * self.itemsize <= self.max_bytes
+        if self.as_stored and fits and chunk_count(shape, self.chunks) < MOST_CHUNKS:
             yield band
             return
         yield from chunk_boxes(band, self.chunks, PIECE_BYTES // self.itemsize)

@@ -21,6 +21,7 @@ from cairn.storage.arrays import (
     StoredForm,
     StoredTree,
     array_name,
+    chunk_count,
     digest_text,
     dtype_named,
     packed_axis,
@@ -49,6 +50,9 @@ NODE_POOL = "cache_pool#nodes"
 """Nodes of the OCDBT tree are kept here; decoded chunks are not kept at all."""
 
 NEXT_STEP = "Restore the step's files, or use another step."
+MOST_LEAF_CHUNKS = 4 << 20
+"""Chunks of one leaf that TensorStore reads: it plans each of them. Of 1 MiB they are 4 TiB."""
+
 _OPENS_AT_ONCE = 256
 _LOCAL_THREADS = max(2, min(4, os.cpu_count() or 2))
 
@@ -172,10 +176,20 @@ class ItemArrays:
         With digests, what is read of it is compared with them first.
 
         Raises:
-            CorruptionError: it is not there, its description is damaged, or it lacks digests.
+            CorruptionError: it is not there, its description is damaged, it has more chunks than
+                memory is worth, or it lacks digests.
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
+        count = chunk_count(stored.shape, _grid_of(stored))
+        if count > MOST_LEAF_CHUNKS:
+            raise CorruptionError(
+                "too many chunks in a leaf",
+                path=self.where(path),
+                expected=f"at most {MOST_LEAF_CHUNKS}",
+                found=str(count),
+                next_step=NEXT_STEP,
+            )
         limited = LimitedReads(stored, self._progress, self.uri)
         array: LimitedReads | PackedReads = limited
         shape: tuple[int, ...] = tuple(stored.shape)
@@ -357,8 +371,7 @@ class ItemArrays:
         array = self._opened(path)
         form = self._forms.get(path)
         shape = tuple(array.shape)
-        chunks = array.chunk_layout.read_chunk.shape or shape
-        grid = tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))
+        grid = _grid_of(array)
         if form is not None and form.kind == "packed":
             axis = self._packed_axis(path, form, array)
             shape, grid = form.shape, unpacked_shape(grid, axis)
@@ -456,3 +469,10 @@ class ItemArrays:
             found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
             next_step=NEXT_STEP,
         )
+
+
+def _grid_of(array: ts.TensorStore) -> tuple[int, ...]:
+    """The shape of the smallest part of an array that can be decoded."""
+    shape = tuple(array.shape)
+    chunks = array.chunk_layout.read_chunk.shape or shape
+    return tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))

@@ -69,13 +69,13 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound(
         "manifest",
         ("manifests/*.json",),
-        64 * _MIB,
-        "250,000 files of an adopted folder; of a saved step a few kB",
+        32 * _MIB,
+        "150,000 files of an adopted folder; of a saved step a few kB",
     ),
     Bound(
         "annotation",
         ("annotations/*.json",),
-        32 * _MIB,
+        24 * _MIB,
         "1,000 labels of 2,000 characters, 10,000 metrics",
     ),
     Bound("alias", ("aliases/*.json",), 4 * _MIB, "100 moves, each with its reason"),
@@ -92,12 +92,12 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound(
         "metadata of Orbax",
         ("_CHECKPOINT_METADATA", "_METADATA", "_strings.json", "array_metadatas/*"),
-        64 * _MIB,
+        32 * _MIB,
         "100,000 leaves",
     ),
     Bound("description of an array", ("zarr.json", ".zarray"), 1 * _MIB, "shapes and codecs"),
     Bound("manifest of OCDBT", ("manifest.ocdbt",), 64 * _MIB, "its versions"),
-    Bound("JSON item", ("data.json", "metadata"), 64 * _MIB, "what was saved as `meta`"),
+    Bound("JSON item", ("data.json", "metadata"), 16 * _MIB, "what was saved as `meta`"),
     Bound("iterator's state", ("iterators/*/*",), 16 * _MIB, "what the iterator told"),
     Bound("chunk digests", ("chunk_digests.process_*.json",), 128 * _MIB, "8 million chunks"),
     Bound(

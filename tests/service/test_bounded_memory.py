@@ -31,7 +31,7 @@ def test_a_huge_record_is_named_and_takes_no_memory(measured, name):
     if name.startswith("attempts/"):  # the catalog lists what the others tell
         assert found["statuses"] == [200]
         return
-    assert found["statuses"] == [500]
+    assert found["statuses"] == [409]
     told = json.loads(found["said"])
     assert told["type"] == "urn:cairn:problem:corrupt"
     assert f"/{name}: expected at most {bound_of(name).max_bytes} bytes" in told["detail"]
