@@ -9,7 +9,7 @@ from typing import Any
 from cairn.state import registry
 from cairn.state.config.base import EDPretrainedConfig, defined_configs
 from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
+from cairn.state.errors import ConfigError, StateError
 
 
 class AutoEasyDeLConfig:
@@ -25,18 +25,20 @@ class AutoEasyDeLConfig:
         """The config that `to_dict` of any known class described.
 
         Raises:
-            ConfigError: `model_type` is absent or unknown; the known ones are listed.
+            ConfigError: `model_type` is absent or unknown; the known ones are listed. Or a value is
+                of another type than its field.
         """
-        return _reader(data, "from_dict")(data)
+        return _read(data, "from_dict")
 
     @staticmethod
     def from_hf(data: Mapping[str, Any]) -> EDPretrainedConfig:
         """The config of a Hugging Face config.json.
 
         Raises:
-            ConfigError: `model_type` is absent or unknown; the known ones are listed.
+            ConfigError: `model_type` is absent or unknown; the known ones are listed. Or a value is
+                of another type than its field.
         """
-        return _reader(data, "from_hf")(data)
+        return _read(data, "from_hf")
 
     @staticmethod
     def hf_keys(data: Mapping[str, Any]) -> frozenset[str]:
@@ -52,12 +54,20 @@ class AutoEasyDeLConfig:
         return frozenset(entry.name for entry in fields(config_class)) - config_class.JSON_EXCLUDED
 
 
-def _reader(
-    data: Mapping[str, Any], method: str
-) -> Callable[[Mapping[str, Any]], EDPretrainedConfig]:
+def _read(data: Mapping[str, Any], method: str) -> EDPretrainedConfig:
     reader: Callable[[Mapping[str, Any]], EDPretrainedConfig]
     reader = getattr(_class_of(data, method), method)
-    return reader
+    try:
+        return reader(data)
+    except StateError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            path=f"AutoEasyDeLConfig.{method}",
+            expected="values of the types that the fields have",
+            found=f"{type(exc).__name__}: {exc}"[:200],
+            next_step="correct the config of the model",
+        ) from exc
 
 
 def _class_of(data: Mapping[str, Any], method: str) -> type[EDPretrainedConfig]:

@@ -341,3 +341,26 @@ def test_a_llamas_json_has_no_option_that_earlier_versions_do_not_know():
 def test_options_that_do_not_go_together_are_named(options, said):
     with pytest.raises(ConfigError, match=said):
         DecoderConfig(**options)
+
+
+@pytest.mark.parametrize("method", ["from_dict", "from_hf"])
+def test_values_of_any_type_are_a_config_or_a_config_error(method):
+    whole = DecoderConfig(**TINY, rope=RopeConfig(scaling="linear", factor=4.0))
+    data = whole.to_dict() if method == "from_dict" else TINY_HF | {"rope_parameters": LLAMA3}
+    places = [(name,) for name in data]
+    places += [
+        (name, inner) for name, part in data.items() if isinstance(part, dict) for inner in part
+    ]
+    refused = 0
+    for place in places:
+        for value in ([], {}, [{}], "text", -1, 0, 1e300, float("nan"), True, None, 2**70):
+            odd = json.loads(json.dumps(data))
+            target = odd if len(place) == 1 else odd[place[0]]
+            target[place[-1]] = value
+            try:
+                found = getattr(AutoEasyDeLConfig, method)(odd)
+            except ConfigError:
+                refused += 1
+                continue
+            assert isinstance(found, EDPretrainedConfig)
+    assert refused > len(places)

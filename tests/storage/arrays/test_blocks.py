@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from cairn.storage.arrays.blocks import (
     BAND_BYTES,
+    MOST_CHUNKS,
     PIECE_BYTES,
     bands,
     boxes,
     chunk_boxes,
+    chunk_count,
     copy_permuted,
 )
 from cairn.storage.reading.block_stream import BlockPlan
@@ -77,6 +79,15 @@ def test_boxes_of_chunks_cover_a_part_once_and_share_no_chunk(case, limit):
     assert counts.sum() == math.prod(shape)
     touched = [chunk for box in cut for chunk in chunks_in(box, grid)]
     assert len(touched) == len(set(touched))
+
+
+def test_no_box_has_more_chunks_than_memory_is_worth():
+    first = next(chunk_boxes((slice(0, 2**40), slice(0, 2)), (1, 1), 2**50))
+    assert chunk_count([part.stop - part.start for part in first], (1, 1)) <= MOST_CHUNKS
+    plan = BlockPlan((slice(0, 2**40),), (1,), (0,), 0, 1, 16 << 20)
+    band = next(plan.bands())
+    for piece in itertools.islice(plan.pieces(band), 3):
+        assert chunk_count([piece[0].stop - piece[0].start], (1,)) <= MOST_CHUNKS
 
 
 def test_pieces_of_a_stream_decode_each_chunk_once():

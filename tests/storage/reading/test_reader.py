@@ -149,6 +149,26 @@ def test_every_leaf_is_listed_and_read_bit_equal(stored):
         assert_same(reader.read("model", path), array)
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunk"), [((2**40,), (1,)), ((2**45,), (2**20,)), ((2,) * 32, (1,) * 32)]
+)
+def test_leaf_of_more_chunks_than_memory_is_worth_is_refused(tmp_path, shape, chunk):
+    saving = FORMS["zarr2 no ocdbt"]
+    step = save_plain(parse_uri(tmp_path) / "run", {"w": np.ones(4, np.int8)}, **saving)
+    (described,) = Path(step.local_path).rglob(".zarray")
+    body = json.loads(described.read_text())
+    described.write_text(json.dumps(body | {"shape": shape, "chunks": chunk}))
+    reader = CheckpointReader.open(step)
+    index = (0,) * len(shape)
+    for ask in (
+        lambda: reader.read("model", "w", index=index),
+        lambda: next(reader.iter_blocks("model", "w", max_bytes=1 << 20)),
+        lambda: next(reader.iter_pieces("model", "w")),
+    ):
+        with pytest.raises(CorruptionError, match="too many chunks in a leaf"):
+            ask()
+
+
 def test_meta_comes_back_as_it_was_saved(stored):
     reader, _ = stored
     assert reader.meta() == META

@@ -249,6 +249,18 @@ def test_tables_lie_before_the_directory(tmp_path, place):
         open_contents(stored(tmp_path, data), indexed)
 
 
+def test_a_file_of_more_bytes_than_json_keeps_exact_is_damage(tmp_path):
+    data, indexed = made()
+    table = parse_index(data, "p", PLACE)[1].directory.files
+    contents = open_contents(stored(tmp_path, data), indexed)
+    rows = contents.tables()[0].copy()
+    rows["size"][0] = 2**53
+    contents._files.rows = lambda start, stop: rows[start:stop]
+    assert table.rows == len(rows)
+    with pytest.raises(CorruptionError, match="files of at most"):
+        _ = contents.objects
+
+
 @pytest.mark.parametrize("parts", ["shards", "chunks in a shard"])
 def test_a_leaf_in_more_parts_than_memory_is_worth_is_refused(tmp_path, monkeypatch, parts):
     leaf = LeafRecord(
