@@ -49,7 +49,7 @@ STATUSES = {
     "StoreFullError": 507,
     "StoreUnavailableError": 503,
     "TreeMismatchError": 422,
-    "UnsoundStoreError": 500,
+    "UnsoundStoreError": 409,
     "UnsupportedFormatError": 422,
     "UnsupportedLeafError": 422,
 }
