@@ -262,7 +262,7 @@ def _body(row: RunColumns, run: StoredRun, info: StepInfo) -> Checkpoint:
         step=info.step,
         attempt=info.attempt,
         state=CheckpointState(info.state.value),
-        uri=str(run.orbax_uri(info)),
+        uri=info.source or str(run.step_uri(info)),
         created=None if info.created is None else from_rfc3339(info.created),
         bytes=info.nbytes,
         leaves=None,

@@ -71,16 +71,25 @@ def adopt(
     if json:
         print_document({**asdict(found), "run": str(found.run)})
     else:
-        _list_found(found)
+        _list_found(found, folder)
     if not found.ok:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _list_found(found: "Adoption") -> None:
+def _list_found(found: "Adoption", folder: str) -> None:
     states = dict.fromkeys(found.adopted, "adopted")
     states |= dict.fromkeys(found.kept, "as it was")
     states |= dict.fromkeys(found.gone, "removed by its owner")
     print_table(console, ("step", "found"), sorted(states.items()))
     for line in (*found.left, *found.problems):
         errors.print(line, soft_wrap=True, markup=False)
+    from cairn.storage.store import lies_within, parse_uri  # imports TensorStore
+
     errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
+    if not lies_within(parse_uri(folder), [found.run.parent]):
+        errors.print(
+            f"A server of {found.run.parent} opens its files with: cairn serve --adopt-from "
+            f"{folder}",
+            soft_wrap=True,
+            markup=False,
+        )

@@ -100,6 +100,8 @@ def test_step_that_says_it_lies_elsewhere_is_listed_and_never_opened(http, folde
     run = forge(source.format(folder=folder), SECRET, crc32c)
     step = STEP.format(run=run, step=10)
     assert http.get(f"{step}?refresh=true").status_code == 200
+    page = http.get(f"/ui/default/{run}/steps/10")
+    assert (page.status_code, "--adopt-from" in page.text) == (200, True)
     for path in ("/files/file", "/tensors/state%2Fw?stats=1"):
         for headers in ({}, {"Range": "bytes=0-"}):
             told = problem(http.get(f"{step}{path}", headers=headers), 409, "source-refused")

@@ -90,6 +90,7 @@ def root(tmp_path_factory, model) -> Path:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["step\tfound", "3\tadopted", "6\tadopted"]
     assert str(root / "adopted") in done.stderr
+    assert f"cairn serve --adopt-from {root.parent / 'theirs'}" in done.stderr
     manager(root.parent / "many", steps=tuple(range(1, 8)))
     assert cairn_here("adopt", f"{root.parent}/many", "--run", f"{root}/verbs").returncode == 0
     return root

@@ -12,6 +12,8 @@ from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import CheckpointState, Operation
+from cairn.storage.errors import SourceRefusedError
+from cairn.storage.store import StoreURI, source_folder
 
 LOOKED_THROUGH: Final = 200
 """Operations, newest first, among which those of a step are looked for."""
@@ -37,7 +39,17 @@ def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
         run=actions.get_run(asked.plane, asked.root, asked.run, refresh=False),
         uri=asked.uri,
         operations=operations_of(asked.plane, caller, *asked.names),
+        refused=_refused(asked.plane.place(asked.root, asked.run), found.uri),
     )
+
+
+def _refused(run: StoreURI, files: str) -> str | None:
+    """What an administrator can do about files that no server opens; None if it opens these."""
+    try:
+        source_folder(run, files)
+    except SourceRefusedError as exc:
+        return exc.next_step
+    return None
 
 
 def operations_of(
