@@ -21,6 +21,8 @@ LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_proc
   tests/storage/training/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
 PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
+# What `make fuzz` names beside.
+ATTACKS = tests/service/fuzzing/test_forged_stores.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
@@ -66,7 +68,7 @@ faults: $(DEV_STAMP)  ## inject faults by the hundred (half an hour and more); t
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)
-	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
+	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing $(ATTACKS)
 
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families

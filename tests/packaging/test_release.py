@@ -10,7 +10,7 @@ from email.parser import HeaderParser
 import pytest
 import yaml
 
-from tests.conftest import PROOFS
+from tests.conftest import ATTACKS, PROOFS
 from tests.packaging.conftest import ROOT, script
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -130,7 +130,9 @@ def test_what_make_test_leaves_out_is_what_make_proofs_names_and_ci_runs_both():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (named,) = re.findall(r"^PROOFS = (.*)$", makefile, re.MULTILINE)
     assert named.split() == list(PROOFS)
-    assert [name for name in PROOFS if not (ROOT / name).is_file()] == []
+    (attacks,) = re.findall(r"^ATTACKS = (.*)$", makefile, re.MULTILINE)
+    assert attacks.split() == list(ATTACKS)
+    assert [name for name in (*PROOFS, *ATTACKS) if not (ROOT / name).is_file()] == []
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     commands = [
         step.get("run") for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]

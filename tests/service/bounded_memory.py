@@ -1,6 +1,6 @@
 """How much memory a server takes for what somebody wrote into its store; a test starts it.
 
-    python -m tests.service.bounded_memory FOLDER [REQUESTS]
+    python -m tests.service.bounded_memory FOLDER REQUESTS MANIFESTS ROWS
 
 The control plane runs in this process. Of each case it tells as JSON by how many bytes the process
 was larger, at most, than before, and the status of each answer.
@@ -39,9 +39,6 @@ from tests.storage.stored_runs import begin, end, save
 
 RUNS = "/v1/roots/default/runs"
 HUGE = 1 << 30
-MANY = 8
-"""Manifests of as many bytes as one may have."""
-
 RECORDS = {
     "run.json": "",
     "lease.json": "/writer",
@@ -157,18 +154,26 @@ def values_of(run: str, count: int) -> list[str]:
     return [path + kinds[number % len(kinds)] for number in range(count)]
 
 
-def main(folder: Path, count: int) -> None:
+def main(folder: Path, count: int, manifests: int, rows: int) -> None:
+    """Print what each case took.
+
+    Args:
+        folder: for the store and the databases.
+        count: requests for values at a time.
+        manifests: that have as many bytes as one may have.
+        rows: of 256 KiB, of the one chunk that an array has.
+    """
     root = folder / "store"
     for name in RECORDS:
         run = run_of_records(root / name.partition("/")[0].removesuffix(".json"))
         os.truncate(f"{run.uri.local_path}/{name}", HUGE)
     many = run_of_records(root / "many")
-    for step in range(10, 10 + MANY):
+    for step in range(10, 10 + manifests):
         name = manifest_file(step, 1)
         Path(f"{many.uri.local_path}/{name}").touch()
         os.truncate(f"{many.uri.local_path}/{name}", bound_of(name).max_bytes)
     run_with_huge_index(root / "index")
-    run_with_chunk(root / "chunk", (1024, 1 << 16), (1024, 1 << 16))  # of 256 MiB, as it may be
+    run_with_chunk(root / "chunk", (rows, 1 << 16), (rows, 1 << 16))
     run_with_chunk(root / "larger", (8, 8), (1024, (1 << 16) + 1))
     report = {}
     app = create_app(Settings(root=str(root), data_dir=folder / "data", scan_seconds=0), jobs=False)
@@ -188,4 +193,4 @@ def main(folder: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 2)
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

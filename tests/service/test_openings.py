@@ -311,6 +311,13 @@ METHODS: Final = {
 }
 
 
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of names and attributes; of what else is called, its last attribute alone."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def calls(node: ast.AST, scope: str = "") -> Iterator[str]:
     """Each call of one of these, after the function that it is in."""
     for child in ast.iter_child_nodes(node):
@@ -318,7 +325,7 @@ def calls(node: ast.AST, scope: str = "") -> Iterator[str]:
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{scope}.{child.name}".removeprefix(".")
         if isinstance(child, ast.Call):
-            name = ast.unparse(child.func)
+            name = dotted(child.func)
             method = name.rpartition(".")[2]
             if name in OPENERS or method in METHODS:
                 yield f"{scope}: {name if name in OPENERS else method}"

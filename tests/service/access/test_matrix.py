@@ -376,8 +376,8 @@ def test_lists_show_of_several_roots_what_their_caller_may_use(server):
         ("get", f"{STEP}:diff?other=1&other_root={ROOT}&other_run=nothing", None, 403),
         ("get", f"{PAGE}/compare?other=1&other_root={ROOT}", None, 403),
         ("get", f"/compare?root={ROOT}&run=run&step=production&other=1", None, 403),
-        ("post", "/v1/roots/default/runs:adopt", {"run": "new", "folder": "{store}/run"}, 422),
-        ("post", "/v1/roots/default/runs:adopt", {"run": "new", "folder": "{store}/nothing"}, 422),
+        ("post", "/v1/roots/default/runs:adopt", {"run": "new", "folder": "{store}/run"}, 409),
+        ("post", "/v1/roots/default/runs:adopt", {"run": "new", "folder": "{store}/nothing"}, 409),
     ],
 )
 def test_request_of_one_root_reaches_no_other_by_what_it_names(server, method, url, body, status):
@@ -387,7 +387,7 @@ def test_request_of_one_root_reaches_no_other_by_what_it_names(server, method, u
     assert answer.status_code == status, answer.text
     assert not re.search("owner|unnamed|concealed-run", answer.text)
     if body is not None:
-        assert "in one of the roots default" in answer.json()["detail"]
+        assert answer.json()["type"] == "urn:cairn:problem:source-refused"
 
 
 def test_root_that_is_gone_is_one_that_never_was_and_names_no_other(server):

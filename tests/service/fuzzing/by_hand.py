@@ -200,7 +200,7 @@ def _databases(abroad: Abroad, there: Path) -> Iterator[Forgery]:
         field = f"{item}/{path}"
         for name, made in shapes.items():
             forge = _array(item, path, made)
-            yield Forgery(base, "array", field, name, forge, is_large=made.stored is not None)
+            yield Forgery(base, "array", field, name, forge)
         for name, to in targets.items():
             for way, file in [*_by_ways(to).items(), ("by a link", "d/linked")]:
                 ref = ValueRef(file, 0, 64)
@@ -281,7 +281,7 @@ def _indexes(there: Path) -> Iterator[Forgery]:
     leaf = b'{"item":"model","path":"x","shape":[1],"dtype":"float32"},'
     for name, text in {"spaces": b" ", "leaves": leaf}.items():
         value = f"768 MiB of {name}, packed"
-        yield Forgery(REAL, "index", "directory", value, _packed(text), is_large=True)
+        yield Forgery(REAL, "index", "directory", value, _packed(text))
 
 
 def _set(rows: Any, name: str, number: int) -> None:
@@ -339,10 +339,10 @@ def _bulk() -> Iterator[Forgery]:
     for name, field in {**names, "manifests/3.1.json": "environment"}.items():
         for count, length in ((1, 64 * _MIB), (10**6, 48)):
             forge = _many(name, field, count, "x" * length)
-            yield Forgery(REAL, name, field, f"64 MB in {count} texts", forge, is_large=True)
+            yield Forgery(REAL, name, field, f"64 MB in {count} texts", forge)
     name = "annotations/3.1.json"
     forge = _many(name, "metrics", 300_000, 0.5)
-    yield Forgery(REAL, name, "metrics", "300,000", forge, is_large=True)
+    yield Forgery(REAL, name, "metrics", "300,000", forge)
 
 
 def _many(name: str, field: str, count: int, entry: object) -> Forge:

@@ -111,7 +111,6 @@ class Forgery:
         value: the name of what stands there.
         forge: does it to a copy of the run.
         tells_sizes: the forger has put the true size of a foreign file in a record.
-        is_large: it takes seconds to make.
     """
 
     base: str
@@ -120,7 +119,6 @@ class Forgery:
     value: str
     forge: Forge
     tells_sizes: bool = False
-    is_large: bool = False
 
     def __str__(self) -> str:
         return f"{self.base}: {self.document} | {self.field} | {self.value}"
