@@ -29,7 +29,7 @@ from cairn.storage.errors import (
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.confinement import check_below
+from cairn.storage.store.confinement import Anchor, anchored_folder, check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.disk_names import names_held
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
@@ -114,6 +114,37 @@ def read_context() -> ts.Context:
     return ts.Context(limits, parent=store_context())
 
 
+_DESCRIPTORS_AT_ONCE: Final = 64
+_descriptors: Final = threading.BoundedSemaphore(_DESCRIPTORS_AT_ONCE)
+"""TensorStore opens a file when its turn comes; a descriptor waits for that from the beginning."""
+
+
+@functools.cache
+def _disk() -> ts.KvStore:
+    """All of this machine's disk, for paths that an `Anchor` has."""
+    return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
+
+
+def _absent() -> Any:
+    """What is read where there is nothing."""
+    return _disk().read("proc/self/fd/none")
+
+
+def _until_done(future: Any, anchor: Anchor) -> Any:
+    """`future`, which needs the anchor until it is done.
+
+    What is cancelled may go on: its anchor stays, lest the path mean another file.
+    """
+
+    def let_go(ended: Any) -> None:
+        if not ended.cancelled():
+            anchor.close()
+        _descriptors.release()
+
+    future.add_done_callback(let_go)
+    return future
+
+
 _open_stores: dict[tuple[str, Confinement | None, str | None, str | None], "ObjectStore"] = {}
 _open_lock = threading.Lock()
 
@@ -193,7 +224,7 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
-        name = self._checked(key)
+        name = self._named(key)
         return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
@@ -202,7 +233,7 @@ class ObjectStore:
 
     def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
         """The values at `keys` one after another, read many at a time: few are held."""
-        for window in self._windows([self._checked(key) for key in keys]):
+        for window in self._windows([self._named(key) for key in keys]):
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
                 name, reading = reads.pop(0)
@@ -210,15 +241,15 @@ class ObjectStore:
 
     def present(self, keys: Iterable[str]) -> set[str]:
         """Those of the names at which there is an object, or a link out; nothing is read of it."""
-        names, found = [], set()
-        for key in keys:
-            try:
-                names.append(self._checked(key))
-            except ConfinementError:
-                found.add(key)
+        names, found = [self._named(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
-            window = names[start : start + _READS_AT_ONCE]
-            for name, future in [(one, self._kv.read(one, byte_range=_NOTHING)) for one in window]:
+            reads = []
+            for name in names[start : start + _READS_AT_ONCE]:
+                try:
+                    reads.append((name, self._read(name, byte_range=_NOTHING)))
+                except ConfinementError:
+                    found.add(name)
+            for name, future in reads:
                 if self._wait("stat", future, name).state == "value":
                     found.add(name)
         return found
@@ -264,14 +295,45 @@ class ObjectStore:
         if size > bounds.LEAST_BYTES:
             bound = bound_of(name)
             if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
-                return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
-        return self._kv.read(name, if_not_equal=known), None
+                return self._read(name, byte_range=_NOTHING), Oversized(size, bound)
+        return self._read(name, if_not_equal=known), None
+
+    def _read(self, name: str, **options: Any) -> Any:
+        """Begin to read an object; on a disk what was judged, whatever has its name by then."""
+        if self._folder is None or self.uri.confinement is None:
+            return self._kv.read(name, **options)
+        with mapped(f"{self.uri}/{name}"):
+            _descriptors.acquire()
+            try:
+                anchor = Anchor(self.uri, self._folder + name)
+            except BaseException as exc:
+                _descriptors.release()
+                if isinstance(exc, FileNotFoundError | NotADirectoryError):
+                    return _absent()
+                raise
+        return _until_done(_disk().read(anchor.path[1:], **options), anchor)
+
+    def _write(self, name: str, value: bytes | None, **options: Any) -> Any:
+        """Begin to write an object, or to delete it; on a disk in the folder that was judged."""
+        if self._folder is None or self.uri.confinement is None:
+            return self._kv.write(name, value, **options)
+        folder, _, last = f"{self._folder}{name}".rpartition("/")
+        with mapped(f"{self.uri}/{name}"):
+            _descriptors.acquire()
+            try:
+                anchor = anchored_folder(self.uri, folder, create=value is not None)
+            except BaseException as exc:
+                _descriptors.release()
+                if isinstance(exc, FileNotFoundError | NotADirectoryError) and value is None:
+                    return _absent()
+                raise
+        return _until_done(_disk().write(f"{anchor.path[1:]}/{last}", value, **options), anchor)
 
     def _is_larger(self, name: str, size: int) -> bool:
         """Whether an object that was larger still is: in a bucket it may have been mended."""
         if self._folder is not None:
             return True
-        beyond = self._kv.read(name, byte_range=slice(size, size + 1))
+        beyond = self._read(name, byte_range=slice(size, size + 1))
         try:
             return bool(self._wait("read", beyond, name).state == "value")
         except StoreUnavailableError:
@@ -322,17 +384,16 @@ class ObjectStore:
         that may not be opened stands the error that says why: the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        names = []
-        for key in keys:
-            try:
-                names.append(self._checked(key))
-            except ConfinementError as exc:
-                results[key] = exc.with_traceback(None)
-        for window in self._windows(names):
+        for window in self._windows([self._named(key) for key in keys]):
             reads = []
             for name, size in window:
                 have = self._parsed.get((name, parse))
-                reads.append((name, have, *self._start(name, size, have[0] if have else None)))
+                try:
+                    begun = self._start(name, size, have[0] if have else None)
+                except ConfinementError as exc:
+                    results[name] = exc.with_traceback(None)
+                else:
+                    reads.append((name, have, *begun))
             while reads:
                 name, have, future, oversized = reads.pop(0)
                 result = self._wait("read", future, name)
@@ -369,7 +430,7 @@ class ObjectStore:
             StoreFullError: from the call that waits: no space or quota left.
         """
         ensure_within(self._checked(key), len(value))
-        future = self._kv.write(key, value)
+        future = self._write(key, value)
         return lambda: bytes(self._wait("write", future, key).generation)
 
     def write_if(
@@ -414,7 +475,7 @@ class ObjectStore:
 
     def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
         """Whether `delete_if` is refused, or there is nothing to delete."""
-        future = self._kv.write(self._checked(key), None, if_equal=generation)
+        future = self._write(self._checked(key), None, if_equal=generation)
         return not self._wait("delete", future, key).generation
 
     def _put(self, key: str, value: bytes, condition: bytes | None) -> Any:
@@ -426,7 +487,7 @@ class ObjectStore:
         """
         ensure_within(self._checked(key), len(value))
         if self.uri.scheme != "file":
-            return self._wait("write", self._kv.write(key, value, if_equal=condition), key)
+            return self._wait("write", self._write(key, value, if_equal=condition), key)
         path = os.path.join(self.uri.local_path, key)
         with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
             return self._put_file(path, key, value, condition)
@@ -434,7 +495,7 @@ class ObjectStore:
     def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> Any:
         while True:
             remove_stale_lock(path)
-            stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
+            stamp = self._wait("write", self._write(key, value, if_equal=condition), key)
             if not stamp.generation:
                 return stamp
             found = self.read(key)
@@ -463,14 +524,14 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Remove `key`; nothing happens if it does not exist."""
-        self._wait("delete", self._kv.write(self._checked(key), None), key)
+        self._wait("delete", self._write(self._checked(key), None), key)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove these, many at a time; nothing happens to those that do not exist."""
         names = [self._checked(key) for key in keys]
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
-            for name, future in [(name, self._kv.write(name, None)) for name in window]:
+            for name, future in [(name, self._write(name, None)) for name in window]:
                 self._wait("delete", future, name)
 
     def delete_if(self, key: str, *, generation: bytes) -> None:
@@ -480,7 +541,7 @@ class ObjectStore:
             PreconditionFailedError: it changed; `current` is a `Versioned`.
         """
         stamp = self._wait(
-            "delete", self._kv.write(self._checked(key), None, if_equal=generation), key
+            "delete", self._write(self._checked(key), None, if_equal=generation), key
         )
         if not stamp.generation:
             current = self.read(key)
@@ -603,7 +664,7 @@ class ObjectStore:
             InvalidURIError: `prefix` is empty or no path.
         """
         self._checked(prefix.removesuffix("/"))
-        if self.uri.scheme != "gs":
+        if self.uri.scheme != "gs" and (self._folder is None or self.uri.confinement is None):
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
         self.delete_many(self.list(prefix))
@@ -636,9 +697,13 @@ class ObjectStore:
         data = canonical_json(value, path=self.uri / key)
         return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
 
-    def _checked(self, key: str) -> str:
+    def _named(self, key: str) -> str:
         for segment in key.split("/"):
             check_segment(segment, within=f"{self.uri}/{key}")
+        return key
+
+    def _checked(self, key: str) -> str:
+        self._named(key)
         if self.uri.confinement is not None and self.uri.scheme == "file":
             check_below(self.uri, os.path.join(self.uri.local_path, key))
         return key
