@@ -329,9 +329,7 @@ def _locked(descriptor: int, how: int) -> bool:
 class _LocalWriter(FileWriter):
     """Writes a hidden file beside the target, locked, syncs it, then renames it."""
 
-    def __init__(
-        self, uri: StoreURI, path: str, shown: object, *, read_back: bool = False
-    ) -> None:
+    def __init__(self, uri: StoreURI, path: str, shown: object, *, read_back: bool = False) -> None:
         self._uri = uri
         self._path = path
         self._shown = shown

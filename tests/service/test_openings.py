@@ -231,6 +231,11 @@ OPENINGS: Final = {
     "storage/store/disk/disk_names.py": {
         "sync_path: os.open": SYNCED,
     },
+    "storage/store/disk/locked_files.py": {
+        "LockedFile.remove: unlink": LOCK,
+        "locked_file: os.open": LOCK,
+        "locked_file: unlink": LOCK,
+    },
     "storage/store/disk/stale_locks.py": {
         "remove_stale_lock: os.open": LOCK,
         "remove_stale_lock: unlink": LOCK,
