@@ -82,7 +82,6 @@ OPENINGS: Final = {
         "Settings._readable_roots: parse_uri": ADMINISTRATOR,
         "Settings._readable_sources: parse_uri": ADMINISTRATOR,
         "Settings._readable_folders: parse_uri": ADMINISTRATOR,
-        "Settings.holds_databases: parse_uri": ADMINISTRATOR,
         "Settings.root_uris: parse_uri": ADMINISTRATOR,
     },
     "service/state_folders.py": {
