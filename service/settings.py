@@ -454,6 +454,12 @@ class Settings(BaseSettings):
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
             object.__setattr__(self, name, value)  # frozen: filled in once, here
+        if unknown := sorted({*self.adopt_from} - {*self.root_uris}):
+            raise SettingsError(
+                f"CAIRN_ADOPT_FROM: expected roots of CAIRN_ROOT and CAIRN_ROOTS, found "
+                f"{', '.join(map(repr, unknown))}. Name one of these; a root that is added while "
+                "the server runs has an `adopt_from` of its own."
+            )
         for name, uri in self.root_uris.items():
             assert uri.confinement is not None
             for place in uri.confinement.sources:

@@ -87,6 +87,11 @@ def test_databases_lie_where_nobody_else_writes(tmp_path):
         assert Settings(root=str(tmp_path / "store"), data_dir=tmp_path / folder).data_dir
 
 
+def test_folders_to_adopt_from_are_of_a_root_that_there_is(tmp_path):
+    with pytest.raises(SettingsError, match=r"CAIRN_ADOPT_FROM: expected roots .* 'defualt'"):
+        Settings(root=str(tmp_path), data_dir=tmp_path / "x", adopt_from={"defualt": ["/old"]})
+
+
 def test_data_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"CAIRN_DATA_DIR: .*/file/data cannot be made"):
