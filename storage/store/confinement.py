@@ -14,12 +14,13 @@ import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 from cairn.storage.errors import ConfinementError, SourceRefusedError
 from cairn.storage.store.uri import Confinement, StoreURI, check_name, parse_uri
 
 __all__ = [
+    "HAS_ANCHORS",
     "Anchor",
     "anchored_folder",
     "check_below",
@@ -32,7 +33,10 @@ __all__ = [
     "source_folder",
 ]
 
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else None
+HAS_ANCHORS: Final = sys.platform == "linux"
+"""Other systems have no path to what a descriptor is of: there a name is judged, and used again."""
+
+_DESCRIPTORS: Final = "/proc/self/fd"
 
 
 def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
@@ -158,7 +162,7 @@ class Anchor:
         """
         self.path = path
         self._descriptor: int | None = None
-        if uri.confinement is None or _DESCRIPTORS is None:
+        if uri.confinement is None or not HAS_ANCHORS:
             check_below(uri, path)
             return
         try:
@@ -202,7 +206,7 @@ def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anch
         FileNotFoundError, NotADirectoryError: there is none.
         ConfinementError: as `check_below`.
     """
-    confinement = uri.confinement if _DESCRIPTORS is not None else None
+    confinement = uri.confinement if HAS_ANCHORS else None
     if create and (confinement is None or folder == f"/{confinement.folder}"):
         os.makedirs(folder, exist_ok=True)
     try:

@@ -29,7 +29,7 @@ from cairn.storage.errors import (
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.confinement import Anchor, anchored_folder, check_below
+from cairn.storage.store.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.disk_names import names_held
 from cairn.storage.store.disk.locked_files import locked_file
@@ -167,7 +167,7 @@ class ObjectStore:
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
-        self._is_judged = self._folder is not None and uri.confinement is not None
+        self._is_judged = HAS_ANCHORS and uri.scheme == "file" and uri.confinement is not None
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:

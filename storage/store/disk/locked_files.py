@@ -54,9 +54,10 @@ class LockedFile:
         sync_path(os.path.dirname(self.path))
 
     def remove(self) -> None:
-        """Remove the file, if there is one."""
+        """Remove the file, if there is one, and the lock file: one sync is enough for both."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
+            os.unlink(self.path + LOCK_SUFFIX)
             sync_path(os.path.dirname(self.path))
 
 
