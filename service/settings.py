@@ -34,7 +34,7 @@ from cairn.service.schemas import (
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
-from cairn.storage.store import StoreURI, confined, lies_within, parse_uri
+from cairn.storage.store import StoreURI, confined, parse_uri, real_place
 
 DEFAULT_ROOT = "default"
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
@@ -454,20 +454,36 @@ class Settings(BaseSettings):
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
             object.__setattr__(self, name, value)  # frozen: filled in once, here
+        if unknown := sorted({*self.adopt_from} - {*self.root_uris}):
+            raise SettingsError(
+                f"CAIRN_ADOPT_FROM: expected roots of CAIRN_ROOT and CAIRN_ROOTS, found "
+                f"{', '.join(map(repr, unknown))}. Name one of these; a root that is added while "
+                "the server runs has an `adopt_from` of its own."
+            )
         for name, uri in self.root_uris.items():
             assert uri.confinement is not None
             for place in uri.confinement.sources:
-                if self.holds_databases(place):
+                if (setting := self.database_in(place)) is not None:
                     raise SettingsError(
-                        f"CAIRN_DATA_DIR: expected a folder outside of all roots, and of what they "
-                        f"adopt from, found {folder} in {place} of root {name!r}: whoever writes "
-                        "there could have the databases read. Give another folder (--data-dir)."
+                        f"{setting}: expected a place outside of all roots, and of what they adopt "
+                        f"from, found one in {place} of root {name!r}: whoever writes there could "
+                        "have the databases read. Give another."
                     )
         return self
 
-    def holds_databases(self, place: StoreURI) -> bool:
-        """Whether the data folder is a folder that others may write, or in one."""
-        return lies_within(parse_uri(self.data_dir), [place])
+    def database_in(self, place: StoreURI) -> str | None:
+        """The setting that puts a database, or the data folder, into a folder; None: none does."""
+        files = {
+            "CAIRN_DATA_DIR": str(self.data_dir),
+            "CAIRN_DATABASE_URL": _sqlite_file(self.database_url),
+            "CAIRN_JOBS_DATABASE_URL": _sqlite_file(self.jobs_database_url),
+        }
+        for setting, file in files.items():
+            if file is None or place.scheme != "file":
+                continue
+            if f"{os.path.realpath(file)}/".startswith(real_place(place)):
+                return setting
+        return None
 
     @property
     def root_uris(self) -> dict[str, StoreURI]:
@@ -552,6 +568,13 @@ def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
         folder, owner = folder_of_any(str(settings.root_uris[DEFAULT_ROOT]))
         settings = load_settings(data_dir=folder)
     return settings, owner
+
+
+def _sqlite_file(url: str) -> str | None:
+    """The file of a database; None: it is a server's, or in memory."""
+    scheme, _, rest = url.partition("://")
+    file = rest.removeprefix("/").partition("?")[0].removeprefix("file:")
+    return file if scheme.partition("+")[0] == "sqlite" and file not in ("", ":memory:") else None
 
 
 _JSON: Final = {

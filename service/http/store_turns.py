@@ -159,6 +159,8 @@ class ValueMemory:
     def _admit(self) -> None:
         """Let those in for whom there is room, who came first first."""
         for room in list(self._waiting):
+            if room.turn.cancelled():  # it has left, or its time is over, and removes itself next
+                continue
             if self._taken.total() + room.nbytes > self._most:
                 return  # else who needs much would wait for good
             own = self._taken.get(room.caller, 0)

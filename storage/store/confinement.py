@@ -3,21 +3,26 @@
 Who writes a run may put a symbolic link anywhere in it, and name any folder in a record. A process
 that others ask, such as a server, opens a root with `confined` and its runs with `confine`; every
 address below them keeps how far it may lead, and `Files`, `ObjectStore` and the readers of arrays
-judge each file by it just before they open it. Who asks for themselves, such as a training job, has
-their own rights as the only bound. See ADR 47.
+judge each file by it through an `Anchor`, which no rename moves. Who asks for themselves, such as a
+training job, has their own rights as the only bound. See ADR 47.
 """
 
+import contextlib
 import errno
 import os
 import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final, Self
 
 from cairn.storage.errors import ConfinementError, SourceRefusedError
 from cairn.storage.store.uri import Confinement, StoreURI, check_name, parse_uri
 
 __all__ = [
+    "HAS_ANCHORS",
+    "Anchor",
+    "anchored_folder",
     "check_below",
     "check_tree",
     "confine",
@@ -28,7 +33,10 @@ __all__ = [
     "source_folder",
 ]
 
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else None
+HAS_ANCHORS: Final = sys.platform == "linux"
+"""Other systems have no path to what a descriptor is of: there a name is judged, and used again."""
+
+_DESCRIPTORS: Final = "/proc/self/fd"
 
 
 def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
@@ -119,36 +127,116 @@ def check_below(uri: StoreURI, path: str) -> None:
         ConfinementError: a link leads out of what the folder is confined to; of one that is not
             confined, out of itself. Or, in one that is, it is neither a file nor a folder.
     """
-    if not f"{os.path.realpath(path)}/".startswith(_place(uri)):
+    try:
+        real = os.path.realpath(path)
+    except OSError:  # a link on the way became something else while it was followed
+        real = ""
+    if not f"{real}/".startswith(_place(uri)):
         raise _leads_out(path, uri)
     if uri.confinement is not None:
         _check_kind(path)
 
 
+class Anchor:
+    """A file or folder of a disk that was judged, and a path to it that no rename moves.
+
+    Who writes a run can swap any name in it for a link once it was judged. In a confined folder the
+    path leads through a descriptor (`O_PATH`), which reads nothing and waits for nobody; elsewhere,
+    and on systems without such paths, it is the name itself.
+
+    Attributes:
+        path: for any call of the system, until this is closed.
+    """
+
+    def __init__(self, uri: StoreURI, path: str, flags: int = 0) -> None:
+        """Of what is at a path.
+
+        Args:
+            uri: the folder that it was asked for in.
+            path: where it is.
+            flags: more of them for `os.open`.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: there is nothing.
+            ConfinementError: as `check_below`.
+        """
+        self.path = path
+        self._descriptor: int | None = None
+        if uri.confinement is None or not HAS_ANCHORS:
+            check_below(uri, path)
+            return
+        try:
+            self._descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+        except OSError:
+            check_below(uri, path)  # what is missing elsewhere is nobody's business
+            raise
+        try:
+            self.path = f"{_DESCRIPTORS}/{self._descriptor}"
+            if not f"{os.readlink(self.path)}/".startswith(uri.confinement.place):
+                raise _leads_out(path, uri)
+            _check_kind(self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the descriptor: its number will mean another file."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anchor:
+    """The folder at a path, for what is to be written, moved or deleted in it.
+
+    Args:
+        uri: the folder of the store that it is, or is in.
+        folder: where it is.
+        create: make it, and those above it, if it is missing.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: there is none.
+        ConfinementError: as `check_below`.
+    """
+    confinement = uri.confinement if HAS_ANCHORS else None
+    if create and (confinement is None or folder == f"/{confinement.folder}"):
+        os.makedirs(folder, exist_ok=True)
+    try:
+        return Anchor(uri, folder, os.O_DIRECTORY)
+    except FileNotFoundError:
+        if not create or confinement is None:
+            raise
+    above, name = os.path.split(folder)
+    with anchored_folder(uri, above, create=True) as anchor:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{anchor.path}/{name}")
+        return Anchor(uri, f"{anchor.path}/{name}", os.O_DIRECTORY)
+
+
 def open_below(uri: StoreURI, rel: str) -> int:
     """A descriptor of the file `rel` below the folder `uri` of a disk, open for reading.
-
-    In a confined folder what was opened is judged, not only what the name led to a moment before.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is none.
         InvalidURIError: `rel` is no path below a folder.
-        ConfinementError: as `check_below`.
+        ConfinementError: in a confined folder, as `check_below`.
     """
     path = (uri / rel).local_path
-    if uri.confinement is not None:
-        check_below(uri, path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if uri.confinement is not None and _DESCRIPTORS is not None:
-            opened = os.readlink(f"{_DESCRIPTORS}/{descriptor}")
-            if not f"{opened}/".startswith(uri.confinement.place):
-                raise _leads_out(path, uri)
-    except BaseException:
+    with contextlib.ExitStack() as stack:
+        if uri.confinement is not None:
+            path = stack.enter_context(Anchor(uri, path)).path
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(uri / rel))
     return descriptor
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ from typing import BinaryIO, Final
 from typing_extensions import override
 
 from cairn.storage.errors import ConfinementError, InvalidURIError, NotFoundError
-from cairn.storage.store.confinement import check_below, open_below
+from cairn.storage.store.confinement import Anchor, anchored_folder, check_below, open_below
 from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 
@@ -42,22 +44,21 @@ class LocalFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        with mapped(self.uri / rel, "stat"):
-            found = os.stat(self._path(rel))
-            if os.path.isdir(self._path(rel)):
+        with mapped(self.uri / rel, "stat"), self._anchor(rel) as anchor:
+            found = os.stat(anchor.path)
+            if stat.S_ISDIR(found.st_mode):
                 raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
             return FileStat(found.st_size, f"{found.st_size:x}-{found.st_mtime_ns:x}")
 
     @override
     def list(self, rel: str = "") -> builtins.list[Entry]:
-        folder = self._folder(rel)
-        with mapped(folder, "list"):
+        with mapped(self._at(rel), "list"):
             try:
-                with os.scandir(folder) as found:
+                with self._anchor(rel) as folder, os.scandir(folder.path) as found:
                     shown = [item for item in found if self._is_shown(item)]
+                    entries = [entry for item in shown if (entry := _entry(item)) is not None]
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            entries = [entry for item in shown if (entry := _entry(item)) is not None]
         return sorted(entries)
 
     def stamps(self, rel: str = "") -> dict[str, str | None]:
@@ -65,12 +66,11 @@ class LocalFiles(Files):
 
         None where that can't be told, since it was changed just now.
         """
-        folder = self._folder(rel)
         newest = time.time_ns() - SETTLED_NANOSECONDS
         found: dict[str, str | None] = {}
-        with mapped(folder, "list"):
+        with mapped(self._at(rel), "list"):
             try:
-                with os.scandir(folder) as items:
+                with self._anchor(rel) as folder, os.scandir(folder.path) as items:
                     for item in items:
                         if self._is_shown(item) and (known := _stamp(item, newest)):
                             found[item.name] = known[0]
@@ -80,9 +80,8 @@ class LocalFiles(Files):
 
     @override
     def walk(self, rel: str = "") -> builtins.list[Entry]:
-        folder = self._folder(rel)
-        with mapped(folder, "list"):
-            return sorted(self._files_below(folder, PurePosixPath()))
+        with mapped(self._at(rel), "list"):
+            return sorted(self._files_below(self._checked_folder(rel), PurePosixPath()))
 
     @override
     def room(self) -> int | None:
@@ -109,22 +108,25 @@ class LocalFiles(Files):
                     found.append(Held(os.path.relpath(path, folder), status.st_size, shared))
         return sorted(found)
 
-    def _files_below(self, folder: str, prefix: PurePosixPath) -> Iterator[Entry]:
+    def _files_below(self, rel: str, prefix: PurePosixPath) -> Iterator[Entry]:
+        entries, folders = [], []
         try:
-            with os.scandir(folder) as found:
-                items = [item for item in found if self._is_shown(item)]
+            with self._anchor(rel) as folder, os.scandir(folder.path) as found:
+                for item in found:
+                    if not self._is_shown(item):
+                        continue
+                    if item.is_dir(follow_symlinks=False):
+                        folders.append(item.name)
+                    elif item.is_file():
+                        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                            status, name = item.stat(), str(prefix / item.name)
+                            modified = status.st_mtime_ns
+                            entries.append(Entry(name, status.st_size, False, modified_ns=modified))
         except (FileNotFoundError, NotADirectoryError):
             return
-        for item in items:
-            if item.is_dir(follow_symlinks=False):
-                yield from self._files_below(item.path, prefix / item.name)
-            elif item.is_file():
-                try:
-                    status = item.stat()
-                except FileNotFoundError:  # removed since it was listed
-                    continue
-                name, modified = str(prefix / item.name), status.st_mtime_ns
-                yield Entry(name, status.st_size, False, modified_ns=modified)
+        yield from entries
+        for name in folders:  # of which none is open meanwhile, however deep they are
+            yield from self._files_below(f"{rel}/{name}".removeprefix("/"), prefix / name)
 
     @override
     def open_read(self, rel: str) -> BinaryIO:
@@ -151,18 +153,20 @@ class LocalFiles(Files):
     @override
     def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
         with mapped(self.uri / rel):
-            return _LocalWriter(self._path(rel), self.uri / rel, read_back=read_back)
+            return _LocalWriter(self.uri, self._path(rel), self.uri / rel, read_back=read_back)
 
     @override
     def delete_tree(self, rel: str) -> None:
         path = self._path(rel)
         with mapped(path, "delete"):
             try:
-                if os.path.isdir(path) and not os.path.islink(path):
-                    shutil.rmtree(path)
-                else:
-                    os.unlink(path)
-                sync_path(os.path.dirname(path))
+                with anchored_folder(self.uri, os.path.dirname(path)) as folder:
+                    name = os.path.join(folder.path, os.path.basename(path))
+                    if os.path.isdir(name) and not os.path.islink(name):
+                        shutil.rmtree(name)
+                    else:
+                        os.unlink(name)
+                    sync_path(folder.path)
             except FileNotFoundError:
                 return
             finally:
@@ -180,22 +184,14 @@ class LocalFiles(Files):
 
     @override
     def sweep(self, rel: str) -> None:
-        folder = self._folder(rel)
-        with mapped(folder):
+        with mapped(self._at(rel)):
             try:
-                with os.scandir(folder) as found:
-                    left = [
-                        item.path
-                        for item in found
-                        if item.name.startswith(TEMPORARY_PREFIX)
-                        and item.is_file(follow_symlinks=False)
-                    ]
+                with self._anchor(rel) as folder, os.scandir(folder.path) as found:
+                    for item in found:
+                        if item.name.startswith(TEMPORARY_PREFIX):
+                            _sweep(item)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            for path in left:
-                with contextlib.suppress(FileNotFoundError), open(path, "rb+") as stream:
-                    if _locked(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
-                        os.unlink(path)
 
     @override
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
@@ -203,7 +199,7 @@ class LocalFiles(Files):
             return False
         with (
             open(self._opened(source), "rb") as stream,
-            _LocalWriter(target._path(target_rel), target.uri / target_rel) as sink,
+            _LocalWriter(target.uri, target._path(target_rel), target.uri / target_rel) as sink,
         ):
             sink.copy_from(stream.fileno(), os.fstat(stream.fileno()).st_size)
         return True
@@ -216,9 +212,15 @@ class LocalFiles(Files):
         with mapped(self.uri / source):
             os.stat(path)  # before a folder is made for it
             forget_missing(os.path.dirname(new))
-            os.makedirs(os.path.dirname(new), exist_ok=True)
             try:
-                os.replace(path, new)
+                with (
+                    anchored_folder(self.uri, os.path.dirname(path)) as here,
+                    anchored_folder(target.uri, os.path.dirname(new), create=True) as there,
+                ):
+                    os.replace(
+                        os.path.join(here.path, os.path.basename(path)),
+                        os.path.join(there.path, os.path.basename(new)),
+                    )
             except OSError as exc:
                 if exc.errno != errno.EXDEV:  # the folders are on two disks
                     raise
@@ -235,11 +237,16 @@ class LocalFiles(Files):
         return path
 
     def _folder(self, rel: str) -> str:
+        path = self._at(rel).local_path
+        check_below(self.uri, path)
+        return path
+
+    def _at(self, rel: str) -> StoreURI:
         checked = self._checked_folder(rel)
-        if not checked:
-            check_below(self.uri, self.uri.local_path)
-            return self.uri.local_path
-        return self._path(checked)
+        return self.uri / checked if checked else self.uri
+
+    def _anchor(self, rel: str) -> Anchor:
+        return Anchor(self.uri, self._at(rel).local_path)
 
     def _opened(self, rel: str) -> int:
         if self.uri.confinement is None:
@@ -255,6 +262,17 @@ class LocalFiles(Files):
             check_below(self.uri, item.path)
             return os.path.exists(item.path)
         return False
+
+
+def _sweep(item: os.DirEntry[str]) -> None:
+    """Remove a file that was being written, unless its writer is alive."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(item.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                os.unlink(item.path)
+        finally:
+            os.close(descriptor)
 
 
 def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
@@ -311,13 +329,14 @@ def _locked(descriptor: int, how: int) -> bool:
 class _LocalWriter(FileWriter):
     """Writes a hidden file beside the target, locked, syncs it, then renames it."""
 
-    def __init__(self, path: str, shown: object, *, read_back: bool = False) -> None:
+    def __init__(self, uri: StoreURI, path: str, shown: object, *, read_back: bool = False) -> None:
+        self._uri = uri
         self._path = path
         self._shown = shown
         folder = os.path.dirname(path)
         forget_missing(folder)
         try:
-            os.makedirs(folder, exist_ok=True)
+            anchor = anchored_folder(uri, folder, create=True)
         except (FileExistsError, NotADirectoryError) as exc:
             raise InvalidURIError(
                 "a file is in the way",
@@ -326,13 +345,16 @@ class _LocalWriter(FileWriter):
                 found=str(exc),
                 next_step="Remove the file, or give another path.",
             ) from exc
-        while True:
-            self._temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-            self._stream = open(self._temporary, "x+b", buffering=0)  # noqa: SIM115 (by commit)
-            _locked(self._stream.fileno(), fcntl.LOCK_EX)
-            if os.path.lexists(self._temporary):
-                break
-            self._stream.close()  # swept away before it was locked
+        with anchor:
+            while True:
+                name = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+                temporary = os.path.join(anchor.path, name)
+                self._stream = open(temporary, "x+b", buffering=0)  # noqa: SIM115 (by commit)
+                _locked(self._stream.fileno(), fcntl.LOCK_EX)
+                if os.path.lexists(temporary):
+                    break
+                self._stream.close()  # swept away before it was locked
+        self._temporary = os.path.join(folder, name)
         self._finished = False
         self._bytes = DirectWrites(self._stream.fileno(), self._temporary, read_back=read_back)
 
@@ -361,7 +383,11 @@ class _LocalWriter(FileWriter):
             os.fsync(self._stream.fileno())
             self.read_back = self._bytes.crc32c()
             self._bytes.close()
-            os.replace(self._temporary, self._path)
+            with anchored_folder(self._uri, folder) as anchor:
+                os.replace(
+                    os.path.join(anchor.path, os.path.basename(self._temporary)),
+                    os.path.join(anchor.path, os.path.basename(self._path)),
+                )
             self._finished = True
             self._stream.close()  # not before: it was locked until it had its name
             with names_held(folder):
@@ -374,7 +400,9 @@ class _LocalWriter(FileWriter):
         self._finished = True
         self._bytes.close()
         self._stream.close()
-        try:
-            os.unlink(self._temporary)
-        except FileNotFoundError:
-            return
+        folder, name = os.path.split(self._temporary)
+        with (
+            contextlib.suppress(FileNotFoundError, ConfinementError),
+            anchored_folder(self._uri, folder) as anchor,
+        ):
+            os.unlink(os.path.join(anchor.path, name))

@@ -29,9 +29,10 @@ from cairn.storage.errors import (
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.confinement import check_below
+from cairn.storage.store.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.disk_names import names_held
+from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import mapped
 from cairn.storage.store.files_local import LocalFiles
@@ -114,6 +115,33 @@ def read_context() -> ts.Context:
     return ts.Context(limits, parent=store_context())
 
 
+_DESCRIPTORS_AT_ONCE: Final = 64
+_descriptors: Final = threading.BoundedSemaphore(_DESCRIPTORS_AT_ONCE)
+"""TensorStore opens a file when its turn comes; a descriptor waits for that from the beginning."""
+
+
+@functools.cache
+def _disk() -> ts.KvStore:
+    """All of this machine's disk, for paths that an `Anchor` has."""
+    return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
+
+
+def _absent() -> Any:
+    """What is read where there is nothing."""
+    return _disk().read("proc/self/fd/none")
+
+
+def _until_done(future: Any, anchor: Anchor) -> Any:
+    """`future`, which needs the anchor until it is done."""
+
+    def let_go(_: Any) -> None:
+        anchor.close()
+        _descriptors.release()
+
+    future.add_done_callback(let_go)
+    return future
+
+
 _open_stores: dict[tuple[str, Confinement | None, str | None, str | None], "ObjectStore"] = {}
 _open_lock = threading.Lock()
 
@@ -139,6 +167,7 @@ class ObjectStore:
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
+        self._is_judged = HAS_ANCHORS and uri.scheme == "file" and uri.confinement is not None
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:
@@ -193,7 +222,7 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
-        name = self._checked(key)
+        name = self._named(key)
         return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
@@ -202,7 +231,7 @@ class ObjectStore:
 
     def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
         """The values at `keys` one after another, read many at a time: few are held."""
-        for window in self._windows([self._checked(key) for key in keys]):
+        for window in self._windows([self._named(key) for key in keys]):
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
                 name, reading = reads.pop(0)
@@ -210,15 +239,15 @@ class ObjectStore:
 
     def present(self, keys: Iterable[str]) -> set[str]:
         """Those of the names at which there is an object, or a link out; nothing is read of it."""
-        names, found = [], set()
-        for key in keys:
-            try:
-                names.append(self._checked(key))
-            except ConfinementError:
-                found.add(key)
+        names, found = [self._named(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
-            window = names[start : start + _READS_AT_ONCE]
-            for name, future in [(one, self._kv.read(one, byte_range=_NOTHING)) for one in window]:
+            reads = []
+            for name in names[start : start + _READS_AT_ONCE]:
+                try:
+                    reads.append((name, self._read(name, byte_range=_NOTHING)))
+                except ConfinementError:
+                    found.add(name)
+            for name, future in reads:
                 if self._wait("stat", future, name).state == "value":
                     found.add(name)
         return found
@@ -264,14 +293,76 @@ class ObjectStore:
         if size > bounds.LEAST_BYTES:
             bound = bound_of(name)
             if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
-                return self._kv.read(name, byte_range=_NOTHING), Oversized(size, bound)
-        return self._kv.read(name, if_not_equal=known), None
+                return self._read(name, byte_range=_NOTHING), Oversized(size, bound)
+        return self._read(name, if_not_equal=known), None
+
+    def _read(self, name: str, **options: Any) -> Any:
+        """Begin to read an object; on a disk what was judged, whatever has its name by then."""
+        if not self._is_judged:
+            return self._kv.read(name, **options)
+        assert self._folder is not None
+        with mapped(f"{self.uri}/{name}"):
+            _descriptors.acquire()
+            try:
+                anchor = Anchor(self.uri, self._folder + name)
+            except BaseException as exc:
+                _descriptors.release()
+                if isinstance(exc, FileNotFoundError | NotADirectoryError):
+                    return _absent()
+                raise
+        return _until_done(_disk().read(anchor.path[1:], **options), anchor)
+
+    def _replace(self, name: str, value: bytes | None, condition: bytes | None) -> bytes:
+        """Write an object of a confined folder of a disk, or delete it, as TensorStore does.
+
+        TensorStore would follow a link in place of its lock file.
+
+        Args:
+            name: of the object.
+            value: None: there is to be none.
+            condition: the generation that it must have; None: any.
+
+        Returns:
+            The new generation; empty, if it had another one, or there was nothing to delete.
+        """
+        assert self._folder is not None
+        folder, last = os.path.split(self._folder + name)
+        operation: Operation = "delete" if value is None else "write"
+        with mapped(f"{self.uri}/{name}", operation):
+            try:
+                anchor = anchored_folder(self.uri, folder, create=value is not None)
+            except (FileNotFoundError, NotADirectoryError):
+                if value is not None:
+                    raise
+                return b""
+            with anchor, locked_file(os.path.join(anchor.path, last)) as file:
+                if condition is not None and condition != self._generation(name):
+                    return b""
+                if value is None:
+                    file.remove()
+                    return _absent_generation()
+                file.write(value)
+                stored = f"proc/self/fd/{file.descriptor}"
+                written = outcome(_disk().read(stored, byte_range=_NOTHING))
+                file.replace()
+                return bytes(written.stamp.generation)
+
+    def _generation(self, name: str) -> bytes:
+        return bytes(outcome(self._read(name, byte_range=_NOTHING)).stamp.generation)
+
+    def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
+        """Begin to delete; returns what waits for it, and gives what `_replace` does."""
+        if self._is_judged:
+            generation = self._replace(name, None, condition)
+            return lambda: generation
+        future = self._kv.write(name, None, if_equal=condition)
+        return lambda: bytes(self._wait("delete", future, name).generation)
 
     def _is_larger(self, name: str, size: int) -> bool:
         """Whether an object that was larger still is: in a bucket it may have been mended."""
         if self._folder is not None:
             return True
-        beyond = self._kv.read(name, byte_range=slice(size, size + 1))
+        beyond = self._read(name, byte_range=slice(size, size + 1))
         try:
             return bool(self._wait("read", beyond, name).state == "value")
         except StoreUnavailableError:
@@ -322,17 +413,16 @@ class ObjectStore:
         that may not be opened stands the error that says why: the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        names = []
-        for key in keys:
-            try:
-                names.append(self._checked(key))
-            except ConfinementError as exc:
-                results[key] = exc.with_traceback(None)
-        for window in self._windows(names):
+        for window in self._windows([self._named(key) for key in keys]):
             reads = []
             for name, size in window:
                 have = self._parsed.get((name, parse))
-                reads.append((name, have, *self._start(name, size, have[0] if have else None)))
+                try:
+                    begun = self._start(name, size, have[0] if have else None)
+                except ConfinementError as exc:
+                    results[name] = exc.with_traceback(None)
+                else:
+                    reads.append((name, have, *begun))
             while reads:
                 name, have, future, oversized = reads.pop(0)
                 result = self._wait("read", future, name)
@@ -358,7 +448,7 @@ class ObjectStore:
             StoreFullError: no space or quota left.
             UnsupportedFormatError: it is larger than one of its kind may be.
         """
-        return bytes(self._put(key, value, None).generation)
+        return self._put(key, value, None)
 
     def start_write(self, key: str, value: bytes) -> Callable[[], bytes]:
         """Begin to `write`; returns what waits for it. `value` is copied before this returns.
@@ -368,6 +458,9 @@ class ObjectStore:
         Raises:
             StoreFullError: from the call that waits: no space or quota left.
         """
+        if self._is_judged:
+            written = self._put(key, value, None)
+            return lambda: written
         ensure_within(self._checked(key), len(value))
         future = self._kv.write(key, value)
         return lambda: bytes(self._wait("write", future, key).generation)
@@ -396,9 +489,8 @@ class ObjectStore:
             UnsupportedFormatError: it is larger than one of its kind may be.
         """
         condition = _absent_generation() if generation is None else generation
-        stamp = self._put(key, value, condition)
-        if stamp.generation:
-            return bytes(stamp.generation)
+        if written := self._put(key, value, condition):
+            return written
         return self._lost(key, value, generation, self.read(key), same_is_success)
 
     def refuses_write(self, key: str, value: bytes, *, generation: bytes | None) -> bool:
@@ -410,15 +502,14 @@ class ObjectStore:
             generation: as in `write_if`.
         """
         condition = _absent_generation() if generation is None else generation
-        return not self._put(key, value, condition).generation
+        return not self._put(key, value, condition)
 
     def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
         """Whether `delete_if` is refused, or there is nothing to delete."""
-        future = self._kv.write(self._checked(key), None, if_equal=generation)
-        return not self._wait("delete", future, key).generation
+        return not self._delete(self._checked(key), generation)()
 
-    def _put(self, key: str, value: bytes, condition: bytes | None) -> Any:
-        """Write, if the generation is still `condition`; the stamp, empty if it is another.
+    def _put(self, key: str, value: bytes, condition: bytes | None) -> bytes:
+        """Write, if the generation is still `condition`; the new one, empty if it is another.
 
         What a writer that was killed has left beside a file is looked for before. Should one be
         killed between this look and our write, what was written is seen to have an end that is not
@@ -426,21 +517,25 @@ class ObjectStore:
         """
         ensure_within(self._checked(key), len(value))
         if self.uri.scheme != "file":
-            return self._wait("write", self._kv.write(key, value, if_equal=condition), key)
+            stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
+            return bytes(stamp.generation)
         path = os.path.join(self.uri.local_path, key)
         with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
+            if self._is_judged:
+                return self._replace(key, value, condition)
             return self._put_file(path, key, value, condition)
 
-    def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> Any:
+    def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> bytes:
         while True:
             remove_stale_lock(path)
             stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
-            if not stamp.generation:
-                return stamp
+            written = bytes(stamp.generation)
+            if not written:
+                return written
             found = self.read(key)
-            if found is None or found.generation != stamp.generation or found.value == value:
-                return stamp
-            condition = stamp.generation
+            if found is None or found.generation != written or found.value == value:
+                return written
+            condition = written
 
     def _lost(
         self,
@@ -463,15 +558,15 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Remove `key`; nothing happens if it does not exist."""
-        self._wait("delete", self._kv.write(self._checked(key), None), key)
+        self._delete(self._checked(key))()
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Remove these, many at a time; nothing happens to those that do not exist."""
         names = [self._checked(key) for key in keys]
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
-            for name, future in [(name, self._kv.write(name, None)) for name in window]:
-                self._wait("delete", future, name)
+            for deleted in [self._delete(name) for name in window]:
+                deleted()
 
     def delete_if(self, key: str, *, generation: bytes) -> None:
         """Remove `key` if it is still as last seen; absent already is fine.
@@ -479,10 +574,7 @@ class ObjectStore:
         Raises:
             PreconditionFailedError: it changed; `current` is a `Versioned`.
         """
-        stamp = self._wait(
-            "delete", self._kv.write(self._checked(key), None, if_equal=generation), key
-        )
-        if not stamp.generation:
+        if not self._delete(self._checked(key), generation)():
             current = self.read(key)
             if current is not None:
                 raise PreconditionFailedError(
@@ -603,7 +695,7 @@ class ObjectStore:
             InvalidURIError: `prefix` is empty or no path.
         """
         self._checked(prefix.removesuffix("/"))
-        if self.uri.scheme != "gs":
+        if self.uri.scheme != "gs" and not self._is_judged:
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
         self.delete_many(self.list(prefix))
@@ -636,9 +728,13 @@ class ObjectStore:
         data = canonical_json(value, path=self.uri / key)
         return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
 
-    def _checked(self, key: str) -> str:
+    def _named(self, key: str) -> str:
         for segment in key.split("/"):
             check_segment(segment, within=f"{self.uri}/{key}")
+        return key
+
+    def _checked(self, key: str) -> str:
+        self._named(key)
         if self.uri.confinement is not None and self.uri.scheme == "file":
             check_below(self.uri, os.path.join(self.uri.local_path, key))
         return key

@@ -82,7 +82,6 @@ OPENINGS: Final = {
         "Settings._readable_roots: parse_uri": ADMINISTRATOR,
         "Settings._readable_sources: parse_uri": ADMINISTRATOR,
         "Settings._readable_folders: parse_uri": ADMINISTRATOR,
-        "Settings.holds_databases: parse_uri": ADMINISTRATOR,
         "Settings.root_uris: parse_uri": ADMINISTRATOR,
     },
     "service/state_folders.py": {
@@ -221,6 +220,7 @@ OPENINGS: Final = {
     },
     "storage/store/confinement.py": {
         "source_folder: parse_uri": JUDGES,
+        "Anchor.__init__: os.open": JUDGES,
         "open_below: os.open": JUDGES,
         "check_tree: os.scandir": JUDGES,
     },
@@ -229,6 +229,11 @@ OPENINGS: Final = {
     },
     "storage/store/disk/disk_names.py": {
         "sync_path: os.open": SYNCED,
+    },
+    "storage/store/disk/locked_files.py": {
+        "LockedFile.remove: unlink": LOCK,
+        "locked_file: os.open": LOCK,
+        "locked_file: unlink": LOCK,
     },
     "storage/store/disk/stale_locks.py": {
         "remove_stale_lock: os.open": LOCK,
@@ -251,15 +256,16 @@ OPENINGS: Final = {
         "LocalFiles.delete_tree: rmtree": JUDGES,
         "LocalFiles.delete_tree: unlink": JUDGES,
         "LocalFiles.sweep: os.scandir": JUDGES,
-        "LocalFiles.sweep: open": JUDGES,
-        "LocalFiles.sweep: unlink": JUDGES,
         "LocalFiles._copy_within: open": JUDGES,
+        "_sweep: os.open": JUDGES,
+        "_sweep: unlink": JUDGES,
         "_locked_folder: os.open": JUDGES,
         "_LocalWriter.__init__: open": JUDGES,
         "_LocalWriter.abort: unlink": JUDGES,
     },
     "storage/store/objects.py": {
         "_absent_generation: ts.KvStore.open": JUDGES,
+        "_disk: ts.KvStore.open": JUDGES,
         "ObjectStore.__init__: kvstore_spec": JUDGES,
         "ObjectStore.__init__: ts.KvStore.open": JUDGES,
         "ObjectStore.open: parse_uri": JUDGES,

@@ -55,7 +55,7 @@ def test_copies_are_their_owners_while_they_are_made(data, tmp_path, monkeypatch
             super().__exit__(*ending)
 
     monkeypatch.setattr(backup, "closing", Watched)
-    backup.back_up(Settings(root=str(tmp_path), data_dir=data), copies)
+    backup.back_up(Settings(root=str(tmp_path / "store"), data_dir=data), copies)
     assert {mode for one in (*seen, modes(copies)) for mode in one.values()} == {0o600}
 
 

@@ -77,9 +77,19 @@ def test_databases_lie_where_nobody_else_writes(tmp_path):
         ("more/data", {"roots": {"more": str(tmp_path / "more")}}),
         ("old", {"adopt_from": {"default": [str(tmp_path / "old")]}}),
     ):
-        with pytest.raises(SettingsError, match="CAIRN_DATA_DIR: expected a folder outside"):
+        with pytest.raises(SettingsError, match="CAIRN_DATA_DIR: expected a place outside"):
             Settings(root=str(tmp_path / "store"), data_dir=tmp_path / folder, **settings)
-    assert Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "store-data").data_dir
+    for setting in ("database_url", "jobs_database_url"):
+        inside = {setting: f"sqlite:///{tmp_path / 'link/own.sqlite'}"}
+        with pytest.raises(SettingsError, match=f"CAIRN_{setting.upper()}: expected a place"):
+            Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "data", **inside)
+    for folder in ("store-data", "store/../data", "100%"):
+        assert Settings(root=str(tmp_path / "store"), data_dir=tmp_path / folder).data_dir
+
+
+def test_folders_to_adopt_from_are_of_a_root_that_there_is(tmp_path):
+    with pytest.raises(SettingsError, match=r"CAIRN_ADOPT_FROM: expected roots .* 'defualt'"):
+        Settings(root=str(tmp_path), data_dir=tmp_path / "x", adopt_from={"defualt": ["/old"]})
 
 
 def test_data_folder_that_cannot_be_made_is_named(tmp_path):

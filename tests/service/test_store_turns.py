@@ -101,6 +101,27 @@ def test_who_needs_more_than_a_share_is_alone(nbytes):
     asyncio.run(scenario())
 
 
+def test_who_leaves_as_room_is_made_takes_nobody_with_them():
+    async def scenario():
+        memory, over = ValueMemory(1000, 600), asyncio.Event()
+
+        async def ask(until=None):
+            async with memory.room("one", 600):
+                if until is not None:
+                    await until.wait()
+
+        first = asyncio.create_task(ask(over))
+        await asyncio.sleep(0)
+        leaving, last = (asyncio.create_task(ask()) for _ in range(2))
+        await asyncio.sleep(0)
+        over.set()
+        leaving.cancel()
+        results = await asyncio.gather(first, leaving, last, return_exceptions=True)
+        assert [type(one) for one in results] == [type(None), asyncio.CancelledError, type(None)]
+
+    asyncio.run(scenario())
+
+
 def test_who_needs_much_is_not_passed_for_good():
     async def scenario():
         memory, order, over = ValueMemory(1000, 600), [], asyncio.Event()

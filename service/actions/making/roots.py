@@ -122,9 +122,9 @@ def _parsed(uri: str) -> StoreURI:
 
 
 def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
-    if plane.settings.holds_databases(place):
+    if (setting := plane.settings.database_in(place)) is not None:
         raise RootRefusedError(
-            f"{place}: expected a folder without the server's databases (CAIRN_DATA_DIR), found "
+            f"{place}: expected a folder without the server's databases ({setting}), found "
             "one that has them: whoever writes there could have them read. Give another."
         )
     allowed = plane.settings.roots_within

@@ -1,13 +1,22 @@
 """Nothing that lies in a confined folder leads out of it, whatever is asked."""
 
+import contextlib
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cairn.storage import ObjectStore, confine, parse_uri
-from cairn.storage.errors import ConfinementError, InvalidURIError, SourceRefusedError
+from cairn.storage.errors import (
+    ConfinementError,
+    InvalidURIError,
+    PreconditionFailedError,
+    SourceRefusedError,
+    StorageError,
+)
 from cairn.storage.store import check_tree, confined, open_below, open_files, source_folder
+from cairn.storage.store.confinement import check_below
 
 SECRET = b"secret"
 
@@ -153,6 +162,65 @@ def test_links_that_lead_out_are_in_no_listing_and_those_within_the_run_are(run)
     assert {entry.name for entry in files.walk()} == {"kept/again", "kept/own"}
     assert files.read_range("kept/again", 0, 9) == b"own"
     assert ObjectStore.open(run).read("kept/again").value == b"own"
+
+
+@pytest.mark.parametrize("operation", [*OF_FILES, *OF_OBJECTS])
+def test_folder_that_is_swapped_for_a_link_after_it_was_judged_leads_nowhere(
+    tmp_path, outside, monkeypatch, operation
+):
+    own = tmp_path / "root/run/kept"
+    (own / "below").mkdir(parents=True)
+    (own / "file").write_bytes(b"own")
+    (own / "below/file").write_bytes(b"own")
+    run = confine(confined(parse_uri(tmp_path / "root")), "run")
+
+    def swap(uri, path):
+        check_below(uri, path)
+        if not own.is_symlink():
+            own.rename(tmp_path / "root/run/moved")
+            own.symlink_to(outside)
+
+    monkeypatch.setattr("cairn.storage.store.files_local.check_below", swap)
+    monkeypatch.setattr("cairn.storage.store.objects.check_below", swap)
+    before = snapshot(outside)
+    opened = open_files(run) if operation in OF_FILES else ObjectStore(run)
+    answer = None
+    with contextlib.suppress(StorageError):
+        answer = {**OF_FILES, **OF_OBJECTS}[operation](opened, "kept/")
+    assert snapshot(outside) == before
+    assert SECRET.decode() not in str(answer)
+
+
+@pytest.mark.parametrize("operation", ["write", "delete", "delete_many"])
+@pytest.mark.parametrize("target", ["file", "new"])
+def test_link_in_place_of_a_lock_file_is_not_followed(run, outside, monkeypatch, operation, target):
+    lock, before = f"{run.local_path}/kept/file.__lock", snapshot(outside)
+    os.unlink(f"{run.local_path}/kept/file")
+    os.symlink(outside / target, lock)
+    monkeypatch.setattr("cairn.storage.store.objects.remove_stale_lock", lambda _: None)
+    with pytest.raises(ConfinementError):
+        OF_OBJECTS[operation](ObjectStore(run), "kept/")
+    assert snapshot(outside) == before
+
+
+def test_no_change_is_lost_between_a_server_and_a_training_job(run):
+    stores = [ObjectStore(run), ObjectStore(parse_uri(run.local_path))] * 2
+    stores[0].write("kept/count", b"0")
+
+    def add(store):
+        done = 0
+        while done < 25:
+            stored = store.read("kept/count")
+            value = b"%d" % (int(stored.value) + 1)
+            with contextlib.suppress(PreconditionFailedError):
+                store.write_if("kept/count", value, generation=stored.generation)
+                done += 1
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(add, stores))
+    assert stores[1].read("kept/count").value == b"100"
+    stores[0].delete("kept/count")
+    assert sorted(os.listdir(f"{run.local_path}/kept")) == ["file", "folder", "own"]
 
 
 def test_one_record_that_leads_out_leaves_the_others_readable(run):

@@ -1,0 +1,120 @@
+"""Replaces and removes files under TensorStore's lock, and follows no link.
+
+TensorStore writes the file `name` as `name.__lock`, on which it holds a lock, and renames that. It
+follows a link in place of the lock file, and so writes what the link leads to: for a folder that
+others write, a server does the same by itself. Imports no TensorStore.
+
+Source: tensorstore 0.1.86, `internal/os/file_lock.cc`, and files written by it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from cairn.storage.errors import ConfinementError
+from cairn.storage.store.deadlines import Progress
+from cairn.storage.store.disk.disk_names import sync_path
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
+
+__all__ = ["LockedFile", "locked_file"]
+
+_LOOK_SECONDS: Final = 0.002
+_WHOLE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+class LockedFile:
+    """A file that nobody else replaces meanwhile."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        """Of the file at a path.
+
+        Args:
+            path: of the file, which need not be there.
+            descriptor: of its lock file.
+        """
+        self.path = path
+        self.descriptor = descriptor
+
+    def write(self, value: bytes) -> None:
+        """Have the lock file hold `value`, on the disk too."""
+        os.ftruncate(self.descriptor, 0)
+        done = 0
+        while done < len(value):
+            done += os.pwrite(self.descriptor, memoryview(value)[done:], done)
+        os.fsync(self.descriptor)
+
+    def replace(self) -> None:
+        """Put the lock file in place of the file."""
+        os.replace(self.path + LOCK_SUFFIX, self.path)
+        sync_path(os.path.dirname(self.path))
+
+    def remove(self) -> None:
+        """Remove the file, if there is one, and the lock file: one sync is enough for both."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+            os.unlink(self.path + LOCK_SUFFIX)
+            sync_path(os.path.dirname(self.path))
+
+
+@contextlib.contextmanager
+def locked_file(path: str) -> Iterator[LockedFile]:
+    """Hold the lock of the file at a path.
+
+    Raises:
+        TimeoutError: others have held it for too long.
+        ConfinementError: a link is in place of the lock file.
+        OSError: the disk failed.
+    """
+    name, progress = path + LOCK_SUFFIX, Progress()
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(name, flags, 0o666)
+        except OSError as exc:
+            if exc.errno != errno.ELOOP:
+                raise
+            raise ConfinementError(
+                "leads elsewhere",
+                path=name,
+                expected="a file",
+                found="a symbolic link",
+                next_step="Remove it.",
+            ) from exc
+        try:
+            while not _is_locked(descriptor):
+                if progress.seconds_left() <= 0:
+                    raise TimeoutError(f"{name}: its lock is held")
+                time.sleep(_LOOK_SECONDS)
+            if not _is_called(descriptor, name):
+                continue  # its writer has renamed it meanwhile
+            try:
+                yield LockedFile(path, descriptor)
+            finally:
+                if _is_called(descriptor, name):
+                    os.unlink(name)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Take the lock of an open file, which threads of a process do not share."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE)
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _is_called(descriptor: int, name: str) -> bool:
+    """Tell whether an open file has this name."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(name))
+    return False
