@@ -104,9 +104,9 @@ class StoreTurns:
 
 @dataclass(eq=False)
 class _Room:
-    """What a caller has of the memory, or waits for."""
+    """What an answer has of the memory, or waits for."""
 
-    caller: str
+    owners: tuple[str, ...]
     nbytes: int
     turn: asyncio.Future[None]
 
@@ -115,24 +115,25 @@ class ValueMemory:
     """Memory for answers that are made of values: who needs it waits until there is enough."""
 
     def __init__(self, most: int = VALUE_BYTES, share: int = VALUE_SHARE) -> None:
-        """Of so many bytes, of which one caller has this share at most."""
+        """Of so many bytes, of which one owner has this share at most, or one answer."""
         self._most, self._share = most, share
         self._waiting: list[_Room] = []
+        self._all = 0
         self._taken = Counter[str]()
 
     @asynccontextmanager
-    async def room(self, caller: str, nbytes: int) -> AsyncIterator[None]:
+    async def room(self, owners: tuple[str, ...], nbytes: int) -> AsyncIterator[None]:
         """Memory for one answer.
 
         Args:
-            caller: Who asks.
+            owners: Whose it is: a root, whose slow readers leave others theirs; and who asks.
             nbytes: That it needs.
 
         Raises:
             NotReadyError: Others have had too much of it for too long.
         """
         turn = asyncio.get_running_loop().create_future()
-        room = _Room(caller, min(nbytes, self._most), turn)
+        room = _Room(owners, min(nbytes, self._most), turn)
         self._waiting.append(room)
         self._admit()
         try:
@@ -144,16 +145,15 @@ class ValueMemory:
                 raise
             raise NotReadyError(
                 f"answers that are made of values have {self._most >> 20} MiB of memory, "
-                f"{self._share >> 20} of them for {caller!r}, and all of it is in use. "
+                f"{self._share >> 20} of them for {' and '.join(owners)} each, and it is in use. "
                 "Ask again, or for one after another.",
             ) from exc
         finally:
             if room in self._waiting:
                 self._waiting.remove(room)
             else:
-                self._taken[caller] -= room.nbytes
-                if not self._taken[caller]:
-                    del self._taken[caller]
+                self._all -= room.nbytes
+                self._taken -= Counter(dict.fromkeys(owners, room.nbytes))  # keeps those above 0
             self._admit()
 
     def _admit(self) -> None:
@@ -161,12 +161,13 @@ class ValueMemory:
         for room in list(self._waiting):
             if room.turn.cancelled():  # it has left, or its time is over, and removes itself next
                 continue
-            if self._taken.total() + room.nbytes > self._most:
+            if self._all + room.nbytes > self._most:
                 return  # else who needs much would wait for good
-            own = self._taken.get(room.caller, 0)
+            own = max(self._taken[owner] for owner in room.owners)
             if not own or own + room.nbytes <= self._share:
                 self._waiting.remove(room)
-                self._taken[room.caller] += room.nbytes
+                self._all += room.nbytes
+                self._taken.update(dict.fromkeys(room.owners, room.nbytes))
                 room.turn.set_result(None)
 
 

@@ -95,7 +95,10 @@ async def _turn(
 ) -> AsyncIterator[None]:
     """A turn of a root, and memory."""
     caller, memory = request.state.caller.name, request.app.state.value_memory
-    async with turns.turn(root, caller), memory.room(caller, held_bytes):
+    async with (
+        turns.turn(root, caller),
+        memory.room((f"root {root}", f"caller {caller}"), held_bytes),
+    ):
         yield
 
 

@@ -302,7 +302,8 @@ class ObjectStore:
             return self._kv.read(name, **options)
         assert self._folder is not None
         with mapped(f"{self.uri}/{name}"):
-            _descriptors.acquire()
+            if not _descriptors.acquire(timeout=Progress().seconds_left()):
+                raise TimeoutError("others wait for the disk")
             try:
                 anchor = Anchor(self.uri, self._folder + name)
             except BaseException as exc:

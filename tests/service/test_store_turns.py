@@ -70,7 +70,7 @@ def test_answers_have_no_more_memory_together_than_there_is():
 
         async def ask(number):
             nonlocal most
-            async with memory.room(f"caller {number % 7}", 100 + number % 3 * 200):
+            async with memory.room((f"caller {number % 7}",), 100 + number % 3 * 200):
                 most = max(most, memory._taken.total())
                 assert max(memory._taken.values()) <= 600
                 await asyncio.sleep(0)
@@ -90,7 +90,7 @@ def test_who_needs_more_than_a_share_is_alone(nbytes):
 
         async def ask():
             nonlocal inside
-            async with memory.room("greedy", nbytes):
+            async with memory.room(("greedy",), nbytes):
                 inside += 1
                 assert inside == 1
                 await asyncio.sleep(0)
@@ -106,7 +106,7 @@ def test_who_leaves_as_room_is_made_takes_nobody_with_them():
         memory, over = ValueMemory(1000, 600), asyncio.Event()
 
         async def ask(until=None):
-            async with memory.room("one", 600):
+            async with memory.room(("one",), 600):
                 if until is not None:
                     await until.wait()
 
@@ -127,7 +127,7 @@ def test_who_needs_much_is_not_passed_for_good():
         memory, order, over = ValueMemory(1000, 600), [], asyncio.Event()
 
         async def ask(name, nbytes):
-            async with memory.room(name, nbytes):
+            async with memory.room((name,), nbytes):
                 order.append(name)
                 await over.wait()
 
@@ -150,16 +150,36 @@ def test_who_finds_no_memory_is_told_so_and_leaves_nothing_behind(monkeypatch):
 
     async def scenario():
         memory = ValueMemory(1000, 600)
-        async with memory.room("a", 600), memory.room("b", 400):
-            with pytest.raises(NotReadyError, match="all of it is in use"):
-                async with memory.room("c", 1):
+        async with memory.room(("a",), 600), memory.room(("b",), 400):
+            with pytest.raises(NotReadyError, match="it is in use"):
+                async with memory.room(("c",), 1):
                     raise AssertionError("there was none")
             assert not memory._waiting
-        async with memory.room("c", 600):
+        async with memory.room(("c",), 600):
             pass
         with pytest.raises(TimeoutError):  # of what is done with it
-            async with memory.room("c", 1):
+            async with memory.room(("c",), 1):
                 raise TimeoutError
         assert not memory._taken
+
+    asyncio.run(scenario())
+
+
+def test_a_root_leaves_memory_for_the_values_of_others(monkeypatch):
+    monkeypatch.setattr(store_turns, "WAIT_SECONDS", 0.01)
+
+    async def scenario():
+        memory = ValueMemory(1000, 600)
+        async with (
+            memory.room(("root a", "caller x"), 300),
+            memory.room(("root a", "caller y"), 300),
+            memory.room(("root b", "caller z"), 300),
+        ):
+            for caller in ("x", "z", "w"):
+                with pytest.raises(NotReadyError, match=f"root a and caller {caller}"):
+                    async with memory.room(("root a", f"caller {caller}"), 1):
+                        pass
+            async with memory.room(("root b", "caller w"), 100):
+                pass
 
     asyncio.run(scenario())
