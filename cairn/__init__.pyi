@@ -135,7 +135,7 @@ from .storage.safetensors.stream import TensorSource as TensorSource
 from .storage.safetensors.stream import plan_shards as plan_shards
 from .storage.safetensors.stream import write_index as write_index
 from .storage.safetensors.stream import write_shard as write_shard
-from .storage.store.confinement import confine as confine
+from .storage.store.disk.confinement import confine as confine
 from .storage.store.files import Files as Files
 from .storage.store.objects import ObjectStore as ObjectStore
 from .storage.store.uri import StoreURI as StoreURI

@@ -83,7 +83,7 @@ from .safetensors.stream import TensorSource as TensorSource
 from .safetensors.stream import plan_shards as plan_shards
 from .safetensors.stream import write_index as write_index
 from .safetensors.stream import write_shard as write_shard
-from .store.confinement import confine as confine
+from .store.disk.confinement import confine as confine
 from .store.files import Files as Files
 from .store.objects import ObjectStore as ObjectStore
 from .store.uri import StoreURI as StoreURI

@@ -179,7 +179,7 @@ class Client(StepFilesConnection, EventsConnection):
             idempotency_key: Of this one request.
 
         Raises:
-            ProblemResponseError: 404 or 422 if there is nothing to adopt, the folder is in no root,
+            ProblemResponseError: 404 or 422 if there is nothing to adopt, 409 if the root may not adopt from there,
                 or the config or the map is none; 409 if the name is taken, or another run adopts
                 the folder.
         """

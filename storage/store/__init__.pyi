@@ -24,13 +24,6 @@ from .clock import from_rfc3339 as from_rfc3339
 from .clock import is_above_zero as is_above_zero
 from .clock import rfc3339 as rfc3339
 from .clock import utc_now as utc_now
-from .confinement import check_tree as check_tree
-from .confinement import confine as confine
-from .confinement import confined as confined
-from .confinement import lies_within as lies_within
-from .confinement import open_below as open_below
-from .confinement import real_place as real_place
-from .confinement import source_folder as source_folder
 from .deadlines import Progress as Progress
 from .deadlines import ReadProgress as ReadProgress
 from .deadlines import WatchedCall as WatchedCall
@@ -38,6 +31,13 @@ from .deadlines import outcome as outcome
 from .deadlines import own_seconds_left as own_seconds_left
 from .deadlines import silence as silence
 from .deadlines import within as within
+from .disk.confinement import check_tree as check_tree
+from .disk.confinement import confine as confine
+from .disk.confinement import confined as confined
+from .disk.confinement import lies_within as lies_within
+from .disk.confinement import open_below as open_below
+from .disk.confinement import real_place as real_place
+from .disk.confinement import source_folder as source_folder
 from .disk.direct_io import aligned_buffer as aligned_buffer
 from .disk.direct_io import goes_direct as goes_direct
 from .disk.direct_io import read_into as read_into

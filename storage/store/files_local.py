@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 from typing_extensions import override
 
 from cairn.storage.errors import ConfinementError, InvalidURIError, NotFoundError
-from cairn.storage.store.confinement import Anchor, anchored_folder, check_below, open_below
+from cairn.storage.store.disk.confinement import Anchor, anchored_folder, check_below, open_below
 from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped

@@ -29,8 +29,8 @@ from cairn.storage.errors import (
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
 from cairn.storage.store.deadlines import Progress, outcome, silence
+from cairn.storage.store.disk.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
 from cairn.storage.store.disk.disk_names import names_held
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock

@@ -73,13 +73,13 @@ def test_a_folder_that_is_no_checkpoint_any_more_is_told(store, case):
 # damage, job, status, problem type, expected, found, next step
 JOBS = [
     ("emptied", "convert", 422, "not-a-checkpoint", "commit_success.txt", "notes.txt", "Name a"),
-    ("emptied", "restore", 500, "corrupt", "the step's index of", "none",
+    ("emptied", "restore", 409, "corrupt", "the step's index of", "none",
      "Restore the file from a backup, or use another step."),
     ("gone", "convert", 404, "step-not-found", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("model-gone", "convert", 500, "corrupt", "d/",
+    ("model-gone", "convert", 409, "corrupt", "d/",
      "no such file", "Restore the step's files, or use another step."),
-    ("model-gone", "restore", 500, "corrupt", "the 19 files that its manifest names",
+    ("model-gone", "restore", 409, "corrupt", "the 19 files that its manifest names",
      "7 that are not", "Fork from another step"),
 ]  # fmt: skip
 

@@ -124,7 +124,7 @@ def test_a_save_to_what_is_no_run_is_refused(store, state, case):
 RUNS = "/v1/roots/default/runs"
 PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$'"
 LINK = "a symbolic link to somewhere else"
-UNLINK = "Replace the link by a folder"
+UNLINK = "Replace the link by what it leads to"
 NO_STEP = "Choose a listed step"
 CREATE = {"If-None-Match": "*"}
 
@@ -140,9 +140,9 @@ REQUESTS = [
      "aliases: none", "Promote a step to it first"),
     ("GET tiny/checkpoints/9", None, 404, "step-not-found", "ROOT/tiny", "step 9", "steps 1, 2",
      NO_STEP),
-    ("GET link", None, 422, "invalid-uri", "ROOT/link", "a folder below", LINK, UNLINK),
-    ("GET link/checkpoints", None, 422, "invalid-uri", "ROOT/link", "a folder below", LINK, UNLINK),
-    ("POST link/checkpoints/2:convert", {}, 422, "invalid-uri", "ROOT/link", "a folder below", LINK,
+    ("GET link", None, 409, "leads-out", "ROOT/link", "a path below", LINK, UNLINK),
+    ("GET link/checkpoints", None, 409, "leads-out", "ROOT/link", "a path below", LINK, UNLINK),
+    ("POST link/checkpoints/2:convert", {}, 409, "leads-out", "ROOT/link", "a path below", LINK,
      UNLINK),
     *[
         (f"POST {run}/checkpoints/{step}:{verb}", body, status, kind, path, expected, found, after)
@@ -159,8 +159,8 @@ REQUESTS = [
              "a save in flight", IN_FLIGHT),
         )
     ],
-    ("POST tiny/checkpoints/2:restore", {"mode": "fork", "run": "link"}, 422, "invalid-uri",
-     "ROOT/link", "a folder below", LINK, UNLINK),
+    ("POST tiny/checkpoints/2:restore", {"mode": "fork", "run": "link"}, 409, "leads-out",
+     "ROOT/link", "a path below", LINK, UNLINK),
 ]  # fmt: skip
 
 
@@ -226,7 +226,7 @@ COMMANDS = [
      "a save in flight", IN_FLIGHT),
     (4, ("fork", "busy/steps/7", "new"), "ROOT/busy/attempts/2/7", "a complete step",
      "a save in flight", IN_FLIGHT),
-    (2, ("checkpoints", "link"), "ROOT/link", "a folder below", LINK, UNLINK),
+    (7, ("checkpoints", "link"), "ROOT/link", "a path below", LINK, UNLINK),
     (2, ("convert", "../tiny"), "'../tiny'", "RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N",
      "another form", LIST),
     (2, ("path", "ftp://host/tiny"), "ftp://host/tiny", SCHEMES, "'ftp:'", "Use one of these"),

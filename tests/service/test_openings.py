@@ -218,7 +218,7 @@ OPENINGS: Final = {
         "_on_disk: rmtree": PROBE,
         "_on_disk: ObjectStore": PROBE,
     },
-    "storage/store/confinement.py": {
+    "storage/store/disk/confinement.py": {
         "source_folder: parse_uri": JUDGES,
         "Anchor.__init__: os.open": JUDGES,
         "open_below: os.open": JUDGES,

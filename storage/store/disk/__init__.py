@@ -1,1 +1,1 @@
-"""A local disk: names it holds, locks left behind, bytes past its page cache."""
+"""A local disk: what may be opened there, names it holds, locks, bytes past its page cache."""

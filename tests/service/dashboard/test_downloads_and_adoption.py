@@ -126,7 +126,7 @@ def test_model_that_can_not_be_is_told_where_it_was_asked(
 @pytest.mark.parametrize(
     ("folder", "run", "told", "status"),
     [
-        ("/etc", "etc", "The folder is in no root", "422 (Unprocessable Entity)"),
+        ("/etc", "etc", "lie outside the root", "409 (Conflict)"),
         ("nowhere", "new", "nothing to adopt", "404 (Not Found)"),
         ("tiny/attempts", "new", "run", "422 (Unprocessable Entity)"),
         ("old-runs", "tiny", "The name is taken", "409 (Conflict)"),

@@ -16,7 +16,7 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.store import check_tree, confined, open_below, open_files, source_folder
-from cairn.storage.store.confinement import check_below
+from cairn.storage.store.disk.confinement import check_below
 
 SECRET = b"secret"
 
@@ -232,7 +232,7 @@ def test_one_record_that_leads_out_leaves_the_others_readable(run):
 
 
 def test_file_that_is_swapped_for_a_link_after_it_was_judged_is_not_read(run, outside, monkeypatch):
-    monkeypatch.setattr("cairn.storage.store.confinement.check_below", lambda *_: None)
+    monkeypatch.setattr("cairn.storage.store.disk.confinement.check_below", lambda *_: None)
     with pytest.raises(ConfinementError):
         open_below(run, "kept/file")
 
