@@ -179,9 +179,9 @@ class Client(StepFilesConnection, EventsConnection):
             idempotency_key: Of this one request.
 
         Raises:
-            ProblemResponseError: 404 or 422 if there is nothing to adopt, 409 if the root may not adopt from there,
-                or the config or the map is none; 409 if the name is taken, or another run adopts
-                the folder.
+            ProblemResponseError: 404 or 422 if there is nothing to adopt, or the config or the map
+                is none; 409 if the root may not adopt from there, the name is taken, or another run
+                adopts the folder.
         """
         body: dict[str, Any] = {"folder": folder, "run": run, "step": step}
         if config is not None or map is not None:  # one without the other is refused
