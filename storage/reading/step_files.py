@@ -32,8 +32,9 @@ def check_step_files(
 ) -> None:
     """Compare the files of a step with its manifest: names, sizes, and what is in the small ones.
 
-    All files but those of array values are read; where the listing tells checksums, none is. Files
-    that the manifest does not name are left alone: other tools may have put them there.
+    All files but those of array values, and large ones of other kinds, are read; where the listing
+    tells checksums, none is. Files that the manifest does not name are left alone: other tools may
+    have put them there.
 
     Args:
         step_uri: the step's folder.
@@ -79,6 +80,7 @@ def _problems(place: FilePlace) -> dict[str, str]:
         and record.crc32c is not None
         and listed[record.name].crc32c is None
         and not holds_values(record.name)
+        and record.size <= bound_of(record.name).max_bytes  # of no kind that is read as a whole
     }
     for found in read_files(place.folder, records):
         problem = file_problem(records[found.name], found)

@@ -1,10 +1,13 @@
 """Objects at their bound are read, above it they are damaged; the page says the bounds."""
 
+import os
 import re
 
 import pytest
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.reading.step_files import check_step_files
+from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.store import bounds
 from cairn.storage.store import objects as objects_module
 from cairn.storage.store.bounds import (
@@ -18,6 +21,7 @@ from cairn.storage.store.bounds import (
 )
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import load_json
+from cairn.storage.store.uri import parse_uri
 from tests.programs.program import REPOSITORY
 
 PAGE = REPOSITORY / "docs/reference/storage/bounds.md"
@@ -225,3 +229,12 @@ def test_the_page_has_the_counts():
     )
     assert f"up to {size(plain)}, {size(leaf)} for each leaf and {size(file)} for each" in text
     assert f"never beyond {size(most)}" in text
+
+
+def test_a_large_file_of_no_kind_is_not_read_to_open_its_step(tmp_path):
+    (tmp_path / "other").touch()
+    os.truncate(tmp_path / "other", 1 << 44)  # 16 TiB of nothing
+    record = ObjectRecord(name="other", size=1 << 44, crc32c="00000000")
+    check_step_files(parse_uri(tmp_path), (record,))
+    with pytest.raises(CorruptionError, match=f"{1 << 43} expected"):
+        check_step_files(parse_uri(tmp_path), (record.model_copy(update={"size": 1 << 43}),))
