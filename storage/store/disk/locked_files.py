@@ -19,7 +19,7 @@ from typing import Final
 from cairn.storage.errors import ConfinementError
 from cairn.storage.store.deadlines import Progress
 from cairn.storage.store.disk.disk_names import sync_path
-from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, is_called
 
 __all__ = ["LockedFile", "locked_file"]
 
@@ -90,12 +90,12 @@ def locked_file(path: str) -> Iterator[LockedFile]:
                 if progress.seconds_left() <= 0:
                     raise TimeoutError(f"{name}: its lock is held")
                 time.sleep(_LOOK_SECONDS)
-            if not _is_called(descriptor, name):
+            if not is_called(descriptor, name):
                 continue  # its writer has renamed it meanwhile
             try:
                 yield LockedFile(path, descriptor)
             finally:
-                if _is_called(descriptor, name):
+                if is_called(descriptor, name):
                     os.unlink(name)
             return
         finally:
@@ -111,10 +111,3 @@ def _is_locked(descriptor: int) -> bool:
             raise
         return False
     return True
-
-
-def _is_called(descriptor: int, name: str) -> bool:
-    """Tell whether an open file has this name."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(name))
-    return False

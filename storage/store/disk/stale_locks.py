@@ -13,7 +13,7 @@ import os
 import threading
 from typing import Final
 
-__all__ = ["LOCK_SUFFIX", "remove_stale_lock"]
+__all__ = ["LOCK_SUFFIX", "is_called", "remove_stale_lock"]
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -40,7 +40,7 @@ def remove_stale_lock(path: str) -> None:
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
-            if _is_locked_by_us(descriptor) and _is_called(descriptor, name):
+            if _is_locked_by_us(descriptor) and is_called(descriptor, name):
                 os.unlink(name)
         finally:
             os.close(descriptor)
@@ -55,8 +55,8 @@ def _is_locked_by_us(descriptor: int) -> bool:
     return False
 
 
-def _is_called(descriptor: int, name: str) -> bool:
-    """Whether it is still the lock file, and was not renamed by the writer that held it."""
+def is_called(descriptor: int, name: str) -> bool:
+    """Tell whether an open lock file still has its name: its writer may have renamed it."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.lstat(name))
     return False
