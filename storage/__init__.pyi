@@ -17,6 +17,7 @@ from .errors import RecordNotLostError as RecordNotLostError
 from .errors import RunNotFoundError as RunNotFoundError
 from .errors import SaveError as SaveError
 from .errors import StepChangedError as StepChangedError
+from .errors import StepDamagedError as StepDamagedError
 from .errors import StepExistsError as StepExistsError
 from .errors import StepInFlightError as StepInFlightError
 from .errors import StepInUseError as StepInUseError
@@ -46,6 +47,7 @@ from .runs.promotion import promote_step as promote_step
 from .runs.records.aliases import Alias as Alias
 from .runs.records.aliases import Aliases as Aliases
 from .runs.records.annotations import Annotation as Annotation
+from .runs.records.annotations import Damage as Damage
 from .runs.records.attempts import Attempt as Attempt
 from .runs.records.layout import CheckpointRef as CheckpointRef
 from .runs.records.layout import parse_ref as parse_ref

@@ -24,6 +24,7 @@ StorageError
 ├── StepInFlightError                       the step is being written now
 ├── StepInUseError                          a deletion of what an alias or another step needs
 ├── StepChangedError                        a promotion of a step that was deleted meanwhile
+├── StepDamagedError                        a step whose verification has failed
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
 ├── LateProcessError (TimeoutError)         a process of the job that does not come; named
@@ -59,6 +60,7 @@ __all__ = [
     "SaveError",
     "SourceRefusedError",
     "StepChangedError",
+    "StepDamagedError",
     "StepExistsError",
     "StepInFlightError",
     "StepInUseError",
@@ -238,6 +240,10 @@ class StepInUseError(StorageError):
 
 class StepChangedError(StorageError):
     """The step was deleted while it was being promoted; the alias is as it was."""
+
+
+class StepDamagedError(StorageError):
+    """The step is damaged: its last verification has failed."""
 
 
 class LeaseHeldError(StorageError):

@@ -12,6 +12,7 @@ read, also what `CheckpointReader.iter_blocks` holds.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, SupportsIndex, TypeGuard
 
 from cairn.storage.arrays import (
@@ -46,6 +47,9 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs import (
     INDEX_FILE,
     ITERATORS,
+    MAX_DAMAGED_LEAVES,
+    MAX_PROBLEM_CHARACTERS,
+    Damage,
     FilePlace,
     LeafRecord,
     Manifest,
@@ -62,7 +66,7 @@ from cairn.storage.runs import (
     removed_by_owner,
     whole_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files
+from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files, rfc3339
 
 __all__ = ["VerifyReport", "verify_step"]
 
@@ -87,6 +91,7 @@ class VerifyReport:
         loads: Cairn loads every value as it was saved: what is damaged is at most what only plain
             Orbax reads, or bytes that belong to no value.
         extra: files in the step's folder that were not saved with it. They do no harm.
+        damaged_leaves: "item: path" of each leaf that can't be read as it was saved.
     """
 
     step: int
@@ -98,11 +103,35 @@ class VerifyReport:
     problems: tuple[str, ...] = ()
     loads: bool = True
     extra: tuple[str, ...] = ()
+    damaged_leaves: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """True if the step is what was saved."""
         return not self.problems
+
+    def damage(self, *, at: datetime, by: str = "", job: str = "") -> Damage | None:
+        """What to note of the step; None: nothing is wrong.
+
+        Args:
+            at: when it was verified.
+            by: who verified it.
+            job: id of the operation that did, if one did.
+        """
+        if self.ok:
+            return None
+        return Damage(
+            at=rfc3339(at),
+            by=by,
+            job=job,
+            leaves=self.damaged_leaves[:MAX_DAMAGED_LEAVES],
+            leaf_count=len(self.damaged_leaves),
+            problems=tuple(one[:MAX_PROBLEM_CHARACTERS] for one in self.problems)[
+                :MAX_DAMAGED_LEAVES
+            ],
+            problem_count=len(self.problems),
+            loads=self.loads,
+        )
 
     def raise_problems(self, path: object) -> None:
         """Raise what was found, if anything was.
@@ -167,6 +196,7 @@ def verify_step(
         problems=tuple(check.problems),
         loads=check.loads,
         extra=tuple(check.extra),
+        damaged_leaves=tuple(check.damaged_leaves),
     )
 
 
@@ -190,6 +220,7 @@ class _StepCheck:
         self._sound: set[str] = set()
         self.problems: list[str] = []
         self.extra: list[str] = []
+        self.damaged_leaves: list[str] = []
         self.loads = True
         self.files_read = 0
         self.bytes_read = 0
@@ -277,6 +308,7 @@ class _StepCheck:
                 for path in reader.leaves(item):
                     for problem in self._unreadable(reader, item, path):
                         self._found(problem, loads=False)
+                        self.damaged_leaves.append(f"{item}: {path}")
         except StoreUnavailableError:
             raise
         except StorageError as exc:  # what leads to the leaves is damaged too, and listed above

@@ -17,8 +17,11 @@ from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
 from .records.aliases import Alias as Alias
 from .records.aliases import Aliases as Aliases
+from .records.annotations import MAX_DAMAGED_LEAVES as MAX_DAMAGED_LEAVES
+from .records.annotations import MAX_PROBLEM_CHARACTERS as MAX_PROBLEM_CHARACTERS
 from .records.annotations import Annotation as Annotation
 from .records.annotations import Better as Better
+from .records.annotations import Damage as Damage
 from .records.assets import checked_assets as checked_assets
 from .records.assets import put_assets as put_assets
 from .records.assets import read_asset as read_asset

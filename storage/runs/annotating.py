@@ -9,6 +9,7 @@ from cairn.storage.runs.records import (
     RUN_FILE,
     Annotation,
     Better,
+    Damage,
     RunInfo,
     annotation_file,
     read_record,
@@ -106,13 +107,15 @@ def annotate_step(
         return _replaced(run, info, change)
 
 
-def note_verified(run: Run, info: StepInfo, *, sound: bool, by: str = "") -> Annotation:
-    """Set when a step was found to be what was saved: now, or, of a damaged one, never.
+def note_verified(
+    run: Run, info: StepInfo, *, damage: Damage | None = None, by: str = ""
+) -> Annotation:
+    """Note what verifying a step found: it is sound as of now, or damaged until it is found sound.
 
     Args:
         run: the run.
         info: the step.
-        sound: whether it was.
+        damage: what is wrong with it; None: nothing.
         by: who asks.
 
     Raises:
@@ -120,9 +123,9 @@ def note_verified(run: Run, info: StepInfo, *, sound: bool, by: str = "") -> Ann
         UnsupportedFormatError, CorruptionError: what is noted can't be read.
         StoreUnavailableError: the store gives no answer.
     """
-    verified = rfc3339(run.clock()) if sound else None
+    update = {"verified": rfc3339(run.clock()) if damage is None else None, "damaged": damage}
     with held(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
-        return _replaced(run, info, lambda one: one.model_copy(update={"verified": verified}))
+        return _replaced(run, info, lambda one: one.model_copy(update=update))
 
 
 def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:

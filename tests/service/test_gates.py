@@ -15,6 +15,7 @@ from cairn.service.catalog.models import AuditRow
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.runs.annotating import annotate_step, note_verified
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.store.clock import rfc3339, utc_now
@@ -88,7 +89,7 @@ def test_an_infinite_metric_is_within_no_bounds(run, gated, bound, value):
 
 def test_a_step_that_passes_every_gate_is_promoted(run, gated):
     annotate_step(run, 3, labels={"eval": "passed"}, metrics={"loss": 2.0})
-    note_verified(run, run.step(3), sound=True)
+    note_verified(run, run.step(3))
     export(run, 3)
     wanted = {"labels": {"eval": "passed"}, "metrics": {"loss": {"min": 0, "max": 2}}}
     with gated(PRODUCTION | wanted | {"verified": True, "exported": True}) as http:
@@ -130,8 +131,8 @@ def test_an_export_of_another_step_does_not_count(run, gated):
 
 
 def test_damage_found_later_closes_the_gate(run, gated):
-    note_verified(run, run.step(3), sound=True)
-    note_verified(run, run.step(3), sound=False)
+    note_verified(run, run.step(3))
+    note_verified(run, run.step(3), damage=Damage(at="2026-01-02T03:04:05Z"))
     with gated(PRODUCTION | {"verified": True}) as http:
         assert refused(promote(http)) == ["verified"]
 

@@ -44,7 +44,7 @@ def served(request, tmp_path_factory):
         metrics = {key: chance.choice((*NUMBERS, *BAD)) for key in KEYS if chance.random() < 0.5}
         annotate(run, step, labels=labels, metrics=metrics)
     for step in (2, 7, 9):
-        note_verified(run, run.step(step), sound=True)
+        note_verified(run, run.step(step))
     AliasWriter(run.objects).move("production", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("best", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("old", step=3, attempt=1, expect=None)

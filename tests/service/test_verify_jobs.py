@@ -10,6 +10,7 @@ import pytest
 from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.runs.annotating import annotate_step, note_verified, noted_of
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import manifest_file
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
@@ -248,7 +249,7 @@ def test_a_step_says_when_it_was_last_found_sound(http, root):
     run = Run.open(shutil.copytree(root / "sound", root / "noted"))
     step = f"{CHECKPOINTS.format('noted')}/2"
     for info in run.steps():  # others have verified what was copied
-        note_verified(run, info, sound=False)
+        note_verified(run, info, damage=Damage(at="2026-01-02T03:04:05Z"))
     annotate_step(run, 2, labels={"kept": "yes"})
     assert http.get(step, params={"refresh": True}).json()["verified"] is None
     done(http, f"{step}:verify", {})

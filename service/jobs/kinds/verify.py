@@ -110,7 +110,8 @@ def _verify(
 def _note(run: Run, info: StepInfo, report: VerifyReport) -> bool:
     """Have the step say that it was verified; whether it does. What was found stands without."""
     try:
-        note_verified(run, info, sound=report.ok, by=KIND)
+        damage = report.damage(at=run.clock(), by=KIND)
+        note_verified(run, info, damage=damage, by=KIND)
     except StorageError as exc:
         logger.warning("%s: verified, and that could not be noted: %s", run.step_uri(info), exc)
         return False

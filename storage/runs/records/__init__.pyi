@@ -1,8 +1,11 @@
 from .aliases import Alias as Alias
 from .aliases import Aliases as Aliases
 from .aliases import AliasWriter as AliasWriter
+from .annotations import MAX_DAMAGED_LEAVES as MAX_DAMAGED_LEAVES
+from .annotations import MAX_PROBLEM_CHARACTERS as MAX_PROBLEM_CHARACTERS
 from .annotations import Annotation as Annotation
 from .annotations import Better as Better
+from .annotations import Damage as Damage
 from .assets import put_assets as put_assets
 from .assets import read_asset as read_asset
 from .attempts import Attempt as Attempt

@@ -5,12 +5,21 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 
-from pydantic import Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store import Moment, Record, few, is_text
 
-__all__ = ["LONGEST_LABEL", "LONGEST_NAME", "Annotation", "Better", "Labels"]
+__all__ = [
+    "LONGEST_LABEL",
+    "LONGEST_NAME",
+    "MAX_DAMAGED_LEAVES",
+    "MAX_PROBLEM_CHARACTERS",
+    "Annotation",
+    "Better",
+    "Damage",
+    "Labels",
+]
 
 Better = Literal["min", "max"]
 """Which values of a metric are good ones: small ones, such as a loss's, or large ones."""
@@ -41,6 +50,40 @@ _Metrics = Annotated[dict[_Name, float], few(MOST_METRICS)]
 _Ways = Annotated[dict[_Name, Better], few(MOST_METRICS)]
 
 
+MAX_DAMAGED_LEAVES: Final = 100
+"""Leaves, or problems, that a step's damage names; it counts all."""
+
+MAX_PROBLEM_CHARACTERS: Final = 500
+
+
+class Damage(BaseModel):
+    """What the last verification of a step found to be wrong with it.
+
+    Attributes:
+        at: when, RFC 3339 in UTC.
+        by: who verified it.
+        job: id of the operation that did; empty if none did.
+        leaves: "item: path" of leaves that can't be read as they were saved, the first 100.
+        leaf_count: how many there are.
+        problems: everything that is not as it was saved, one line each, the first 100.
+        problem_count: how many there are.
+        loads: Cairn loads every value as it was saved all the same.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: Moment
+    by: str = ""
+    job: str = ""
+    leaves: tuple[str, ...] = Field(default=(), max_length=MAX_DAMAGED_LEAVES)
+    leaf_count: int = 0
+    problems: tuple[Annotated[str, Field(max_length=MAX_PROBLEM_CHARACTERS)], ...] = Field(
+        default=(), max_length=MAX_DAMAGED_LEAVES
+    )
+    problem_count: int = 0
+    loads: bool = False
+
+
 class Annotation(Record):
     """What `annotations/<step>.<n>.json` says; changed by compare-and-swap.
 
@@ -50,6 +93,8 @@ class Annotation(Record):
         better: of metrics, which values are good ones, where somebody has said so.
         verified: when every byte of the step was last found to be what was saved; None if nobody
             has looked, or the last one who did has found damage.
+        damaged: what the last verification found to be wrong; None if it found nothing, or there
+            was none.
     """
 
     FORMAT: ClassVar[str] = "cairn.annotation"
@@ -58,6 +103,7 @@ class Annotation(Record):
     metrics: _Metrics = Field(default_factory=dict)
     better: _Ways = Field(default_factory=dict, exclude_if=lambda one: not one)
     verified: Moment | None = Field(default=None, exclude_if=lambda one: one is None)
+    damaged: Damage | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:

@@ -401,7 +401,7 @@ def test_iterators_whose_positions_a_checkpoint_has_are_listed(url):
 def test_checkpoints_are_listed_with_their_metrics_and_when_they_were_verified(url, root):
     run = Run.open(root / LONG_NAME)
     annotate_step(run, 20, metrics={"loss": 0.123456789, "acc": math.nan})
-    note_verified(run, run.step(20), sound=True)
+    note_verified(run, run.step(20))
     with Client(url) as client:
         client.run(LONG_NAME, refresh=True)
     newest, first = rows(cairn_here("checkpoints", LONG_NAME, url=url))
