@@ -220,6 +220,13 @@ class PlainStep(_Part):
     arrays: _OfItems[_OfLeaves[str]] = Field(default_factory=dict)
     keys: _OfItems[_OfLeaves[str]] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _check_items(self) -> "PlainStep":
+        unknown = {*self.arrays, *self.keys} - {*self.trees}
+        if unknown:
+            raise ValueError(f"arrays and keys of its trees, found some of {sorted(unknown)[:5]}")
+        return self
+
 
 class IndexRef(_Part):
     """What a manifest knows of its step's index.

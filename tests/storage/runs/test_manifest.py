@@ -324,6 +324,13 @@ def test_an_adopted_step_has_a_checksum_of_every_file():
             manifest(plain=plain, objects=objects)
 
 
+@pytest.mark.parametrize("field", ["arrays", "keys"])
+def test_an_adopted_step_tells_of_its_own_trees_only(field):
+    plain = {"source": "gs://bucket/old/12", "trees": {"model": ""}, field: {"other": {"w": "w"}}}
+    with pytest.raises(ValueError, match=r"of its trees, found some of \['other'\]"):
+        manifest(plain=plain, objects=manifest().inline_objects[:1])
+
+
 @pytest.mark.parametrize("change", [{"objects": [{}]}, {"objects": 3}, {"created": 1}])
 def test_a_summary_of_a_broken_manifest_is_refused(change):
     with pytest.raises(UnsupportedFormatError, match="fields that don't fit"):
