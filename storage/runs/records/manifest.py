@@ -388,10 +388,11 @@ class ManifestSummary(NamedTuple):
         created, objects, index = (body.get(name) for name in ("created", "objects", "index"))
         try:
             if isinstance(created, str) and (objects or index):
-                inline = sum(int(record["size"]) for record in objects or ())
-                nbytes = inline if index is None else int(index["nbytes"])
+                sizes = [record["size"] for record in objects or ()]
+                nbytes = sum(sizes) if index is None else index["nbytes"]
                 source = (body.get("plain") or {}).get("source")
-                if source is None or isinstance(source, str):
+                is_size = type(nbytes) is int and 0 <= nbytes <= MAX_BYTES
+                if is_size and (source is None or isinstance(source, str)):
                     return cls(created, nbytes, sha256_of(data), source)
         except (TypeError, KeyError, ValueError, AttributeError):
             pass  # the full check below says what is wrong

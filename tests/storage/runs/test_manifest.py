@@ -331,7 +331,19 @@ def test_an_adopted_step_tells_of_its_own_trees_only(field):
         manifest(plain=plain, objects=manifest().inline_objects[:1])
 
 
-@pytest.mark.parametrize("change", [{"objects": [{}]}, {"objects": 3}, {"created": 1}])
+BEYOND = [10**400, float("-inf"), float("inf"), -1, 2.5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"objects": [{}]},
+        {"objects": 3},
+        {"created": 1},
+        *({"objects": [{"name": "model/d/0", "size": size}]} for size in BEYOND),
+        *({"index": {"nbytes": size}} for size in BEYOND),
+    ],
+)
 def test_a_summary_of_a_broken_manifest_is_refused(change):
     with pytest.raises(UnsupportedFormatError, match="fields that don't fit"):
         ManifestSummary.parse(changed(**change), "p")
