@@ -60,6 +60,7 @@ from .records.layout import TRASH as TRASH
 from .records.layout import CheckpointRef as CheckpointRef
 from .records.layout import alias_file as alias_file
 from .records.layout import annotation_file as annotation_file
+from .records.layout import asset_file as asset_file
 from .records.layout import check_run_name as check_run_name
 from .records.layout import check_step as check_step
 from .records.layout import iterator_file as iterator_file
@@ -119,7 +120,9 @@ from .step_files import file_places as file_places
 from .step_files import file_problem as file_problem
 from .step_files import is_kept as is_kept
 from .step_files import listed_problems as listed_problems
+from .step_files import missing_problem as missing_problem
 from .step_files import removed_by_owner as removed_by_owner
+from .step_files import told_problem as told_problem
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS
