@@ -6,6 +6,7 @@ from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .damage import OnDamage as OnDamage
+from .damage import doubtful_steps as doubtful_steps
 from .damage import known_damage as known_damage
 from .damage import refuse_damaged as refuse_damaged
 from .damage import step_address as step_address
