@@ -131,7 +131,7 @@ def step_address(run: Run, key: StepKey) -> str:
 
 
 def newest_sound(run: Run, history: History) -> StepKey | None:
-    """The highest listed step that is not among the `doubtful_steps`; None if there is none.
+    """The highest listed step that is not known to be damaged; None if there is none.
 
     Args:
         run: the run.
@@ -141,15 +141,20 @@ def newest_sound(run: Run, history: History) -> StepKey | None:
     listed.sort(reverse=True)
     for start in range(0, len(listed), _READ_AT_ONCE):
         keys = listed[start : start + _READ_AT_ONCE]
-        doubtful = doubtful_steps(run, keys)
-        if sound := [key for key in keys if key not in doubtful]:
+        damaged, _ = _told(run, keys)
+        if sound := [key for key in keys if key not in damaged]:
             return sound[0]
     return None
 
 
 def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
     """Those of the steps of which damage is noted, or whose note can't be read."""
+    return set.union(*_told(run, keys))
+
+
+def _told(run: Run, keys: Iterable[StepKey]) -> tuple[set[StepKey], set[StepKey]]:
+    """The steps of which damage is noted, and those whose note can't be read."""
     names = {annotation_file(*key): key for key in keys}
     notes, unreadable = judge_records(run.objects, names, Annotation.parse)
-    damaged = {name for name, one in notes.items() if one.damaged is not None}
-    return {names[name] for name in damaged.union(unreadable)}
+    damaged = {names[name] for name, one in notes.items() if one.damaged is not None}
+    return damaged, {names[name] for name in unreadable}

@@ -17,7 +17,7 @@ from typing import SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
-from cairn.storage.runs.damage import doubtful_steps, newest_sound
+from cairn.storage.runs.damage import known_damage, newest_sound
 from cairn.storage.runs.history import Look, history_since, look_at, seen_in
 from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
@@ -342,7 +342,7 @@ class Writer:
         noted = noted_key(self._objects)
         if self._skips_damaged:
             latest = newest_sound(self._run, self._run.history().without(self._unsettled))
-            noted = None if noted in doubtful_steps(self._run, [noted] if noted else []) else noted
+            noted = None if noted and known_damage(self._run, noted) else noted
         self._latest = None if latest is None else latest[0]
         keys = latest, None if noted == self._unsettled else noted
         return max((key for key in keys if key is not None), default=-1)

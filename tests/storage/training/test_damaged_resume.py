@@ -96,9 +96,14 @@ def test_a_run_without_a_sound_step_says_so_even_if_damaged_ones_are_skipped(run
 
 def test_a_note_that_cannot_be_read_keeps_no_job_from_starting_and_the_log_tells_it(run, caplog):
     run.objects.write(annotation_file(40, 1), b"{")
-    with caplog.at_level(logging.WARNING):
-        assert load(run.uri, TARGET)["w"][0] == 40  # its digests are checked
-    assert annotation_file(40, 1) in caplog.text
+    for damaged in ("refuse", "skip"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert load(run.uri, TARGET, damaged=damaged)["w"][0] == 40  # its digests are checked
+        assert annotation_file(40, 1) in caplog.text
+    with Checkpointer(run.uri) as checkpointer:
+        checkpointer.save(41, state(41)).wait()
+    assert listed(run) == [10, 20, 30, 40, 41]  # what was loaded is not set aside
 
 
 def test_labels_of_a_damaged_latest_step_can_be_set(run):
