@@ -169,7 +169,7 @@ class Unchanged:
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
         files: dict[str, LinkedFile] = {}
-        if self._saved is not None and not self._is_doubtful(folder):
+        if self._saved is not None and unchanged and not self._is_doubtful(folder):
             wanted = _worth_linking(self._saved, unchanged.values())
             known = {name: self._saved.files[name] for name in wanted if name not in linked}
             files = link_files(
