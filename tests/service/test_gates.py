@@ -130,11 +130,12 @@ def test_an_export_of_another_step_does_not_count(run, gated):
         assert promote(http, 6).status_code == 200
 
 
-def test_damage_found_later_closes_the_gate(run, gated):
+def test_damage_found_later_refuses_the_step_whatever_the_gates_are(run, gated):
     note_verified(run, run.step(3))
     note_verified(run, run.step(3), damage=Damage(at="2026-01-02T03:04:05Z"))
     with gated(PRODUCTION | {"verified": True}) as http:
-        assert refused(promote(http)) == ["verified"]
+        answer = promote(http)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:step-damaged")
 
 
 def test_gates_are_for_the_aliases_runs_and_roots_that_they_name(root, run, gated):

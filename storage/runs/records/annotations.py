@@ -54,6 +54,9 @@ MAX_DAMAGED_LEAVES: Final = 100
 """Leaves, or problems, that a step's damage names; it counts all."""
 
 MAX_PROBLEM_CHARACTERS: Final = 500
+"""Of a leaf's path, or of a problem; the rest is left out."""
+
+_SHOWN_LEAVES: Final = 5
 
 
 class Damage(BaseModel):
@@ -75,13 +78,27 @@ class Damage(BaseModel):
     at: Moment
     by: str = ""
     job: str = ""
-    leaves: tuple[str, ...] = Field(default=(), max_length=MAX_DAMAGED_LEAVES)
+    leaves: tuple[Annotated[str, Field(max_length=MAX_PROBLEM_CHARACTERS)], ...] = Field(
+        default=(), max_length=MAX_DAMAGED_LEAVES
+    )
     leaf_count: int = 0
     problems: tuple[Annotated[str, Field(max_length=MAX_PROBLEM_CHARACTERS)], ...] = Field(
         default=(), max_length=MAX_DAMAGED_LEAVES
     )
     problem_count: int = 0
     loads: bool = False
+
+    def text(self) -> str:
+        """In a line: since when, who found it, and which leaves are hit."""
+        job = f", operation {self.job}" * bool(self.job)
+        noted = f"damage noted {self.at} by {self.by or 'somebody'}{job}"
+        if not self.leaf_count:
+            loads = ", though every value loads as it was saved" * self.loads
+            return f"{noted}: {self.problem_count} problems{loads}"
+        named = ", ".join(self.leaves[:_SHOWN_LEAVES])
+        more = f" and {self.leaf_count - _SHOWN_LEAVES} more"
+        more *= self.leaf_count > _SHOWN_LEAVES
+        return f"{noted}: {self.leaf_count} leaves can't be read: {named}{more}"
 
 
 class Annotation(Record):

@@ -122,7 +122,7 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
             time.sleep(0.1)
             return super().same(leaves)
 
-    held = HeldItems(items, lambda _: Slow(SharingPolicy(), time.time), None)
+    held = HeldItems(items, lambda _: Slow(SharingPolicy(), time.time, lambda steps: ()), None)
     found, errors = [], []
 
     def describe():
