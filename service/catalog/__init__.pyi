@@ -3,6 +3,8 @@ from . import queries as queries
 from . import rows as rows
 from .audit import AuditEntry as AuditEntry
 from .audit import audit_events as audit_events
+from .damage import state_of as state_of
+from .damage import verification_of as verification_of
 from .deletions import deletion_body as deletion_body
 from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
