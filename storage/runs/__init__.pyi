@@ -5,6 +5,11 @@ from .annotating import note_verified as note_verified
 from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
+from .damage import OnDamage as OnDamage
+from .damage import known_damage as known_damage
+from .damage import refuse_damaged as refuse_damaged
+from .damage import step_address as step_address
+from .damage import step_damaged as step_damaged
 from .fork import abandon_fork as abandon_fork
 from .fork import fork_run as fork_run
 from .fork import refuse_taken as refuse_taken

@@ -21,6 +21,7 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     RunNotFoundError,
 )
+from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.records import (
     INDEX_FILE,
     LEASE_FILE,
@@ -66,6 +67,7 @@ from cairn.storage.store import LOCK_SUFFIX, Clock, Files, StoreURI, open_files,
 __all__ = ["abandon_fork", "fork_run", "refuse_taken"]
 
 _FILES = {RUN_FILE, LEASE_FILE}
+_DESPITE_DAMAGE = "despite_damage"
 
 
 def fork_run(
@@ -75,6 +77,7 @@ def fork_run(
     *,
     by: str,
     progress: Callable[[int, int], None] | None = None,
+    despite_damage: str | None = None,
     clock: Clock = utc_now,
 ) -> StepInfo:
     """Make the run `target`, whose only step is a copy of `step`; that step.
@@ -93,9 +96,13 @@ def fork_run(
         target: folder of the new run.
         by: id of the writer that makes the copy; the same when an interrupted fork is taken up.
         progress: called with (bytes copied, bytes in all); what it raises stops the fork.
+        despite_damage: why the step is forked though it is damaged, if it is; the copy's manifest
+            keeps it. Files that are not what was saved are not copied for any reason; the copy is
+            damaged, too, until it is verified.
         clock: tells the time.
 
     Raises:
+        StepDamagedError: the step's last verification has failed, and no reason is given.
         InvalidURIError: no run may begin at `target`, see `Run.create`, or it is in the source.
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
@@ -106,14 +113,21 @@ def fork_run(
         StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
         StoreFullError: no space or quota left.
     """
-    manifest = source.manifest(step)
-    contents = whole_contents(source.objects, manifest)
+    manifest, damage = source.objects.at_once(
+        lambda: source.manifest(step), lambda: damage_of(source, (step.step, step.attempt))
+    )
     lineage = Lineage(
         run=str(source.uri),
         step=step.step,
         attempt=step.attempt,
         manifest_digest=manifest.digest(),
     )
+    if damage is not None:
+        known = _finished_earlier(target, lineage, manifest, by=by, clock=clock)
+        if known is not None:  # the damage came later
+            return known
+    refuse_damaged(source, step, despite_damage=despite_damage, damage=damage)
+    contents = whole_contents(source.objects, manifest)
     run, finished = _create(source, target, lineage, manifest, by=by, clock=clock)
     if finished is not None:
         return finished
@@ -136,7 +150,9 @@ def fork_run(
     changes = {
         "attempt": attempt.number,
         "writer": by,
-        "environment": manifest.unshared_environment | report.noted(),  # a fork copies
+        "environment": manifest.unshared_environment  # a fork copies
+        | report.noted()
+        | ({} if damage is None else {_DESPITE_DAMAGE: despite_damage}),
     }
     if manifest.plain is not None:
         changes["plain"] = manifest.plain.model_copy(update={"source": None})
@@ -287,6 +303,17 @@ def _create(
             raise
         return run, finished
     return created, None
+
+
+def _finished_earlier(
+    target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
+) -> StepInfo | None:
+    """The step of the run `target`, if this fork was finished there before."""
+    run = Run(target, clock=clock)
+    with contextlib.suppress(RunNotFoundError, *UNREADABLE):
+        if run.info().lineage == lineage:
+            return _finished(run, manifest, by=by, clock=clock)
+    return None
 
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:

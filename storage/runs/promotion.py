@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple, SupportsIndex
 
 from cairn.storage.errors import CorruptionError
+from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import StepKey, certain_holder
 from cairn.storage.runs.records import (
     ATTEMPTS,
@@ -13,6 +14,7 @@ from cairn.storage.runs.records import (
     UNREADABLE,
     Alias,
     AliasWriter,
+    Damage,
     Lease,
     alias_file,
     check_step,
@@ -51,7 +53,8 @@ def promote_step(
     """Point `alias` at a listed step, if it is still as the caller last saw it.
 
     The caller waits for four round trips to the store: a look at everything that is told by names;
-    the hold, and beside it a closer look; another look, now that it is held; the alias.
+    the hold, and beside it a closer look; another look, now that it is held; the alias. Damage that
+    is noted before the third of them is seen there.
 
     Args:
         run: the run.
@@ -70,7 +73,9 @@ def promote_step(
         RunNotFoundError: there is no such run, and it was not `opened`.
         StepNotFoundError: the step is not listed; or it was adopted, and its owner has removed it.
         StepInFlightError: it is being written.
-        CorruptionError: it was adopted, and a listing shows that its owner has changed it.
+        StepDamagedError: its last verification has failed; no reason is good enough.
+        CorruptionError: it was adopted, and a listing shows that its owner has changed it; or what
+            is noted of it can't be read, which would tell whether it is damaged.
         PreconditionFailedError: the alias changed; `current` is the `Alias` or None.
         StepChangedError: the step was deleted meanwhile, or is about to be; the alias is as before.
         InvalidURIError: `alias` can't be an alias, or `step` is no step's number.
@@ -147,18 +152,23 @@ def _attempts(run: Run) -> list[str]:
 def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: str) -> StepInfo:
     """The step, which is listed and held until `hold` ends."""
 
-    def hold_it(key: StepKey) -> None:
-        hold.enter_context(held(run, key, by=by, reason=f"promote it to {alias!r}"))
+    def hold_it(key: StepKey) -> Damage | None:
+        reason, noted = f"promote it to {alias!r}", partial(damage_of, run, key)
+        damage: Damage | None = hold.enter_context(
+            held(run, key, by=by, reason=reason, beside=noted)
+        )
+        return damage
 
+    info = damage = None
     if look.candidate is not None:
-        info, _ = run.objects.at_once(
+        info, damage = run.objects.at_once(
             partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
         )
-        if isinstance(info, StepInfo):
-            return info
+    if not isinstance(info, StepInfo):
         hold.close()
-    info = run.step(look.step)  # the whole history tells
-    hold_it((info.step, info.attempt))
+        info = run.step(look.step)  # the whole history tells
+        damage = hold_it((info.step, info.attempt))
+    refuse_damaged(run, info, always=True, damage=damage)
     return info
 
 

@@ -5,8 +5,11 @@ deletes through the trash.
 
 A step is kept if any rule of the policy keeps it, or if it must be kept whatever the policy says:
 the latest step, a step that an alias names, one that somebody works with, and every step whose
-bytes a kept step refers to. A policy without rules deletes nothing, nor does one that names a
-metric or a label that no step carries: misspelt, it would delete what it is to keep.
+bytes a kept step refers to. A step that is known to be damaged is deleted only by hand, and stands
+for no other: rules choose among the sound ones, and the latest is the latest of those.
+
+A policy without rules deletes nothing, nor does one that names a metric or a label that no step
+carries: misspelt, it would delete what it is to keep.
 """
 
 import contextlib
@@ -24,6 +27,7 @@ from cairn.storage.errors import (
     StepInUseError,
     StorageError,
 )
+from cairn.storage.runs.damage import doubtful_steps
 from cairn.storage.runs.records import (
     Annotation,
     Attempt,
@@ -207,6 +211,7 @@ class StepFacts:
         labels: text by name.
         needs: the steps that hold bytes of it.
         better: of metrics, which values are good, as the step says.
+        damaged: its last verification has failed.
     """
 
     step: int
@@ -216,6 +221,7 @@ class StepFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     needs: frozenset[StepKey] = frozenset()
     better: Mapping[str, Better] = field(default_factory=dict)
+    damaged: bool = False
 
     @property
     def key(self) -> StepKey:
@@ -275,7 +281,9 @@ def decide(
             if key in reasons:
                 reasons[key].append(reason)
 
-    keep([one.key for one in facts[-1:]], "latest")
+    sound = [one for one in facts if not one.damaged]
+    keep([one.key for one in sound[-1:]], "latest")
+    keep([one.key for one in facts if one.damaged], "damaged")
     # In an attempt after that of the latest: an overwrite that has yet to set the latest aside.
     last = max(facts, key=lambda one: (one.attempt, one.step), default=None)
     if last is not None and last is not facts[-1]:
@@ -283,7 +291,7 @@ def decide(
     for alias, key in sorted(aliases.items()):
         keep([key], f"alias {alias}")
     keep(sorted(set(held)), "in use")
-    for key, reason in _by_rules(facts, policy, now):
+    for key, reason in _by_rules(sound, policy, now):
         keep([key], reason)
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
@@ -544,6 +552,7 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
                 notes.metrics,
                 notes.labels,
                 better=notes.better,
+                damaged=notes.damaged is not None,
             )
         )
     return facts
@@ -715,13 +724,15 @@ class _Pass:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
             use = RunUse.of(self._run, self._clock())
+            # Found damaged since it was judged; with its intent there, nobody notes that any more.
+            damaged = doubtful_steps(self._run, intents)
             if self._changed(use.attempts):
                 self.judge()
             kept = self._kept()
             tombstone = self._tombstone()
             for info in batch:
                 key = info.step, info.attempt
-                uses = [*use.of_step(info), *kept.get(key, ())]
+                uses = [*use.of_step(info), *kept.get(key, ())] + ["damaged"] * (key in damaged)
                 if uses:
                     self._in_use.setdefault(key, ", ".join(uses))
                 elif key in intents:

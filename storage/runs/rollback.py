@@ -10,9 +10,11 @@ then on does not count: its next save raises, as for one whose job was started a
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import SupportsIndex
 
 from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
+from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.records import (
     Attempt,
     Kept,
@@ -61,6 +63,7 @@ def roll_back(
     by: str,
     request: str | None = None,
     strand: Collection[str] | None = None,
+    despite_damage: str | None = None,
 ) -> Rollback:
     """Make a listed step the latest; the steps after it are set aside.
 
@@ -71,8 +74,11 @@ def roll_back(
         request: id of this one rollback, for who may have to ask again: an interrupted call then
             goes on where it was, and one that was done is told again. Without it every call acts.
         strand: aliases that may stay on a step that is set aside; None: any.
+        despite_damage: why to go back to the step though it is damaged, if it is. It is not kept
+            here: that is for the caller's audit.
 
     Raises:
+        StepDamagedError: the step's last verification has failed, and no reason is given.
         StepNotFoundError: the step is not listed (any more), or another attempt holds it.
         StepChangedError: somebody is about to delete it.
         LeaseHeldError: a writer holds the run.
@@ -87,7 +93,10 @@ def roll_back(
     if attempt is None:
         listed = run.step(number)
         _refuse_other(run, step, listed)
-        with held(run, (number, listed.attempt), by=by, reason="roll back to it"):
+        key = number, listed.attempt
+        noted = partial(damage_of, run, key)
+        with held(run, key, by=by, reason="roll back to it", beside=noted) as damage:
+            refuse_damaged(run, listed, despite_damage=despite_damage, damage=damage)
             attempt = _begin(run, listed, writer, strand)
     release(run.objects, attempt, clock=run.clock)
     aside = _set_aside_by(run, attempt)

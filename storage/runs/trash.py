@@ -23,7 +23,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import ClassVar, Final, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, Final, NamedTuple, SupportsIndex
 
 from pydantic import Field
 
@@ -370,14 +370,17 @@ def withdraw(run: Run, key: StepKey, generation: bytes) -> None:
 
 
 @contextlib.contextmanager
-def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
-    """Hold a step meanwhile: no deletion of it begins.
+def held(
+    run: Run, key: StepKey, *, by: str, reason: str, beside: Callable[[], Any] | None = None
+) -> Iterator[Any]:
+    """Hold a step meanwhile: no deletion of it begins. Gives what `beside` gave.
 
     Args:
         run: the run.
         key: (step, attempt).
         by: who holds it.
         reason: what for, as in "who is to …".
+        beside: called once the step is held, in the round that looks whether it is deleted.
 
     Raises:
         StepChangedError: it is deleted, or about to be.
@@ -386,7 +389,8 @@ def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
     name = hold_file(*key, hold.token)
     _, generation = write_record(run.objects, name, hold, generation=None)
     try:
-        if _is_going(run, key):
+        is_going, result = _is_going(run, key, beside)
+        if is_going:
             raise StepChangedError(
                 "the step was deleted meanwhile",
                 path=f"{run.uri}/{step_dir(key[1], key[0])}",
@@ -394,7 +398,7 @@ def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
                 found="its deletion",
                 next_step="Choose another step, or undelete this one first.",
             )
-        yield
+        yield result
     finally:
         with contextlib.suppress(StorageError):  # one that stays ends by itself
             run.objects.delete_if(name, generation=generation)
@@ -408,21 +412,25 @@ def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
     return [(names[name], hold) for name, hold in found.items()]
 
 
-def _is_going(run: Run, key: StepKey) -> bool:
+def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple[bool, Any]:
     """Whether a step is deleted, about to be, or gone; for who has just begun to need it.
+
+    Also what `beside` gives in the same round.
 
     At once, in whatever order the store answers. An intent goes only once the tombstone is there;
     who lays that looks for holds after it. A tombstone goes only once the manifest is gone, and
     nobody has held the step since: see `end_removal`.
     """
     objects = run.objects
-    intent, tombstone, manifest = objects.at_once(
+    intent, tombstone, manifest, *result = objects.at_once(
         lambda: read_record(objects, intent_file(*key), Intent),
         lambda: objects.read(trash_file(*key)),
         lambda: objects.read(manifest_file(*key)),
+        *([] if beside is None else [beside]),
     )
     declared = intent is not None and intent[0].is_alive(run.clock())
-    return declared or tombstone is not None or manifest is None
+    is_going = declared or tombstone is not None or manifest is None
+    return is_going, result[0] if result else None
 
 
 def clear_announcements(run: Run, *, now: datetime) -> None:

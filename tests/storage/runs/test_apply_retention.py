@@ -12,9 +12,10 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import retention
+from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.annotations import Annotation, Damage
 from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.retention import (
@@ -91,6 +92,32 @@ def test_a_step_that_is_promoted_while_retention_decides_stays(run, clock, monke
     outcome = apply_retention(run, RetentionPolicy(keep_last=3), by="job", clock=clock)
     assert outcome.deleted == ((2, 1),)
     assert outcome.in_use == {(1, 1): "alias production"}
+    assert listed(run) == [1, 3, 4, 5]
+
+
+def test_a_step_found_damaged_since_it_was_judged_stays(run, clock, monkeypatch):
+    damage = Damage(at="2026-01-02T03:04:05Z")
+    declare = retention.declare
+
+    def declared_late(declaring, key, **more):
+        if key == (2, 1):
+            note_verified(run, run.step(2), damage=damage)
+        return declare(declaring, key, **more)
+
+    monkeypatch.setattr(retention, "declare", declared_late)
+    done = apply_retention(run, RetentionPolicy(keep_last=1), by="me", clock=clock)
+    assert (listed(run), done.in_use) == ([2, 5], {(2, 1): "damaged"})
+    monkeypatch.undo()
+    note_verified(run, run.step(5), damage=damage)
+    save(run, 6, 1)
+    save(run, 7, 1)
+    assert apply_retention(run, RetentionPolicy(keep_last=2), by="me", clock=clock).deleted == ()
+    assert listed(run) == [2, 5, 6, 7]
+
+
+def test_a_damaged_step_is_deleted_by_hand(run, clock):
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
+    delete_step(run, run.step(2), by="ann", clock=clock)
     assert listed(run) == [1, 3, 4, 5]
 
 

@@ -11,13 +11,16 @@ from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import (
     CorruptionError,
     RunNotFoundError,
+    StepDamagedError,
     StepNotFoundError,
     StorageError,
     StoreFullError,
 )
 from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.annotating import note_verified, noted_of
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, asset_file, manifest_file
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_copy import CopyReport
@@ -213,7 +216,8 @@ def test_labels_that_are_damaged_or_of_another_step_are_not_forked(parent, root_
     parent.objects.write(name, wrong)
     with pytest.raises(CorruptionError, match=name):
         fork(parent, root_uri)
-    assert Run.open(root_uri / "child").steps() == []
+    with pytest.raises(RunNotFoundError):  # they would tell whether the step is damaged
+        Run.open(root_uri / "child")
     assert open_files(root_uri / "child/attempts/1").walk() == []  # told before anything is copied
 
 
@@ -287,3 +291,32 @@ def test_a_full_disk_is_told_and_the_fork_goes_on_once_there_is_room(on_disk, tm
             assert Run.open(child).steps() == []
         fork_run(on_disk, on_disk.step(3), child, by=WRITER)
         assert_same(on_disk, Run.open(child))
+
+
+def test_a_damaged_step_is_forked_only_for_a_reason_which_the_copy_keeps(parent, root_uri):
+    damage = Damage(at="2026-01-02T03:04:05Z", by="verify", problems=("a: 1",), problem_count=1)
+    before = fork_run(parent, parent.step(3), root_uri / "earlier", by=WRITER)
+    note_verified(parent, parent.step(3), damage=damage)
+    with pytest.raises(StepDamagedError, match=f"newest sound step is {parent.uri}/steps/6"):
+        fork(parent, root_uri)
+    with pytest.raises(RunNotFoundError):
+        Run.open(root_uri / "child")
+    # Told again: it was finished before anything was known.
+    assert fork_run(parent, parent.step(3), root_uri / "earlier", by=WRITER) == before
+    child = Run.open(fork(parent, root_uri, despite_damage="files are back") and root_uri / "child")
+    made = child.step(3)
+    assert child.manifest(made).environment["despite_damage"] == "files are back"
+    assert noted_of(child, made).damaged == damage
+    note_verified(child, made, damage=verify_step(child, made).damage(at=utc_now()))
+    assert noted_of(child, made).damaged is None
+
+
+def test_no_reason_has_files_copied_that_are_not_what_was_saved(parent, root_uri):
+    folder = parent.step_uri(parent.step(3))
+    name = next(name for name in contents(folder) if holds_values(name))
+    put(folder, name, flipped(contents(folder)[name]))
+    report = verify_step(parent, 3)
+    note_verified(parent, parent.step(3), damage=report.damage(at=utc_now()))
+    with pytest.raises(CorruptionError, match="the step is damaged"):
+        fork(parent, root_uri, despite_damage="try it")
+    assert Run.open(root_uri / "child").steps() == []

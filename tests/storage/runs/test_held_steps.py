@@ -92,10 +92,11 @@ def at_once(made, order):
     def in_order(*calls):
         if not made.scheduler.current.startswith("who"):
             return [call() for call in calls]  # one of the orders: it is stopped between any two
-        if len(calls) != LOOKS:
+        if len(calls) not in (LOOKS, LOOKS + 1):
             return asked(*calls)
-        found = dict(zip(order, asked(*(calls[at] for at in order)), strict=True))
-        return [found[at] for at in range(LOOKS)]
+        whole = (*order, *range(LOOKS, len(calls)))  # a promotion also asks what is noted
+        found = dict(zip(whole, asked(*(calls[at] for at in whole)), strict=True))
+        return [found[at] for at in range(len(calls))]
 
     made.store.at_once = in_order
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -71,6 +72,41 @@ def test_aliased_and_held_steps_stay_whatever_the_policy_says():
     policy = RetentionPolicy(keep_last=1)
     assert kept(TEN, policy, aliases={"production": (2, 1)}, held={(5, 1)}) == [2, 5, 10]
     assert kept(TEN, policy, aliases={"production": (2, 7)}) == [10]  # of another attempt
+
+
+def damaged(step, **more):
+    return replace(facts(step, **more), damaged=True)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetentionPolicy(keep_last=3),
+        RetentionPolicy(keep_every=3, keep_last=1),
+        RetentionPolicy(keep_best=[BestSteps(metric="loss", count=2)]),
+        RetentionPolicy(keep_labelled=["good"]),
+        RetentionPolicy(keep_within=60),
+    ],
+)
+@pytest.mark.parametrize("broken", [{10}, {9}, {3, 6}, {1, 10}, set(range(1, 11))])
+def test_damaged_steps_stay_and_stand_for_none_of_those_that_a_rule_keeps(policy, broken):
+    """The sound ones are kept as if the others were not there."""
+    told = {"loss": 0.1, "labels": {"good": ""}}
+    steps = [
+        replace(facts(step, age=100.0 - step, **told), damaged=step in broken)
+        for step in range(1, 11)
+    ]
+    decisions = decide(steps, policy, now=NOW, aliases={}, held=())
+    for one in decisions:
+        assert (one.reasons == ("damaged",)) == (one.step in broken)
+    assert [one for one in decisions if one.step not in broken] == decide(
+        [one for one in steps if not one.damaged], policy, now=NOW, aliases={}, held=()
+    )
+
+
+def test_the_latest_sound_step_stays_as_the_latest_and_a_metric_of_a_damaged_one_is_known():
+    steps = [facts(1), facts(2), damaged(3, loss=0.1)]
+    assert kept(steps, RetentionPolicy(keep_best=[BestSteps(metric="loss")])) == [2, 3]
 
 
 def test_what_a_kept_step_refers_to_stays_with_it():

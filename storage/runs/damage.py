@@ -1,0 +1,166 @@
+"""Steps that are known to be damaged: who refuses them, and which step to use in their place.
+
+A verification that fails notes the damage in the step's annotation, one that succeeds lifts it; see
+`note_verified`. Nothing here looks at the bytes of a step.
+"""
+
+import logging
+from collections.abc import Iterable
+from types import EllipsisType
+from typing import Final, Literal
+
+from cairn.storage.errors import StepDamagedError
+from cairn.storage.runs.history import History, StepKey
+from cairn.storage.runs.records import (
+    UNREADABLE,
+    Annotation,
+    Damage,
+    annotation_file,
+    judge_records,
+    read_record,
+)
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+
+__all__ = [
+    "OnDamage",
+    "damage_of",
+    "doubtful_steps",
+    "known_damage",
+    "newest_sound",
+    "refuse_damaged",
+    "step_address",
+    "step_damaged",
+]
+
+logger = logging.getLogger("cairn.restore")
+
+OnDamage = Literal["refuse", "skip"]
+"""What to do where the step that nobody named, such as the latest, is damaged: raise, or take the
+next one that is not."""
+
+_READ_AT_ONCE: Final = 32
+_NAMED: Final = 5
+
+
+def damage_of(run: Run, key: StepKey) -> Damage | None:
+    """The damage that is noted of the step `key`, (step, attempt); None if none is.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    found = read_record(run.objects, annotation_file(*key), Annotation)
+    return None if found is None else found[0].damaged
+
+
+def known_damage(run: Run, key: StepKey) -> Damage | None:
+    """As `damage_of`, for a load, which checks what it reads: an unreadable note is only logged."""
+    try:
+        return damage_of(run, key)
+    except UNREADABLE as exc:
+        logger.warning("%s: nothing tells whether it is damaged: %s", step_address(run, key), exc)
+        return None
+
+
+def refuse_damaged(
+    run: Run,
+    info: StepInfo,
+    *,
+    despite_damage: str | None = None,
+    always: bool = False,
+    damage: Damage | EllipsisType | None = ...,
+) -> Damage | None:
+    """Refuse a damaged step, unless somebody says why it is to be used all the same.
+
+    Args:
+        run: the run.
+        info: the step.
+        despite_damage: why the step is used though it is damaged; a blank text is no reason.
+        always: no reason is good enough.
+        damage: the step's damage, if the caller has read it just now; by default it is read here.
+
+    Returns:
+        The damage that the reason passes over; None if none is noted.
+
+    Raises:
+        StepDamagedError: the step is damaged, and there is no reason.
+        UnsupportedFormatError, CorruptionError: what is noted of it can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    key = info.step, info.attempt
+    damage = damage_of(run, key) if damage is ... else damage
+    if damage is None or (not always and (despite_damage or "").strip()):
+        return damage
+    sound = newest_sound(run, run.history())
+    use = "" if sound is None else f"The newest sound step is {step_address(run, sound)}. "
+    forced = "; or give despite_damage= a reason to use it as it is" * (not always)
+    raise step_damaged(
+        run,
+        key,
+        damage,
+        next_step=f"{use}Restore its files from a backup and verify it again{forced}.",
+    )
+
+
+def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> StepDamagedError:
+    """The error that a step is damaged.
+
+    Args:
+        run: the run.
+        key: (step, attempt).
+        damage: its damage.
+        next_step: what to do.
+    """
+    problems = list(damage.problems[:_NAMED])
+    if damage.problem_count > len(problems):
+        problems.append(f"and {damage.problem_count - len(problems)} more")
+    return StepDamagedError(
+        "the step is damaged",
+        path=step_address(run, key),
+        expected="a step whose last verification found what was saved",
+        found=_text(damage),
+        next_step=next_step,
+        problems=problems,
+    )
+
+
+def step_address(run: Run, key: StepKey) -> str:
+    """The address of a step, as references name it."""
+    return f"{run.uri}/steps/{key[0]}"
+
+
+def newest_sound(run: Run, history: History) -> StepKey | None:
+    """The highest listed step that is not among the `doubtful_steps`; None if there is none.
+
+    Args:
+        run: the run.
+        history: of the run.
+    """
+    listed = [key for key, state in history.states() if state is StepState.LISTED]
+    listed.sort(reverse=True)
+    for start in range(0, len(listed), _READ_AT_ONCE):
+        keys = listed[start : start + _READ_AT_ONCE]
+        doubtful = doubtful_steps(run, keys)
+        if sound := [key for key in keys if key not in doubtful]:
+            return sound[0]
+    return None
+
+
+def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
+    """Those of the steps of which damage is noted, or whose note can't be read."""
+    names = {annotation_file(*key): key for key in keys}
+    notes, unreadable = judge_records(run.objects, names, Annotation.parse)
+    damaged = {name for name, one in notes.items() if one.damaged is not None}
+    return {names[name] for name in damaged.union(unreadable)}
+
+
+def _text(damage: Damage) -> str:
+    job = f", operation {damage.job}" * bool(damage.job)
+    noted = f"damage noted {damage.at} by {damage.by or 'somebody'}{job}"
+    if not damage.leaf_count:
+        loads = ", though every value loads as it was saved" * damage.loads
+        return f"{noted}: {damage.problem_count} problems{loads}"
+    named = list(damage.leaves[:_NAMED])
+    more = f" and {damage.leaf_count - len(named)} more" * (damage.leaf_count > len(named))
+    return f"{noted}: {damage.leaf_count} leaves can't be read: {', '.join(named)}{more}"
