@@ -54,6 +54,7 @@ def test_checkpoint_tells_what_its_manifest_says(http, root):
         "metrics": {"loss": 1.5},
         "better": {},
         "verified": None,
+        "damaged": None,
         "deletion": None,
     }
     assert http.get(CHECKPOINTS).json()["checkpoints"][0]["labels"] == {"eval": "passed"}
