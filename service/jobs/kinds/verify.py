@@ -159,8 +159,9 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
     what = f"{len(damaged)} of {len(reports)} steps" + " and the run's records" * (amiss > 0)
     raise DamagedError(
         f"{what}: expected what was saved, found {count} problems: "
-        f"{'; '.join(problems[:3])}{'; …' if count > 3 else ''}. Restore the files from a backup, "
-        "or use another step; for records see what `cairn repair` can do.",
+        f"{'; '.join(problems[:3]).rstrip('.')}{'; …' if count > 3 else ''}. Restore the files "
+        "from a backup and verify again, or use another step; for records see what `cairn repair` "
+        "can do.",
         extra={**result, "problems": problems[:PROBLEMS_KEPT]},
     )
 
