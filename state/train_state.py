@@ -24,6 +24,7 @@ from cairn.state.saving import (
 from cairn.state.sharding import home_of, place_step, state_table
 from cairn.storage.arrays import Compression
 from cairn.storage.notebooks import never_raises
+from cairn.storage.runs import OnDamage
 from cairn.storage.training import SaveHandle
 
 __all__ = ["TrainState"]
@@ -212,6 +213,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         step: SupportsIndex | None = None,
         optimizer: Literal["require", "skip"] = "require",
         iterators: Mapping[str, Any] | None = None,
+        damaged: OnDamage = "refuse",
     ) -> Self:
         """Loads a state into the form of another one, which stays as it is.
 
@@ -232,8 +234,11 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             optimizer: "skip" leaves the optimizer state out (None).
             iterators: of training data, by name: they are set, in place, to where the step was
                 saved, once all else is loaded; see `cairn.load`.
+            damaged: what to do if no step is named, and the latest is known to be damaged:
+                "refuse" it, or "skip" it for the newest sound one; see `cairn.load`.
 
         Raises:
+            StepDamagedError: if the latest step is damaged, and not to be skipped.
             FileNotFoundError: if there is no such run, alias or step.
             OptimizerNotFoundError: if the target has optimizer state and the checkpoint has none.
             OptimizerError: if the checkpoint has optimizer state and the target has none.
@@ -249,7 +254,12 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
                 found=type(target).__name__,
             )
         loaded = load_train_state(
-            target, load_directory, step=step, optimizer=optimizer, iterators=iterators
+            target,
+            load_directory,
+            step=step,
+            optimizer=optimizer,
+            iterators=iterators,
+            damaged=damaged,
         )
         same_class: Self = loaded
         return same_class
@@ -275,6 +285,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             **arguments: those of `load_state`.
 
         Raises:
+            StepDamagedError: as `load_state`; `damaged="skip"` goes on from the newest sound step.
             FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
             ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
             CorruptionError: as `load_state`; or records of the run are lost that would tell what

@@ -512,7 +512,7 @@ def path(
     if is_in_store(checkpoint):
         from cairn.storage.runs import resolve_checkpoint
 
-        found, info = resolve_checkpoint(checkpoint)
+        found, info = resolve_checkpoint(checkpoint, damaged=None)
         folder = found.orbax_uri(info).orbax_path()
     else:
         with Client(url) as client:

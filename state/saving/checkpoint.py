@@ -19,12 +19,12 @@ from cairn.storage.runs import (
     CheckpointRef,
     LeafRecord,
     Manifest,
+    OnDamage,
     Run,
     StepInfo,
     check_step,
     parse_ref,
     read_asset,
-    resolve_step,
 )
 from cairn.storage.training import (
     Positions,
@@ -80,7 +80,11 @@ class StoredCheckpoint:
 
     @classmethod
     def open(
-        cls, reference: str | os.PathLike[str], *, step: SupportsIndex | None = None
+        cls,
+        reference: str | os.PathLike[str],
+        *,
+        step: SupportsIndex | None = None,
+        damaged: OnDamage = "refuse",
     ) -> "StoredCheckpoint":
         """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
 
@@ -89,8 +93,10 @@ class StoredCheckpoint:
         Args:
             reference: the run, or one of its checkpoints.
             step: the step, where the reference names only the run.
+            damaged: what to do if no step is named, and the latest is damaged; see `cairn.load`.
 
         Raises:
+            StepDamagedError: if that step is damaged, and not to be skipped.
             InvalidURIError: if the reference is malformed, or names a step and `step` is given.
             NotFoundError: if there is no such run, alias or step.
             NotACheckpointError: if the step was not saved by `save_state`.
@@ -110,8 +116,12 @@ class StoredCheckpoint:
                 )
             return replace(ref, step=number)
 
-        ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
-        run, info = agreed_checkpoint(ref.run, lambda run: resolve_step(run, ref))
+        ref = processes.together(
+            named,
+            same={"load_directory": str, "damaged": lambda _: damaged},
+            error=ArgumentError,
+        )
+        run, info = agreed_checkpoint(ref, damaged=damaged)
         return processes.together(lambda: cls(run, info))
 
     def served(self) -> "StoredCheckpoint":

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import jax
 import optax
@@ -24,6 +24,7 @@ from cairn.state.saving.load_placement import (
 )
 from cairn.state.sharding import check_rules, make_mesh
 from cairn.state.weights import refuse_hub_options
+from cairn.storage.runs import OnDamage
 
 __all__ = ["LoadArguments"]
 
@@ -66,6 +67,9 @@ class LoadArguments:
         partition_rules: where leaves go; by default the config's, else the model's axis names.
         verbose: say on stderr what is loaded.
         step: the step to load, where the reference names only a run.
+        damaged: what to do if no step is named, and the latest is known to be damaged: "refuse" it,
+            or "skip" it for the newest sound one. What this process then saves into the run goes on
+            from there, and sets the damaged ones above aside.
         tx: the optimizer; by default built from `tx_init`, or else from the stored one.
         tx_init: JSON that rebuilds `tx`, kept with the state.
         optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
@@ -110,6 +114,7 @@ class LoadArguments:
     quantize_tensors: bool = True
     verbose: bool = True
     step: SupportsIndex | None = None
+    damaged: OnDamage = "refuse"
     tx: optax.GradientTransformation | None = None
     tx_init: Mapping[str, Any] | None = None
     optimizer: Literal["require", "skip"] = "require"
@@ -127,6 +132,7 @@ class LoadArguments:
             object.__setattr__(self, "model_class", module_class(self.model_class))
         check_rules(self.partition_rules)
         require_known("optimizer", self.optimizer, ("require", "skip"))
+        require_known("damaged", self.damaged, get_args(OnDamage))
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) is not None:
                 floating_dtype(getattr(self, name), argument=name)

@@ -113,7 +113,9 @@ def load_easydel_state(
         return _from_pretrained(state_class, reference, arguments)
     _refuse_pickle(reference)
     try:
-        checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+        checkpoint = StoredCheckpoint.open(
+            reference, step=arguments.step, damaged=arguments.damaged
+        )
     except RunNotFoundError as error:
         raise _naming_the_hub(error, reference) from None
     arguments.refuse_hub()
@@ -213,7 +215,9 @@ def load_module(
             found=f"{', '.join(map(str, arguments.iterators))}, with a load of the model alone",
             next_step="load with load_state, or leave iterators= out",
         )
-    checkpoint = StoredCheckpoint.open(reference, step=arguments.step).served()
+    checkpoint = StoredCheckpoint.open(
+        reference, step=arguments.step, damaged=arguments.damaged
+    ).served()
     arguments.refuse_hub()
     model = _agreed_target(checkpoint, arguments)
     if expected_class is not None and not isinstance(model, expected_class):
@@ -359,6 +363,10 @@ def _from_pretrained(
     if arguments.iterators:
         raise ArgumentError(
             path="iterators", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
+        )
+    if arguments.damaged != "refuse":
+        raise ArgumentError(
+            path="damaged", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)

@@ -149,9 +149,10 @@ class StateStorageMixin:
         """Loads a state from a run's checkpoint, or from Hugging Face weights.
 
         `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
-        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class`,
-        `iterators`, which are set in place to where the step was saved, and for the hub `revision`,
-        `token` and `local_files_only`.
+        `damaged` ("refuse", or "skip" to go on from the newest sound step if the latest is known to
+        be damaged), `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`,
+        `model_class`, `iterators`, which are set in place to where the step was saved, and for the
+        hub `revision`, `token` and `local_files_only`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
@@ -194,6 +195,7 @@ class StateStorageMixin:
             The state; its `extras` are what the save kept.
 
         Raises:
+            StepDamagedError: if no step is named, and the latest is damaged: names the one to load.
             FileNotFoundError: if there is no such run, alias, step or folder.
             ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
                 not fit the model, the optimizer and the iterators; all that differs is listed.
@@ -279,6 +281,7 @@ class StateStorageMixin:
             **arguments: those of `load_state`.
 
         Raises:
+            StepDamagedError: as `load_state`; `damaged="skip"` goes on from the newest sound step.
             FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
             ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
             CorruptionError: as `load_state`; or records of the run are lost that would tell what

@@ -11,6 +11,7 @@ from cairn.state.saving.checkpoint import StoredCheckpoint
 from cairn.state.saving.number_forms import NumberForms, python_numbers, weak_leaves
 from cairn.state.saving.state_saving import SaveArguments, store
 from cairn.state.sharding import home_of, place_step
+from cairn.storage.runs import OnDamage
 from cairn.storage.training import SaveHandle
 
 __all__ = ["load_train_state", "save_train_state"]
@@ -55,6 +56,7 @@ def load_train_state(
     step: SupportsIndex | None,
     optimizer: str,
     iterators: Mapping[str, Any] | None,
+    damaged: OnDamage,
 ) -> Any:
     """Returns the stored state in the form of the target; `TrainState.load_state` says how.
 
@@ -64,7 +66,7 @@ def load_train_state(
     """
     if optimizer not in ("require", "skip"):
         raise ArgumentError(path="optimizer", expected="'require' or 'skip'", found=repr(optimizer))
-    checkpoint = StoredCheckpoint.open(reference, step=step)
+    checkpoint = StoredCheckpoint.open(reference, step=step, damaged=damaged)
     targets = {"model": _as_item(target.params)}
     if optimizer == "require" and _needs_optimizer(checkpoint, target.opt_state):
         targets["optimizer"] = _as_item(target.opt_state)

@@ -47,7 +47,6 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs import (
     Annotation,
-    CheckpointRef,
     RetentionOutcome,
     Run,
     StepInfo,
@@ -480,7 +479,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def _delete(self, one: KnownStep) -> None:
         """On process 0."""
-        info = self._run.resolve(CheckpointRef(run=self._uri, step=one.step))
+        info = self._run.step(one.step)
         if info.attempt != one.attempt:
             raise StepNotFoundError(
                 "the step was saved anew since the run was looked at",
@@ -644,7 +643,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _stored_metadata(self, step: int) -> dict[str, Any]:
         """What the run has by this step; what was given if it says nothing."""
         try:
-            info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+            info = self._run.step(step)
             return StoredItems(self._run, info).run_metadata or self._metadata
         except StorageError as exc:  # a damaged step must not keep the next from being saved
             logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
@@ -654,8 +653,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         number = processes.together(
             lambda: self._numbered(step), same={"step": int}, error=UnsupportedFormatError
         )
-        ref = CheckpointRef(run=self._uri, step=number)
-        return agreed_step(lambda: self._run.resolve(ref))
+        return agreed_step(lambda: self._run.step(number))
 
     def _numbered(self, step: SupportsIndex | None) -> int:
         number = self.latest_step() if step is None else check_step(step)

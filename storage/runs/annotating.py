@@ -55,7 +55,7 @@ def annotate(
         UnsupportedFormatError: entries that can't be kept; all are listed.
         CorruptionError: what is noted can't be read.
     """
-    run, info = resolve_checkpoint(reference)
+    run, info = resolve_checkpoint(reference, damaged=None)
     return annotate_step(run, info, labels=labels, metrics=metrics, better=better, by=by)
 
 

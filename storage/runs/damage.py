@@ -119,7 +119,7 @@ def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> S
         "the step is damaged",
         path=step_address(run, key),
         expected="a step whose last verification found what was saved",
-        found=_text(damage),
+        found=damage.text(),
         next_step=next_step,
         problems=problems,
     )
@@ -153,14 +153,3 @@ def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
     notes, unreadable = judge_records(run.objects, names, Annotation.parse)
     damaged = {name for name, one in notes.items() if one.damaged is not None}
     return {names[name] for name in damaged.union(unreadable)}
-
-
-def _text(damage: Damage) -> str:
-    job = f", operation {damage.job}" * bool(damage.job)
-    noted = f"damage noted {damage.at} by {damage.by or 'somebody'}{job}"
-    if not damage.leaf_count:
-        loads = ", though every value loads as it was saved" * damage.loads
-        return f"{noted}: {damage.problem_count} problems{loads}"
-    named = list(damage.leaves[:_NAMED])
-    more = f" and {damage.leaf_count - len(named)} more" * (damage.leaf_count > len(named))
-    return f"{noted}: {damage.leaf_count} leaves can't be read: {', '.join(named)}{more}"

@@ -1,24 +1,43 @@
 """Which step a reference means: by number, alias or metric."""
 
+import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Final
 
-from cairn.storage.errors import PolicyError, StepNotFoundError
-from cairn.storage.runs.records import Better, CheckpointRef, parse_ref
+from cairn.storage.errors import CorruptionError, PolicyError, StepNotFoundError
+from cairn.storage.runs.damage import (
+    OnDamage,
+    damage_of,
+    known_damage,
+    newest_sound,
+    step_address,
+    step_damaged,
+)
+from cairn.storage.runs.history import StepKey
+from cairn.storage.runs.records import Better, CheckpointRef, Damage, manifest_file, parse_ref
 from cairn.storage.runs.retention import StepFacts, noted_better, ranked, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store import StoreURI
+
+logger = logging.getLogger("cairn.restore")
 
 __all__ = ["best_step", "resolve_checkpoint", "resolve_step"]
 
 _MODES: Final[tuple[Better, ...]] = ("min", "max")
 
 
-def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, StepInfo]:
+def resolve_checkpoint(
+    text: StoreURI | str | os.PathLike[str], *, damaged: OnDamage | None = "refuse"
+) -> tuple[Run, StepInfo]:
     """The run and the step that a reference names, see `parse_ref`.
+
+    Args:
+        text: the reference.
+        damaged: what to do where it names no step and no alias, and the step that it means is
+            known to be damaged: "refuse" it, "skip" it for the next sound one, or None: take it.
 
     Raises:
         InvalidURIError: the text is malformed.
@@ -26,31 +45,47 @@ def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, St
         AliasNotFoundError: there is no such alias.
         StepNotFoundError: there is no such step.
         StepInFlightError: the step is being written now.
+        StepDamagedError: the step is damaged and refused, or no other is sound.
         PolicyError: it is the best by a metric of which nobody said which values are good.
     """
     ref = parse_ref(text)
     run = Run.open(ref.run)
-    return run, resolve_step(run, ref)
+    return run, resolve_step(run, ref, damaged=damaged)
 
 
-def resolve_step(run: Run, ref: CheckpointRef) -> StepInfo:
+def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "refuse") -> StepInfo:
     """The step that `ref` names; an alias keeps its step even when that was set aside.
+
+    A step or an alias is taken as it is named; of an alias whose step is damaged the log warns.
+
+    Args:
+        run: the run.
+        ref: what names the step.
+        damaged: what to do if the latest step, or the best, is damaged; see `resolve_checkpoint`.
 
     Raises:
         AliasNotFoundError: there is no such alias.
         StepNotFoundError: there is no such step, or none at all.
         StepInFlightError: it is being written now.
+        StepDamagedError: the latest step, or the best, is damaged and refused; it names the step
+            to take instead, if there is one.
         PolicyError: it is the best by a metric of which nobody said which values are good.
     """
+    if ref.step is not None:
+        return run.step(ref.step)
+    if ref.alias is not None:
+        return _aliased(run, ref.alias)
     if ref.best is None:
-        return run.resolve(ref)
+        return _latest(run, damaged)
     for mode in _MODES:
         if ref.best.endswith(f":{mode}"):
-            return best_step(run, ref.best.removesuffix(f":{mode}"), mode)
-    return best_step(run, ref.best, None)
+            return best_step(run, ref.best.removesuffix(f":{mode}"), mode, damaged=damaged)
+    return best_step(run, ref.best, None, damaged=damaged)
 
 
-def best_step(run: Run, metric: str, mode: Better | None) -> StepInfo:
+def best_step(
+    run: Run, metric: str, mode: Better | None, *, damaged: OnDamage | None = "refuse"
+) -> StepInfo:
     """The listed step with the best value of a metric; of equal ones the latest.
 
     Args:
@@ -58,11 +93,14 @@ def best_step(run: Run, metric: str, mode: Better | None) -> StepInfo:
         metric: its name; steps without it, or whose value is NaN, are never the best.
         mode: "min" if small values are good, such as a loss; "max" if large ones are; None: as the
             steps say themselves.
+        damaged: what to do if the best is damaged: "refuse" it, "skip" it for the best of those
+            that are not, or None: take it.
 
     Raises:
         PolicyError: `mode` is something else, steps say otherwise, or nothing tells which values
             are good.
         StepNotFoundError: no listed step has a value of this metric; names those that they have.
+        StepDamagedError: the best is damaged and refused, or no other is sound.
         UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read.
     """
     steps = {(info.step, info.attempt): info for info in run.steps()}
@@ -70,7 +108,84 @@ def best_step(run: Run, metric: str, mode: Better | None) -> StepInfo:
     best = ranked(facts, metric, _better(run, metric, mode, noted_better(facts, metric)))
     if not best:
         raise _no_value(run, metric, facts)
-    return steps[best[0]]
+    broken = {one.key for one in facts if one.damaged}
+    if damaged is None or best[0] not in broken:
+        return steps[best[0]]
+    sound = next((key for key in best if key not in broken), None)
+    if sound is None or damaged != "skip":
+        damage = damage_of(run, best[0])
+        if damage is None:  # lifted just now
+            return steps[best[0]]
+        raise step_damaged(
+            run, best[0], damage, next_step=_instead(run, f"best sound step by {metric!r}", sound)
+        )
+    _log_skipped(run, best[0], sound)
+    return steps[sound]
+
+
+def _latest(run: Run, damaged: OnDamage | None) -> StepInfo:
+    """The latest listed step, or the newest sound one."""
+    history = run.history()
+    latest = history.latest()
+    if latest is None:
+        raise StepNotFoundError(
+            "the run has no complete step",
+            path=run.uri,
+            expected="at least one saved step",
+            found="none",
+            next_step="Wait for the first save, or check the run's name.",
+        )
+    if damaged is None:
+        return run.describe(latest)
+    info, damage = _noted(run, latest, lambda: run.describe(latest))
+    if damage is None:
+        return info
+    sound = newest_sound(run, history)
+    if sound is None or damaged != "skip":
+        raise step_damaged(run, latest, damage, next_step=_instead(run, "newest sound step", sound))
+    _log_skipped(run, latest, sound)
+    return run.describe(sound)
+
+
+def _aliased(run: Run, name: str) -> StepInfo:
+    alias = run.aliases.require(name)
+    key = alias.step, alias.attempt
+    info, damage = _noted(run, key, lambda: run.describe(key, run.state_of(*key)))
+    if alias.manifest_digest not in (None, info.manifest_digest):
+        raise CorruptionError(
+            "the alias points to another manifest",
+            path=run.uri / manifest_file(*key),
+            expected=alias.manifest_digest,
+            found=info.manifest_digest,
+            next_step="Manifests never change: restore the object from a backup.",
+        )
+    if damage is not None:
+        logger.warning("%s@%s is loaded although it is damaged: %s", run.uri, name, damage.text())
+    return info
+
+
+def _noted(
+    run: Run, key: StepKey, describe: Callable[[], StepInfo]
+) -> tuple[StepInfo, Damage | None]:
+    """What a step is, and its damage, which takes no round of its own."""
+    info, damage = run.objects.at_once(describe, lambda: known_damage(run, key))
+    return info, damage
+
+
+def _instead(run: Run, what: str, sound: StepKey | None) -> str:
+    """What to load in place of a damaged step."""
+    if sound is None:
+        return "No other step is sound: restore its files from a backup and verify it again."
+    return (
+        f"The {what} is {step_address(run, sound)}: load that, pass damaged='skip' to have the "
+        "next sound one, or restore the files from a backup and verify the step again."
+    )
+
+
+def _log_skipped(run: Run, damaged: StepKey, sound: StepKey) -> None:
+    logger.warning(
+        "%s is damaged: %s is taken", step_address(run, damaged), step_address(run, sound)
+    )
 
 
 def _better(run: Run, metric: str, mode: Better | None, noted: Collection[Better]) -> Better:

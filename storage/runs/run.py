@@ -42,7 +42,6 @@ from cairn.storage.runs.records import (
     Aliases,
     Annotation,
     Attempt,
-    CheckpointRef,
     Lineage,
     Manifest,
     ManifestSummary,
@@ -577,7 +576,7 @@ class Run:
                 told, or the step's manifest can't be read.
         """
         latest = self.history().latest()
-        return None if latest is None else self._describe(*latest, StepState.LISTED)
+        return None if latest is None else self.describe(latest)
 
     def step(self, number: SupportsIndex) -> StepInfo:
         """The listed step `number`.
@@ -597,7 +596,7 @@ class Run:
         history.require_judged(number)
         held = history.listed()
         if number in held:
-            return self._describe(number, held[number], StepState.LISTED)
+            return self.describe((number, held[number]))
         others = {info.state: info for info in self._other_states(number)}
         if StepState.TRASHED in others:
             self._require_own_tombstone(others[StepState.TRASHED])
@@ -689,44 +688,6 @@ class Run:
         """The folder of a step that plain Orbax reads; of an adopted one its owner's."""
         return self.step_uri(info) if info.source is None else source_folder(self.uri, info.source)
 
-    def resolve(self, ref: CheckpointRef) -> StepInfo:
-        """The step that `ref` names; an alias keeps its step even when that was set aside.
-
-        Of the best by a metric: `resolve_step`.
-
-        Raises:
-            AliasNotFoundError: there is no such alias.
-            StepNotFoundError: there is no such step, or none at all.
-            StepInFlightError: it is being written now.
-        """
-        if ref.step is not None:
-            return self.step(ref.step)
-        if ref.alias is not None:
-            return self._aliased(ref.alias)
-        latest = self.latest()
-        if latest is None:
-            raise StepNotFoundError(
-                "the run has no complete step",
-                path=self.uri,
-                expected="at least one saved step",
-                found="none",
-                next_step="Wait for the first save, or check the run's name.",
-            )
-        return latest
-
-    def _aliased(self, name: str) -> StepInfo:
-        alias = self.aliases.require(name)
-        info = self._describe(alias.step, alias.attempt, self.state_of(alias.step, alias.attempt))
-        if alias.manifest_digest not in (None, info.manifest_digest):
-            raise CorruptionError(
-                "the alias points to another manifest",
-                path=self.uri / manifest_file(alias.step, alias.attempt),
-                expected=alias.manifest_digest,
-                found=info.manifest_digest,
-                next_step="Manifests never change: restore the object from a backup.",
-            )
-        return info
-
     def _listed(self, number: int) -> StepInfo | None:
         """The step, if it is listed, by its own names alone: however many steps the run has."""
         lease, problems = judge_lease(self.objects)
@@ -746,7 +707,7 @@ class Run:
         tombstones = self.objects.present(trash_file(*key) for key in later)
         deleted = [key for key in later if trash_file(*key) in tombstones]
         attempt = certain_holder(number, lease, attempts, published, deleted)
-        return None if attempt is None else self._describe(number, attempt, StepState.LISTED)
+        return None if attempt is None else self.describe((number, attempt))
 
     def _without_manifest(self, history: History) -> list[StepInfo]:
         return unpublished_steps(
@@ -784,18 +745,24 @@ class Run:
         if wrong is not None:
             raise wrong
 
-    def _describe(self, step: int, attempt: int, state: StepState) -> StepInfo:
-        name = manifest_file(step, attempt)
+    def describe(self, key: StepKey, state: StepState = StepState.LISTED) -> StepInfo:
+        """The step `key`, (step, attempt), with what its manifest says.
+
+        Raises:
+            StepNotFoundError: it is gone.
+            UnsupportedFormatError, CorruptionError: its manifest can't be read.
+        """
+        name = manifest_file(*key)
         summaries = read_records(self.objects, [name], ManifestSummary.parse)
         if name not in summaries:
             raise StepNotFoundError(
                 "the step is gone",
                 path=self.uri / name,
-                expected=f"step {step} of attempt {attempt}",
+                expected=f"step {key[0]} of attempt {key[1]}",
                 found="no manifest",
                 next_step="It was deleted; choose a listed step.",
             )
-        return StepInfo(step, attempt, state, *summaries[name])
+        return StepInfo(*key, state, *summaries[name])
 
 
 def _steps_text(steps: list[int]) -> str:

@@ -17,6 +17,7 @@ from typing import SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
+from cairn.storage.runs.damage import doubtful_steps, newest_sound
 from cairn.storage.runs.history import Look, history_since, look_at, seen_in
 from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
@@ -110,6 +111,7 @@ class Writer:
         self._claimed: tuple[int, int] | None = None
         self._latest: int | None = None
         self._goes_back = False
+        self._skips_damaged = False
         self._given_up = False
         self._overwrites: int | None = None
         self._unsettled: tuple[int, int] | None = None
@@ -136,9 +138,18 @@ class Writer:
         """
         self.check()
         held = self.attempt
+        if self._skips_damaged:
+            return self._begin(self._last_to_keep).number
         if held is not None:
             return held.number
         return self._begin(self._last_to_keep, seen=self._looked(look)).number
+
+    def skip_damaged(self) -> None:
+        """Go on from the newest step that is not known to be damaged, in an attempt of its own.
+
+        The next `begin` or `claim` begins it; damaged steps above are set aside then.
+        """
+        self._skips_damaged = True
 
     def claim(
         self, step: SupportsIndex, *, overwrite: bool = False, look: Look | None = None
@@ -166,9 +177,10 @@ class Writer:
         return number
 
     def _attempt_for(self, step: int, overwrite: bool, look: Look | None) -> int:
-        held = self.attempt
-        seen = self._looked(look) if held is None else None
-        below = self._latest is not None and step <= self._latest
+        skips = self._skips_damaged  # then `base_step` finds what is the latest
+        held = None if skips else self.attempt
+        seen = self._looked(look) if held is None and not skips else None
+        below = not skips and self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
         if held is not None and not below and self._overwrites is None:
@@ -289,7 +301,7 @@ class Writer:
         later = not started.goes_back and self._objects.is_remote
         if not later:
             self._lease = note_begun(self._objects, started)
-        self._starting = False
+        self._starting = self._skips_damaged = False
         self._given_up = False
         self._overwrites = overwrites
         self._unsettled = None
@@ -327,8 +339,11 @@ class Writer:
     def _last_to_keep(self) -> Kept:
         """The latest step that the store shows, or the one noted in the lease if that is later."""
         latest = self._latest_settled()
-        self._latest = None if latest is None else latest[0]
         noted = noted_key(self._objects)
+        if self._skips_damaged:
+            latest = newest_sound(self._run, self._run.history().without(self._unsettled))
+            noted = None if noted in doubtful_steps(self._run, [noted] if noted else []) else noted
+        self._latest = None if latest is None else latest[0]
         keys = latest, None if noted == self._unsettled else noted
         return max((key for key in keys if key is not None), default=-1)
 

@@ -24,6 +24,7 @@ from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     Look,
     ModelInfo,
+    OnDamage,
     Run,
     Writer,
     check_step,
@@ -66,6 +67,7 @@ from cairn.storage.training.saving import (
     record_started,
     to_copy,
 )
+from cairn.storage.training.skipped_damage import take_skip
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
@@ -405,6 +407,7 @@ class Checkpointer:
         only: str | re.Pattern[str] | None = None,
         cast: bool = False,
         iterators: Mapping[str, Any] | None = None,
+        damaged: OnDamage = "refuse",
     ) -> Any:
         """What a step of this run holds, as the target says; all processes must call this.
 
@@ -417,13 +420,24 @@ class Checkpointer:
             only: a regular expression: of leaves whose path has a match, and of no others.
             cast: floating leaves may change dtype.
             iterators: of training data, by name: they are set to where the step was saved.
+            damaged: "skip" goes to the newest sound step if the latest is damaged, and the next
+                save goes on from there, see `load`.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
+            StepDamagedError: without a step, the latest is damaged, and not to be skipped.
             StorageError: as `load`.
         """
         self.wait_until_finished()
-        return load(self.uri, target, step=step, only=only, cast=cast, iterators=iterators)
+        return load(
+            self.uri,
+            target,
+            step=step,
+            only=only,
+            cast=cast,
+            iterators=iterators,
+            damaged=damaged,
+        )
 
     def latest_step(self) -> int | None:
         """The number of the latest durable step; None for a run without one, or that is none yet.
@@ -584,11 +598,19 @@ class Checkpointer:
 
     def _take_run(self) -> int:
         """The attempt that is held, begun after the latest step if there is none; process 0."""
-        return self._writer.begin(self._create_run())
+        look = self._create_run()
+        self._skip_damaged()
+        return self._writer.begin(look)
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
-        return self._writer.claim(step, overwrite=overwrite, look=self._create_run())
+        look = self._create_run()
+        self._skip_damaged()
+        return self._writer.claim(step, overwrite=overwrite, look=look)
+
+    def _skip_damaged(self) -> None:
+        if take_skip(self.uri):
+            self._writer.skip_damaged()
 
     def _create_run(self) -> Look | None:
         self._writer.check()

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, get_args
 
 import jax
 
@@ -17,6 +17,7 @@ from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import (
     BEST,
     CheckpointRef,
+    OnDamage,
     Run,
     StepInfo,
     StepState,
@@ -30,6 +31,7 @@ from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.iterators import Positions, find_positions, warn_of_left
 from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
+from cairn.storage.training.skipped_damage import note_skip
 
 __all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "load"]
 
@@ -45,6 +47,7 @@ def load(
     only: str | re.Pattern[str] | None = None,
     cast: bool = False,
     iterators: Mapping[str, Any] | None = None,
+    damaged: OnDamage = "refuse",
 ) -> Any:
     """What a step of a run holds, as the target says; all processes of a job must call this.
 
@@ -67,6 +70,9 @@ def load(
             iterators with `set_states(states)` or `load_state_dicts(states)`, which are given the
             states of all that saved, in order. If this is left out, and the step has positions of
             iterators, a warning says so once; {} leaves them out without a word.
+        damaged: what to do if no step is named, and the latest, or the best, is known to be
+            damaged: "refuse" it, or "skip" it for the next sound one. What this process then saves
+            into the run goes on from the newest sound step, and sets the damaged ones above aside.
 
     Returns:
         The same containers and modules as the target, with what was saved in them.
@@ -74,7 +80,10 @@ def load(
     Raises:
         InvalidURIError: the reference is malformed, or names a step and `step` is given.
         NotFoundError: there is no such run, step, alias or item, or no step has this metric.
-        PolicyError: "best:METRIC" without "min" or "max", and no step says which is better.
+        StepDamagedError: no step is named, and the latest, or the best, is damaged: it names the
+            one to load instead.
+        PolicyError: "best:METRIC" without "min" or "max", and no step says which is better; or
+            `damaged` is neither "refuse" nor "skip".
         LeafNotFoundError: `only` matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; those of all items are listed.
@@ -87,10 +96,14 @@ def load(
     """
     ref, chosen = processes.together(
         lambda: _named(reference, step),
-        same={"reference": lambda made: str(made[0]), "step": lambda made: repr(made[1])},
+        same={
+            "reference": lambda made: str(made[0]),
+            "step": lambda made: repr(made[1]),
+            "damaged": lambda _: damaged,
+        },
         error=InvalidURIError,
     )
-    run, info = agreed_checkpoint(ref.run, lambda run: _find(run, ref, chosen))
+    run, info = agreed_checkpoint(_chosen(ref, chosen), damaged=damaged)
     with no_collections():
         # What fails on one process fails on all: none may wait for another that has given up.
         given, opened, fitted, positions = processes.together(
@@ -123,37 +136,48 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
     return _told(processes.agree(lambda: asdict(find())))
 
 
-def agreed_checkpoint(uri: StoreURI, find: Callable[[Run], StepInfo]) -> tuple[Run, StepInfo]:
-    """The run that process 0 opens, and the step that `find` gives there, on all.
+def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
+    """The run that process 0 opens, and the step that is meant there, on all.
 
     All processes of a job must call this. The others do not ask the store.
 
     Args:
-        uri: the run's folder, the same on all.
-        find: called on process 0 only.
+        ref: what names them, the same on all.
+        damaged: what to do if the latest step, or the best, is damaged; see `load`.
 
     Raises:
-        StorageError: there is no such run, or `find` raised, on process 0; raised on every process.
+        PolicyError: `damaged` is neither "refuse" nor "skip".
+        StorageError: there is no such run or step on process 0; raised on every process.
     """
+    if damaged not in get_args(OnDamage):
+        raise PolicyError(
+            "not what can be done with a damaged step",
+            path="damaged",
+            expected=" or ".join(map(repr, get_args(OnDamage))),
+            found=repr(damaged),
+            next_step="Leave it out to refuse the step; a damaged step is loaded by its number.",
+        )
 
     def opened() -> dict[str, Any]:
-        run = Run.look_up(uri)
-        return {"step": asdict(find(run)), "run": run.id}
+        run = Run.look_up(ref.run)
+        return {"step": asdict(resolve_step(run, ref, damaged=damaged)), "run": run.id}
 
     found = processes.agree(opened)
-    return Run(uri).expected(found["run"]), _told(found["step"])
+    if damaged == "skip" and (ref.step, ref.alias) == (None, None):
+        note_skip(ref.run)
+    return Run(ref.run).expected(found["run"]), _told(found["step"])
 
 
 def _told(step: Mapping[str, Any]) -> StepInfo:
     return StepInfo(**{**step, "state": StepState(step["state"])})
 
 
-def _find(run: Run, ref: CheckpointRef, step: StepChoice) -> StepInfo:
+def _chosen(ref: CheckpointRef, step: int | str | None) -> CheckpointRef:
     if isinstance(step, str) and step.startswith(BEST):
-        ref = replace(ref, best=step.removeprefix(BEST))
-    elif step is not None:
-        ref = replace(ref, **({"alias": step} if isinstance(step, str) else {"step": step}))
-    return resolve_step(run, ref)
+        return replace(ref, best=step.removeprefix(BEST))
+    if isinstance(step, str):
+        return replace(ref, alias=step)
+    return ref if step is None else replace(ref, step=step)
 
 
 def _named(

@@ -36,6 +36,7 @@ from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.runs.resolving import resolve_step
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
@@ -191,7 +192,7 @@ def answers(run: Run) -> dict[str, Any]:
         return manifest.step, manifest.attempt
 
     def aliased(name: str) -> tuple[int, int, float]:
-        return load(run.resolve(parse_ref(f"{run.uri}@{name}")))
+        return load(resolve_step(run, parse_ref(f"{run.uri}@{name}")))
 
     asks: dict[str, Callable[[], Any]] = {
         "latest": lambda: load(run.latest()),

@@ -43,7 +43,7 @@ class StoredStep:
         Raises:
             StorageError: There is none.
         """
-        self.run, self.info = resolve_checkpoint(checkpoint)
+        self.run, self.info = resolve_checkpoint(checkpoint, damaged=None)
 
     def noted(self) -> Checkpoint:
         """What is known of it as a whole."""

@@ -55,6 +55,8 @@ MAX_DAMAGED_LEAVES: Final = 100
 
 MAX_PROBLEM_CHARACTERS: Final = 500
 
+_SHOWN_LEAVES: Final = 5
+
 
 class Damage(BaseModel):
     """What the last verification of a step found to be wrong with it.
@@ -82,6 +84,18 @@ class Damage(BaseModel):
     )
     problem_count: int = 0
     loads: bool = False
+
+    def text(self) -> str:
+        """In a line: since when, who found it, and which leaves are hit."""
+        job = f", operation {self.job}" * bool(self.job)
+        noted = f"damage noted {self.at} by {self.by or 'somebody'}{job}"
+        if not self.leaf_count:
+            loads = ", though every value loads as it was saved" * self.loads
+            return f"{noted}: {self.problem_count} problems{loads}"
+        named = ", ".join(self.leaves[:_SHOWN_LEAVES])
+        more = f" and {self.leaf_count - _SHOWN_LEAVES} more"
+        more *= self.leaf_count > _SHOWN_LEAVES
+        return f"{noted}: {self.leaf_count} leaves can't be read: {named}{more}"
 
 
 class Annotation(Record):

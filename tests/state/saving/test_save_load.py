@@ -24,6 +24,7 @@ from cairn.state.errors import (
 from cairn.state.names import TaskType
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.saving.run_saver import RunSaver
 from cairn.state.saving.state_saving import SkippedSave
 from cairn.state.sharding.mesh import make_mesh, mesh_of
 from cairn.state.train_state import TrainState
@@ -32,13 +33,17 @@ from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
     RunNotFoundError,
+    StepDamagedError,
     StepExistsError,
     StepNotFoundError,
     TreeMismatchError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run, create_run
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.save_policy import SavePolicy
 from cairn.storage.training.saving.save_handle import SaveState
 from tests.state.forward import outputs_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
@@ -418,6 +423,33 @@ def test_load_or_create_serves_first_start_and_restart(sgd_state, tmp_path):
     second = EasyDeLState.load_or_create(run, create, verbose=False)
     assert int(second.step) == 5
     assert made == [1]
+
+
+def test_a_restart_on_a_damaged_step_is_refused_or_goes_on_from_the_newest_sound_one(
+    sgd_state, tmp_path
+):
+    uri = str(tmp_path / "r")
+    for step in (1, 2):
+        sgd_state.save_state(uri, step=step, verbose=False, wait=True)
+    Checkpointer.for_run(uri).close()  # the job ends
+    run = Run.open(uri)
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z", by="verify"))
+    target = TrainState.create(params={"w": jnp.zeros(4)})
+    for load in (
+        lambda: EasyDeLState.load_or_create(uri, create=pytest.fail, verbose=False),
+        lambda: type(sgd_state.model).from_pretrained(uri, verbose=False),
+        lambda: sgd_state.load_optimizer(uri),
+        lambda: TrainState.load_state(uri, target),
+    ):
+        with pytest.raises(StepDamagedError, match=f"newest sound step is {run.uri}/steps/1: load"):
+            load()
+    state = EasyDeLState.load_or_create(uri, create=pytest.fail, damaged="skip", verbose=False)
+    assert int(state.step) == 1
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        saver.step(state.replace(step=state.step + 1))
+    assert [(one.step, one.attempt) for one in run.steps()] == [(1, 1), (2, 2)]
+    with pytest.raises(ArgumentError, match="damaged: expected one of"):
+        EasyDeLState.load_state(uri, damaged="take", verbose=False)
 
 
 def test_a_model_that_is_not_what_its_config_says_is_refused_on_request(sgd_state, tmp_path):

@@ -17,6 +17,7 @@ from cairn.storage.runs.records.lease import (
     release,
     renew,
 )
+from cairn.storage.runs.resolving import resolve_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import (
     deletable_step,
@@ -113,7 +114,7 @@ def test_what_was_overwritten_stays_aside_when_its_successor_is_deleted_and_gone
         assert states(run)[30, first] == "set_aside"
         with pytest.raises(StepNotFoundError):
             run.step(30)
-        assert run.resolve(CheckpointRef(run.uri, alias="before")).state.value == "set_aside"
+        assert resolve_step(run, CheckpointRef(run.uri, alias="before")).state.value == "set_aside"
         collect(run)
     assert f"attempts/{second}/30/model/data" not in names(run)
     assert manifest_file(30, second) not in names(run)

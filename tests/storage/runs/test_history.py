@@ -30,6 +30,7 @@ from cairn.storage.runs.records.layout import (
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
+from cairn.storage.runs.resolving import resolve_step
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
@@ -353,12 +354,12 @@ def test_aliases_in_each_others_place_are_refused_and_hide_no_other(run):
     swap(run, alias_file("production"), alias_file("candidate"))
     for alias in ("production", "candidate"):
         with pytest.raises(CorruptionError, match="the alias of another place"):
-            run.resolve(parse_ref(f"{run.uri}@{alias}"))
+            resolve_step(run, parse_ref(f"{run.uri}@{alias}"))
     found, problems = run.aliases.judge()
     assert [one.alias for one in found] == ["best"]
     assert sorted(problems) == [alias_file("candidate"), alias_file("production")]
     with pytest.raises(AliasNotFoundError, match="best"):
-        run.resolve(parse_ref(f"{run.uri}@other"))
+        resolve_step(run, parse_ref(f"{run.uri}@other"))
 
 
 def test_aliases_of_an_older_release_say_their_place_by_their_name(run):

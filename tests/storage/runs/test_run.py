@@ -25,7 +25,7 @@ from cairn.storage.runs.records.layout import (
 )
 from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.resolving import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
@@ -79,7 +79,7 @@ def test_an_empty_run_has_no_steps(run):
     assert run.latest() is None
     assert run.latest_step() is None
     with pytest.raises(StepNotFoundError, match="no complete step"):
-        run.resolve(CheckpointRef(run.uri))
+        resolve_step(run, CheckpointRef(run.uri))
     with pytest.raises(StepNotFoundError, match="found no steps"):
         run.step(3)
 
@@ -184,7 +184,7 @@ def test_a_step_in_flight_is_told_as_such(run):
     with pytest.raises(StepInFlightError, match="the step is being saved"):
         run.step(3)
     with pytest.raises(StepInFlightError):
-        run.resolve(parse_ref(f"{run.uri}/steps/3"))
+        resolve_step(run, parse_ref(f"{run.uri}/steps/3"))
 
 
 def test_a_missing_step_names_those_that_exist(run):

@@ -28,6 +28,7 @@ from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.runs.resolving import resolve_step
 from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -716,8 +717,8 @@ def test_a_step_may_be_an_integer_of_numpy_or_jax(checkpointer, run_uri, kind):
         checkpointer.save(kind(4), items, meta={})
     checkpointer.close()
     alias = promote_step(run, kind(2), "best", expect=None)
-    assert run.resolve(CheckpointRef(run.uri, alias="best")).step == alias.step == 2
-    assert run.resolve(CheckpointRef(run.uri, step=kind(3))).step == 3
+    assert resolve_step(run, CheckpointRef(run.uri, alias="best")).step == alias.step == 2
+    assert resolve_step(run, CheckpointRef(run.uri, step=kind(3))).step == 3
     deleted = deletable_step(run, kind(3), kind(1))
     assert (deleted.step, deleted.attempt, type(deleted.step)) == (3, 1, int)
     delete_step(run, deleted, by="me")
