@@ -73,6 +73,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UnsupportedLeafError",
     "translate",
+    "unanswered",
 ]
 
 
@@ -297,6 +298,11 @@ class StoreUnavailableError(StorageError, OSError):
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FAILED = {
+    *(errno.EIO, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOTCONN),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY),
+}
+"""A disk, a mount or this machine can't read or write now: nothing is said of what is stored."""
 
 # TensorStore raises ValueError("STATUS_NAME: text [os_error_code='28']"), or http_response_code.
 _STATUS = re.compile(r"^([A-Z][A-Z_]+):")
@@ -309,6 +315,7 @@ _FULL_NEXT = "Free space or raise the quota, then try again; what was stored bef
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
 _NO_FOLDER_NEXT = "Give a path whose parents are folders; a file is in the way here."
 _MISSING_NEXT = "Check the path; a bucket must exist before anything is stored in it."
+_FAILED_NEXT = "See the system's log for the disk or the mount, then try again."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
@@ -330,6 +337,17 @@ def translate(exc: BaseException, *, path: object) -> StorageError:
     return StorageError("the store failed", path=path, found=_text(exc))
 
 
+def unanswered(exc: BaseException, *, path: object) -> StoreUnavailableError | None:
+    """The error that a read got no answer; None if the read says something of what is stored.
+
+    Where the quota of requests is used up nothing was answered either.
+    """
+    known = translate(exc, path=path)
+    if isinstance(known, StoreFullError):
+        return _unavailable(str(path), known.found)
+    return known if isinstance(known, StoreUnavailableError) else None
+
+
 def _translate_one(exc: BaseException, path: str) -> StorageError | None:
     text = _text(exc)
     code = _http_code(exc)
@@ -348,6 +366,10 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
             return _full(path, text, errno.EDQUOT)
         return StoreUnavailableError(
             "the store refused access", path=path, found=text, next_step=_REFUSED_NEXT
+        )
+    if number in _FAILED:
+        return StoreUnavailableError(
+            "the disk failed", path=path, found=text, next_step=_FAILED_NEXT
         )
     if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # as gcsfs says it
         return PreconditionFailedError("changed by someone else", path=path, found=text)

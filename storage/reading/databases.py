@@ -5,7 +5,7 @@ from typing import Any
 import tensorstore as ts
 
 from cairn.storage.arrays import ValueRef
-from cairn.storage.errors import StoreUnavailableError, translate
+from cairn.storage.errors import unanswered
 from cairn.storage.store import Progress, StoreURI, check_tree, outcome, store_context
 
 __all__ = ["database_entries"]
@@ -25,9 +25,8 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
         try:
             return outcome(future, progress)
         except (ValueError, OSError) as exc:
-            known = translate(exc, path=item)
-            if isinstance(known, StoreUnavailableError):
-                raise known from exc
+            if (silence := unanswered(exc, path=item)) is not None:
+                raise silence from exc
             raise
 
     check_tree(item)

@@ -32,8 +32,7 @@ from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
     StorageError,
-    StoreUnavailableError,
-    translate,
+    unanswered,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.direct_reads import DirectReads
@@ -459,9 +458,9 @@ class ItemArrays:
             raise self._unreadable(exc, path) from exc
 
     def _unreadable(self, exc: Exception, path: str) -> StorageError:
-        known = translate(exc, path=self.where(path))
-        if isinstance(known, StoreUnavailableError):
-            return known
+        silence = unanswered(exc, path=self.where(path))
+        if silence is not None:
+            return silence
         return CorruptionError(
             "stored data of a leaf is missing or damaged",
             path=self.where(path),

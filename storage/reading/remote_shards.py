@@ -22,7 +22,7 @@ import numpy as np
 import tensorstore as ts
 
 from cairn.storage.arrays import CRC_BYTES, Index, Region, bytes_of, overlap, shard_index
-from cairn.storage.errors import CorruptionError, StoreUnavailableError, translate
+from cairn.storage.errors import CorruptionError, unanswered
 from cairn.storage.reading.local_shards import (
     StoredCut,
     checked_place,
@@ -167,9 +167,8 @@ class RangeReads:
                 asked = self._files.read(piece.file, byte_range=slice(start, stop))
                 found = outcome(asked, self._progress)
             except (ValueError, OSError) as exc:
-                known = translate(exc, path=path)
-                if isinstance(known, StoreUnavailableError):
-                    raise known from exc
+                if (silence := unanswered(exc, path=path)) is not None:
+                    raise silence from exc
                 raise _missing(piece, f"bytes {start} to {stop}", str(exc)) from exc
         if found.state != "value":
             raise _missing(piece, piece.file, "no such file")

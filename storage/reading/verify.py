@@ -10,10 +10,11 @@ read, also what `CheckpointReader.iter_blocks` holds.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, SupportsIndex, TypeGuard
+from typing import Final, SupportsIndex, TypeGuard, TypeVar
 
 from cairn.storage.arrays import (
     FILE_PREFIX,
@@ -38,7 +39,6 @@ from cairn.storage.errors import (
     NotFoundError,
     StorageError,
     StoreUnavailableError,
-    UnsupportedFormatError,
 )
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.indexed_database import leaf_entries
@@ -49,30 +49,44 @@ from cairn.storage.runs import (
     ITERATORS,
     MAX_DAMAGED_LEAVES,
     MAX_PROBLEM_CHARACTERS,
+    UNREADABLE,
     Damage,
     FilePlace,
     LeafRecord,
     Manifest,
+    ObjectRecord,
     Run,
     StepContents,
     StepIndex,
     StepInfo,
+    StepState,
+    asset_file,
     check_step,
     file_places,
     file_problem,
     listed_problems,
     manifest_file,
+    missing_problem,
     read_asset,
     removed_by_owner,
+    told_problem,
     whole_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files, rfc3339
+from cairn.storage.store import (
+    ObjectStore,
+    StoreURI,
+    forget_cached,
+    open_files,
+    read_files,
+    rfc3339,
+)
 
 __all__ = ["VerifyReport", "verify_step"]
 
 _BLOCK_BYTES: Final = 8 << 20
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,8 @@ class VerifyReport:
         loads: Cairn loads every value as it was saved: what is damaged is at most what only plain
             Orbax reads, or bytes that belong to no value.
         extra: files in the step's folder that were not saved with it. They do no harm.
-        damaged_leaves: "item: path" of each leaf that can't be read as it was saved.
+        damaged_leaves: "item: path" of each leaf that can't be read as it was saved; none where the
+            manifest or the index can't be read, which alone tells the leaves.
     """
 
     step: int
@@ -167,21 +182,32 @@ def verify_step(
         InvalidURIError: `step` is no step's number.
         StepNotFoundError: there is no such step.
         StepInFlightError: it is being written now.
-        StoreUnavailableError: the store gives no answer.
+        UnsupportedFormatError, CorruptionError: a record of the run is amiss without which it can't
+            be told which attempt's step that is.
+        StoreUnavailableError: the store gives no answer, or a disk fails; nothing is said of the
+            step.
     """
     started = time.monotonic()
-    step = step if isinstance(step, StepInfo) else check_step(step)
+    if not isinstance(step, StepInfo):
+        number = check_step(step)
+        try:
+            step = run.step(number)
+        except UNREADABLE:
+            attempt = run.step_attempts().get(number)
+            if attempt is None:  # other records of the run are amiss
+                raise
+            step = StepInfo(number, attempt, StepState.LISTED)
+    info, name = step, manifest_file(step.step, step.attempt)
     try:
-        info = step if isinstance(step, StepInfo) else run.step(step)
-        manifest = run.manifest(info)
-    except (CorruptionError, UnsupportedFormatError) as exc:
-        number, attempt = _key(run, step)
-        problem = f"{manifest_file(number, attempt)}: {_text(exc)}"
-        return _unread(number, attempt, started, problem)
+        manifest = _twice(run.uri, [name], lambda: run.manifest(info))
+    except UNREADABLE as exc:
+        return _unread(info, started, f"{name}: {_text(exc)}")
     try:
-        contents = whole_contents(run.objects, manifest)
-    except (CorruptionError, UnsupportedFormatError) as exc:
-        return _unread(info.step, info.attempt, started, f"{INDEX_FILE}: {_text(exc)}")
+        contents = _twice(
+            run.step_uri(info), [INDEX_FILE], lambda: whole_contents(run.objects, manifest)
+        )
+    except UNREADABLE as exc:
+        return _unread(info, started, f"{INDEX_FILE}: {_text(exc)}")
     check = _StepCheck(run, run.step_uri(info), manifest, contents)
     check.files(progress)
     check.small_objects()
@@ -200,10 +226,19 @@ def verify_step(
     )
 
 
-def _unread(step: int, attempt: int, started: float, problem: str) -> VerifyReport:
+def _unread(info: StepInfo, started: float, problem: str) -> VerifyReport:
     """Of a step of which nothing can be told, and nothing be loaded."""
     seconds = time.monotonic() - started
-    return VerifyReport(step, attempt, 0, 0, 0, seconds, (problem,), loads=False)
+    return VerifyReport(info.step, info.attempt, 0, 0, 0, seconds, (problem,), loads=False)
+
+
+def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
+    """What `read` gives; if it fails a check, what it gives past the page cache."""
+    try:
+        return read()
+    except UNREADABLE:
+        forget_cached(folder, names)
+        return read()
 
 
 class _StepCheck:
@@ -242,16 +277,32 @@ class _StepCheck:
                 progress(done, total)
 
         for place in self._places:
-            wanted = sorted(
-                (record for record in place.records if record.name not in problems),
-                key=lambda record: (-record.size, record.name),
+            waiting = deque(
+                sorted(
+                    (record for record in place.records if record.name not in problems),
+                    key=lambda record: (-record.size, record.name),
+                )
             )
-            for found in read_files(place.folder, [one.name for one in wanted], progress=told):
-                self.files_read += 1
-                self.bytes_read += found.size
-                problem = file_problem(records[found.name], found)
-                if problem is not None:
-                    problems[found.name] = problem
+            while waiting:
+                try:
+                    names = [record.name for record in waiting]
+                    for found in read_files(place.folder, names, progress=told):
+                        record = waiting.popleft()
+                        self.files_read += 1
+                        self.bytes_read += found.size
+                        problem = file_problem(record, found)
+                        if problem is not None:
+                            problems[record.name] = problem
+                except NotFoundError:  # it went since it was listed
+                    record = waiting.popleft()
+                    problems[record.name] = missing_problem(record)
+            for record in place.records:
+                if record.name in problems:
+                    again = _read_again(place.folder, record)
+                    if again is None:
+                        del problems[record.name]
+                    else:
+                        problems[record.name] = again
         self._sound = records.keys() - problems.keys()
         for name in sorted(problems):
             values = holds_values(name) and name not in closed
@@ -259,8 +310,9 @@ class _StepCheck:
 
     def _listed_in(self, place: FilePlace) -> dict[str, str]:
         """What a listing alone shows to be wrong in one folder, by file; notes what is extra."""
-        listed = {entry.name: entry for entry in open_files(place.folder).walk()}
-        if place.is_owners and not listed:
+        files = open_files(place.folder)
+        listed = {entry.name: entry for entry in files.walk()}
+        if place.is_owners and not listed and not files.walk():
             self._found(_text(removed_by_owner(place.folder)), loads=False)
         known = {record.name for record in place.records}
         if self._index is not None:
@@ -271,23 +323,42 @@ class _StepCheck:
 
     def small_objects(self) -> None:
         """Compare what the sound metadata says with what was recorded, and the assets."""
-        for problem in self._wrong_trees():
-            self._found(problem, loads=self._index is not None)
+        problems = list(self._small_problems())
+        if problems:
+            self._forget_cached(self._sound)
+            assets = [asset_file(asset.sha256) for asset in self._manifest.assets]
+            forget_cached(self._run.uri, assets)
+            problems = list(self._small_problems())
+        for problem, loads in problems:
+            self._found(problem, loads=loads)
+
+    def _small_problems(self) -> Iterator[tuple[str, bool]]:
+        """Each with whether Cairn loads every value all the same."""
+        has_index = self._index is not None
+        try:
+            for problem in self._wrong_trees():
+                yield problem, has_index
+        except UNREADABLE as exc:
+            yield f"{STEP_METADATA}: {_text(exc)}", has_index
         for item in self._manifest.items:
-            for problem in self._wrong_digests(item):
-                self._found(problem, loads=False)
+            try:
+                for problem in self._wrong_digests(item):
+                    yield problem, False
+            except UNREADABLE as exc:
+                yield f"{item}: {_text(exc)}", False
             for problem in self._wrong_database(item):
-                self._found(problem, loads=self._index is not None)
+                yield problem, has_index
         for asset in self._manifest.assets:
             try:
                 read_asset(self._run.objects, asset)
             except CorruptionError as exc:
-                self._found(f"asset {asset.name}: {_text(exc)}", loads=False)
+                yield f"asset {asset.name}: {_text(exc)}", False
 
     def leaves(self) -> None:
         """Read the leaves if files of values are damaged, were added, or have no checksum.
 
-        Not if a file that leads to them is damaged: no parser gets what is known not to be ours.
+        Without an index no step is opened of which a file that leads to the leaves is damaged: no
+        parser gets what is known not to be ours, and so none of the leaves is read.
         """
         values = [record for name, record in self._records.items() if holds_values(name)]
         if any(
@@ -295,26 +366,57 @@ class _StepCheck:
             for name in self._records
         ):
             self.loads = False
-            return
+            if self._index is None:
+                self.damaged_leaves += [f"{one.item}: {one.path}" for one in self._contents.leaves]
+                return
         stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
         checked = all(record.name in self._sound and record.crc32c for record in values)
         # A chunk that was not stored reads as zeros, and one that was added as something else.
         added = self._manifest.plain is not None and any(map(holds_values, self.extra))
         if checked and not added and (values or not stored):
             return
+        unreadable = self._unreadable_leaves()
+        if unreadable:  # by a reader of its own, which has nothing of what was read
+            self._forget_cached(self._records)
+            unreadable = self._unreadable_leaves(unreadable)
+        for name, problem in unreadable.items():
+            if name:
+                self._found(f"{name}: {problem}", loads=False)
+                self.damaged_leaves.append(name)
+                continue
+            self.loads = False  # what leads to the leaves is damaged too, and mostly listed above
+            if not self.problems:
+                self.problems.append(problem)
+
+    def _unreadable_leaves(self, only: Collection[str] = ()) -> dict[str, str]:
+        """Why leaves can't be read, by "item: path"; by "" what hides them all.
+
+        Args:
+            only: those to read; by default, and if "" is among them, all.
+        """
+        problems: dict[str, str] = {}
         try:
             reader = CheckpointReader.of(self._uri, self._manifest, self._contents)
             for item in reader.items():
                 for path in reader.leaves(item):
-                    for problem in self._unreadable(reader, item, path):
-                        self._found(problem, loads=False)
-                        self.damaged_leaves.append(f"{item}: {path}")
+                    name = f"{item}: {path}"
+                    if only and not {"", name}.intersection(only):
+                        continue
+                    try:
+                        for _ in reader.iter_blocks(item, path, max_bytes=_BLOCK_BYTES):
+                            pass
+                    except (CorruptionError, NotFoundError) as exc:
+                        problems[name] = _text(exc)
         except StoreUnavailableError:
             raise
-        except StorageError as exc:  # what leads to the leaves is damaged too, and listed above
-            self.loads = False
-            if not self.problems:
-                self.problems.append(_text(exc))
+        except StorageError as exc:
+            problems[""] = _text(exc)
+        return problems
+
+    def _forget_cached(self, names: Collection[str]) -> None:
+        for place in self._places:
+            found = (record.name for record in place.records if record.name in names)
+            forget_cached(place.folder, found)
 
     def _found(self, problem: str, *, loads: bool) -> None:
         self.problems.append(problem)
@@ -325,13 +427,6 @@ class _StepCheck:
         if self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
             return True
         return name.startswith(ITERATORS)
-
-    def _unreadable(self, reader: CheckpointReader, item: str, path: str) -> Iterator[str]:
-        try:
-            for _ in reader.iter_blocks(item, path, max_bytes=_BLOCK_BYTES):
-                pass
-        except (CorruptionError, NotFoundError) as exc:
-            yield f"{item}: {path}: {_text(exc)}"
 
     def _wrong_trees(self) -> Iterator[str]:
         """Items whose leaves, as Orbax lists them, are not those that were saved."""
@@ -422,6 +517,19 @@ class _StepCheck:
         return None if found is None else found.value
 
 
+def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
+    """What is wrong with a file that was not right, by a read past all caches, in one line."""
+    try:
+        stat = open_files(folder).stat(record.name)
+        problem = told_problem(record, stat.size, stat.crc32c)
+        if problem is not None:
+            return problem
+        (found,) = read_files(folder, [record.name], past_cache=True)
+    except NotFoundError:
+        return missing_problem(record)
+    return file_problem(record, found)
+
+
 def _expected_entries(
     index: StepIndex, item: str, leaves: list[LeafRecord]
 ) -> dict[str, ValueRef | bytes]:
@@ -441,13 +549,6 @@ def _is_ref(entry: ValueRef | bytes) -> TypeGuard[ValueRef]:
 
 def _shown(entry: ValueRef | bytes | None) -> str:
     return "none" if entry is None else str(entry)[:200]
-
-
-def _key(run: Run, step: int | StepInfo) -> tuple[int, int]:
-    """(step, attempt) from names alone, where the manifest can't be read."""
-    if isinstance(step, StepInfo):
-        return step.step, step.attempt
-    return step, run.step_attempts().get(step, 0)
 
 
 def _text(exc: BaseException) -> str:

@@ -6,6 +6,7 @@ from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .damage import OnDamage as OnDamage
+from .damage import doubtful_steps as doubtful_steps
 from .damage import known_damage as known_damage
 from .damage import refuse_damaged as refuse_damaged
 from .damage import step_address as step_address
@@ -60,6 +61,7 @@ from .records.layout import TRASH as TRASH
 from .records.layout import CheckpointRef as CheckpointRef
 from .records.layout import alias_file as alias_file
 from .records.layout import annotation_file as annotation_file
+from .records.layout import asset_file as asset_file
 from .records.layout import check_run_name as check_run_name
 from .records.layout import check_step as check_step
 from .records.layout import iterator_file as iterator_file
@@ -119,7 +121,9 @@ from .step_files import file_places as file_places
 from .step_files import file_problem as file_problem
 from .step_files import is_kept as is_kept
 from .step_files import listed_problems as listed_problems
+from .step_files import missing_problem as missing_problem
 from .step_files import removed_by_owner as removed_by_owner
+from .step_files import told_problem as told_problem
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS

@@ -47,6 +47,7 @@ from .disk.disk_names import sync_names as sync_names
 from .disk.disk_names import sync_path as sync_path
 from .disk.stale_locks import LOCK_SUFFIX as LOCK_SUFFIX
 from .file_checksums import FileChecksum as FileChecksum
+from .file_checksums import forget_cached as forget_cached
 from .file_checksums import read_crc32c as read_crc32c
 from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files

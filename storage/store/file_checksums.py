@@ -4,6 +4,7 @@ Memory: `direct_io.BUFFER_BYTES` per thread on a local disk, some `files.BLOCK_B
 other stores, whatever the number and the size of the files.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,13 +16,21 @@ from typing import Any, Final, NamedTuple, TypeVar
 import google_crc32c
 import numpy as np
 
+from cairn.storage.errors import NotFoundError
 from cairn.storage.store.checksums import ContentSum, combined
-from cairn.storage.store.disk.direct_io import read_blocks
+from cairn.storage.store.disk.direct_io import drop_cached, read_blocks
 from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["PART_BYTES", "FileChecksum", "read_crc32c", "read_file", "read_files"]
+__all__ = [
+    "PART_BYTES",
+    "FileChecksum",
+    "forget_cached",
+    "read_crc32c",
+    "read_file",
+    "read_files",
+]
 
 PART_BYTES: Final = 32 << 20
 """Bytes of one file that one thread reads while others read what follows."""
@@ -67,6 +76,7 @@ def read_files(
     *,
     threads: int | None = None,
     content_only: Collection[str] = (),
+    past_cache: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[FileChecksum]:
     """Read files from end to end, several at once; what each one gave, in the order of `names`.
@@ -76,6 +86,8 @@ def read_files(
         names: paths relative to it. The largest first makes the best use of the threads.
         threads: how many read at once; None: as suits the store.
         content_only: names of files whose crc32c is not wanted. It costs as much as reading them.
+        past_cache: read them from the disk, whatever the page cache has of them. Other stores are
+            always asked.
         progress: called now and then, in the caller's thread, with the bytes that were read since
             the last time; what it raises ends the reading.
 
@@ -91,7 +103,7 @@ def read_files(
     readers: SimpleQueue[_Reader] = SimpleQueue()
     meter = _Meter()
     for _ in range(count):
-        readers.put(_Reader(open_files(folder), meter, on_disk=on_disk))
+        readers.put(_Reader(open_files(folder), meter, on_disk=on_disk, past_cache=past_cache))
 
     def read(name: str) -> FileChecksum:
         reader = readers.get()
@@ -101,6 +113,19 @@ def read_files(
             readers.put(reader)
 
     yield from _in_threads(count, read, wanted, meter, progress)
+
+
+def forget_cached(folder: StoreURI, names: Iterable[str]) -> None:
+    """Have files read from the disk the next time; those that are not there are passed by.
+
+    For reads that go other ways than `read_files`. Other stores are always asked.
+    """
+    if folder.scheme != "file":
+        return
+    files = open_files(folder)
+    for name in names:
+        with contextlib.suppress(NotFoundError), files.open_read(name) as stream:
+            drop_cached(stream.fileno())
 
 
 def read_crc32c(
@@ -175,10 +200,13 @@ class _Meter:
 class _Reader:
     """Reads one file after another."""
 
-    def __init__(self, files: Files, meter: _Meter, *, on_disk: bool) -> None:
+    def __init__(
+        self, files: Files, meter: _Meter, *, on_disk: bool, past_cache: bool = False
+    ) -> None:
         self._files = files
         self._meter = meter
         self._on_disk = on_disk
+        self._past_cache = past_cache
 
     def read(self, name: str, *, with_crc: bool) -> FileChecksum:
         size, crc, content = 0, 0, ContentSum()
@@ -206,6 +234,8 @@ class _Reader:
 
     def _read(self, name: str, start: int, end: int) -> Iterator[Buffer]:
         with mapped(self._files.uri / name), self._files.open_read(name) as stream:
+            if self._past_cache:
+                drop_cached(stream.fileno())
             yield from map(np.asarray, read_blocks(stream.fileno(), start, end))
 
     def _fetched(self, name: str, start: int, end: int) -> Iterator[bytes]:

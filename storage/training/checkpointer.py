@@ -8,6 +8,7 @@ ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 """
 
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -29,6 +30,7 @@ from cairn.storage.runs import (
     Writer,
     check_step,
     default_writer_id,
+    doubtful_steps,
     step_dir,
 )
 from cairn.storage.store import (
@@ -390,7 +392,8 @@ class Checkpointer:
 
     def _known(self, item: str) -> Unchanged:
         """What is known of an item over the saves of this run."""
-        known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock))
+        doubtful = functools.partial(doubtful_steps, self._run)
+        known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock, doubtful))
         known.sharing = self._sharing
         return known
 

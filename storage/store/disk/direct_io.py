@@ -25,6 +25,7 @@ __all__ = [
     "BUFFER_BYTES",
     "DIRECT_IO",
     "aligned_buffer",
+    "drop_cached",
     "goes_direct",
     "is_direct",
     "read_blocks",
@@ -145,6 +146,14 @@ def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
         while start < end and (block := _block(descriptor, memory, start, end)):
             yield block
             start += len(block)
+
+
+def drop_cached(descriptor: int) -> None:
+    """Have an open file read from the disk: what the page cache has of it need not be there."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # not every file can be synced
+            os.fdatasync(descriptor)  # what is yet to be written is not dropped
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_from(descriptor: int, data: memoryview, offset: int) -> None:

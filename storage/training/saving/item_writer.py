@@ -97,15 +97,16 @@ class HeldItem(NamedTuple):
     staged: StagedItem | None = None
     uploads: UploadMemory | None = None
 
-    def durable(self, written: "WrittenItem", folder: StoreURI) -> None:
+    def durable(self, written: "WrittenItem", folder: StoreURI, step: tuple[int, int]) -> None:
         """The step is: the next save need not write again what stays as it is.
 
         Args:
             written: what came of writing it.
             folder: the item's, in the step.
+            step: (step, attempt).
         """
         place = folder if written.database is None else folder / written.database
-        self.unchanged.remember(written.saved._replace(folder=place), self.leaves)
+        self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step)
 
 
 class WrittenItem(NamedTuple):

@@ -187,23 +187,12 @@ def _is_as_written(found: _Found, record: StoredFile) -> bool:
 def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
     """What reading a file shows to be wrong with it; None if it is what was written."""
     try:
-        _drop_cached(folder, record.name)
-        (found,) = read_files(folder, [record.name], threads=1)
+        (found,) = read_files(folder, [record.name], threads=1, past_cache=True)
     except (OSError, StorageError) as exc:  # the disk can't give it
         return str(exc).partition("\n")[0]
     if (found.size, found.crc32c, found.content) == (record.size, record.crc32c, record.content):
         return None
     return _text(found.size, found.crc32c)
-
-
-def _drop_cached(folder: StoreURI, name: str) -> None:
-    """Have the file read from the disk: what the page cache has of it may be sound for longer."""
-    if folder.scheme == "file" and hasattr(os, "posix_fadvise"):
-        descriptor = os.open(os.path.join(folder.local_path, name), os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _text(size: int, crc32c: str | None) -> str:

@@ -109,7 +109,7 @@ class SaveJob:
             error = error or failure(exc, handle.uri)
         if error is None and written is not None:
             for name, item in written.items():
-                self.items[name].durable(item, handle.uri / name)
+                self.items[name].durable(item, handle.uri / name, (handle.step, handle.attempt))
         else:
             self.writer.drop()
             if written is None:

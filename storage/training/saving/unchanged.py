@@ -6,7 +6,8 @@ what becomes of the other step does not matter to it. Imports no JAX. See ADR 12
 """
 
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,7 @@ from cairn.storage.arrays import (
     ValueRef,
     has_fingerprints,
 )
+from cairn.storage.errors import StorageError
 from cairn.storage.store import Clock, StoreURI
 from cairn.storage.training.saving.linked_files import LinkedFile, link_files, new_files
 from cairn.storage.training.saving.sharing_policy import SharingPolicy
@@ -26,6 +28,11 @@ __all__ = ["LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
 
 _LEAST_LIVE: Final = 0.5
 """Files of which less than this part is still wanted are not linked."""
+
+_STEPS_REMEMBERED: Final = 256
+
+StepKey = tuple[int, int]
+"""(step, attempt)."""
 
 
 class SavedShard(NamedTuple):
@@ -83,11 +90,24 @@ class Unchanged:
         sharing: for how long steps share files.
     """
 
-    def __init__(self, sharing: SharingPolicy, clock: Clock) -> None:
-        """Of an item that was not saved yet; `clock` tells the time."""
+    def __init__(
+        self,
+        sharing: SharingPolicy,
+        clock: Clock,
+        doubtful: Callable[[Iterable[StepKey]], Collection[StepKey]],
+    ) -> None:
+        """Of an item that was not saved yet.
+
+        Args:
+            sharing: for how long steps share files.
+            clock: tells the time.
+            doubtful: tells which of the steps (step, attempt) are known to be damaged.
+        """
         self.sharing = sharing
         self._clock = clock
+        self._doubtful = doubtful
         self._saved: SavedItem | None = None
+        self._sharing_steps: deque[StepKey] = deque(maxlen=_STEPS_REMEMBERED)
         self._leaves: dict[str, weakref.ref[Any]] = {}
         self._changing: set[str] = set()
 
@@ -99,14 +119,20 @@ class Unchanged:
             if (known := self._leaves.get(path)) is not None and known() is leaf
         )
 
-    def remember(self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]]) -> None:
+    def remember(
+        self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]], step: StepKey
+    ) -> None:
         """The step is durable.
 
         Args:
             saved: what was written of the item.
             leaves: its immutable arrays by path.
+            step: (step, attempt).
         """
         self._saved, self._leaves = saved, dict(leaves)
+        if all(file.steps == 1 for file in saved.files.values()):
+            self._sharing_steps.clear()
+        self._sharing_steps.append(step)
 
     def forget(self) -> None:
         """A save failed once all was written: what it linked may be why. The next links nothing."""
@@ -130,7 +156,8 @@ class Unchanged:
         A leaf that was found to have changed once is not looked at again, unless it is the same
         array: in training, what changes goes on to. All others get fingerprints when they are
         written. A file that is damaged, or was shared for long enough, is not linked: what was
-        wanted of it is written.
+        wanted of it is written. Nothing is linked on a disk once one of the steps that share files
+        is known to be damaged: they have them only once.
 
         Args:
             shards: all that is to be stored.
@@ -142,7 +169,7 @@ class Unchanged:
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
         files: dict[str, LinkedFile] = {}
-        if self._saved is not None:
+        if self._saved is not None and not self._is_doubtful(folder):
             wanted = _worth_linking(self._saved, unchanged.values())
             known = {name: self._saved.files[name] for name in wanted if name not in linked}
             files = link_files(
@@ -163,6 +190,15 @@ class Unchanged:
             if shard.key not in kept
         ]
         return Reused(kept, files, rest, known_prints)
+
+    def _is_doubtful(self, folder: StoreURI) -> bool:
+        """Whether to link nothing; in a bucket each step has a copy, whose sum is compared."""
+        if folder.scheme != "file":
+            return False
+        try:
+            return bool(self._doubtful(self._sharing_steps))
+        except StorageError:  # nothing tells: what is written anew is right
+            return True
 
     def _unchanged(
         self, shards: list[ShardToWrite], layouts: Mapping[str, Hashable], same: frozenset[str]

@@ -1,5 +1,7 @@
 """Damage of every kind to every file of a step, and what verifying and opening say of it."""
 
+import errno
+import os
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -16,14 +18,20 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
+from cairn.storage.reading import verify as verify_module
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
+from cairn.storage.runs.records.layout import (
+    INDEX_FILE,
+    attempt_file,
+    manifest_file,
+)
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.run import Run
+from cairn.storage.store.clock import utc_now
 from cairn.storage.store.disk.direct_io import BUFFER_BYTES
 from cairn.storage.store.file_checksums import (
     PART_BYTES,
@@ -590,3 +598,137 @@ def test_a_store_that_refuses_within_a_verification_is_unavailable_and_no_damage
     gcs.faults.add("status", status=403, skip=skip, count=None, **asked)
     with pytest.raises(StoreUnavailableError):
         verify_step(Run.open(uri), STEP)
+
+
+@pytest.fixture
+def misread(monkeypatch):
+    """Files of which the page cache has other bytes than the disk, by inode, until it drops them.
+
+    With an errno in place of None, what the disk answers instead, however often it is asked.
+    """
+    hit: dict[int, int | None] = {}
+    read, advise = os.preadv, os.posix_fadvise
+
+    def preadv(descriptor, buffers, offset, flags=0):
+        count = read(descriptor, buffers, offset, flags)
+        inode = os.fstat(descriptor).st_ino
+        if inode in hit and not flags:
+            if (number := hit[inode]) is not None:
+                raise OSError(number, os.strerror(number))
+            memoryview(buffers[0]).cast("B")[0] ^= 1
+        return count
+
+    def posix_fadvise(descriptor, offset, length, advice):
+        if advice == os.POSIX_FADV_DONTNEED:
+            inode = os.fstat(descriptor).st_ino
+            if hit.get(inode, 0) is None:
+                del hit[inode]
+        advise(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "posix_fadvise", posix_fadvise)
+    return lambda path, number=None: hit.__setitem__(path.stat().st_ino, number)
+
+
+def value_files(run):
+    return [path for name, path in files_of(run).items() if holds_values(name)]
+
+
+def test_what_only_the_page_cache_has_otherwise_is_no_damage(either, misread):
+    run = either
+    for path in files_of(run).values():
+        misread(path)
+    assert verify_step(run, STEP).problems == ()
+    objects = run.contents(run.step(STEP)).objects
+    unknown = {"crc32c": None, "content": None}
+    changed = [record.model_copy(update=unknown) for record in objects]
+    if run.manifest(run.step(STEP)).index is None:  # the leaves are read in place of the files
+        publish_again(run, objects=changed)
+        for path in value_files(run):
+            misread(path)
+        assert verify_step(run, STEP).problems == ()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at first", "at the second read"])
+def test_an_error_of_the_disk_is_no_damage_whoever_meets_it(either, misread, again):
+    run = either
+    hit = value_files(run)[0]
+    if again:
+        flip(hit, 4001)
+    else:
+        misread(hit, errno.EIO)
+    with pytest.MonkeyPatch.context() as patch:
+        if again:  # the second read drops what is cached, and fails then
+            drop = verify_module.read_files
+
+            def failing(*args, past_cache=False, **more):
+                if past_cache:
+                    misread(hit, errno.EIO)
+                return drop(*args, past_cache=past_cache, **more)
+
+            patch.setattr(verify_module, "read_files", failing)
+        with pytest.raises(StoreUnavailableError, match="the disk failed"):
+            verify_step(run, STEP)
+
+
+def test_an_error_of_the_disk_that_a_leaf_meets_is_no_damage(older, misread):
+    run = older
+    objects = run.contents(run.step(STEP)).objects
+    unknown = {"crc32c": None, "content": None}
+    publish_again(run, objects=[record.model_copy(update=unknown) for record in objects])
+    hit = flip_in_kernel(run)
+    reader = CheckpointReader.open(run.step_uri(run.step(STEP)), run.manifest(run.step(STEP)))
+    misread(hit, errno.EIO)
+    with pytest.raises(StoreUnavailableError, match="the disk failed"):
+        reader.read("model", "layers/0/kernel")
+
+
+def test_a_file_that_goes_while_others_are_read_is_missing(run, monkeypatch):
+    gone = files_of(run)["model/_METADATA"]
+    read = verify_module.read_files
+
+    def going(folder, names, **more):
+        gone.unlink(missing_ok=True)
+        return read(folder, names, **more)
+
+    monkeypatch.setattr(verify_module, "read_files", going)
+    report = verify_step(run, STEP)
+    assert [one.partition(",")[0] for one in report.problems] == ["model/_METADATA: missing"]
+    assert report.files == len(files_of(run)) - 1
+
+
+@pytest.mark.parametrize("fault", [{"kind": "truncate", "nbytes": 9}, {"kind": "status"}])
+def test_an_answer_of_a_bucket_that_a_new_request_does_not_give_is_no_damage(gcs, fault):
+    uri = f"{gcs.bucket_uri}/run"
+    with Checkpointer(uri) as checkpointer:
+        checkpointer.save(STEP, {"model": {"w": np.ones(3)}}, meta={}).wait()
+    if fault["kind"] == "status":
+        fault = {**fault, "status": 404}
+    gcs.faults.add(**fault, operation=r"media\.get", name=r"/model/d/", count=1)
+    assert verify_step(Run.open(uri), STEP).problems == ()
+
+
+def test_the_leaves_that_damage_hits_are_noted(either):
+    run = either
+    hit = flip_in_kernel(run)
+    assert verify_step(run, STEP).damaged_leaves == ("model: layers/0/kernel",)
+    name = hit.relative_to(folder_of(run)).as_posix()
+    damage = verify_step(run, STEP).damage(at=utc_now(), by="me")
+    assert (damage.leaves, damage.leaf_count) == (("model: layers/0/kernel",), 1)
+    assert damage.problems[0].startswith(name)
+    flip(files_of(run)["meta/data.json"], 3)  # which leads to no leaf, unless there is no index
+    report = verify_step(run, STEP)
+    every = {f"{leaf.item}: {leaf.path}" for leaf in run.contents(run.step(STEP)).leaves}
+    has_index = run.manifest(run.step(STEP)).index is not None
+    assert {*report.damaged_leaves} == ({"model: layers/0/kernel"} if has_index else every)
+    assert not report.loads
+    (Path(run.uri.local_path) / manifest_file(STEP, 1)).write_bytes(b"{}")
+    report = verify_step(run, STEP)
+    assert (report.ok, report.loads, report.damaged_leaves) == (False, False, ())
+
+
+def test_another_record_that_is_amiss_is_no_damage_of_the_step(run):
+    """It is raised: nothing tells which attempt's step is meant."""
+    (Path(run.uri.local_path) / attempt_file(2)).write_bytes(b"{}")
+    with pytest.raises(StorageError, match=attempt_file(2)):
+        verify_step(run, STEP)

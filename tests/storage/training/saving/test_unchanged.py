@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
@@ -297,6 +298,27 @@ def test_a_file_that_took_the_name_size_and_time_of_a_linked_one_is_not_passed_o
             handle, items = save(made, step, frozen, adapters(step))
             assert_whole(handle, items)
             assert verify_step(Run.open(made.uri), step).ok
+
+
+@pytest.mark.parametrize("noted", [1, 3])
+def test_nothing_is_linked_of_steps_that_share_a_file_with_one_that_is_known_damaged(
+    tmp_path, noted
+):
+    """What happened to the file shows neither in its size nor in its times."""
+    frozen, run = base(), Run(parse_uri(tmp_path / "run"))
+    with Checkpointer(run.uri) as checkpointer:
+        for step in (1, 2, 3):
+            handle, _ = save(checkpointer, step, frozen, adapters(step))
+        damage(handle.uri, value_file(handle.uri), flipped, quietly=True)
+        report = verify_step(run, noted)
+        note_verified(run, run.step(noted), damage=report.damage(at=datetime.now(UTC)))
+        fourth, items = save(checkpointer, 4, frozen, adapters(4))
+        assert_whole(fourth, items)
+        assert verify_step(run, 4).ok
+        save(checkpointer, 5, frozen, adapters(5))
+    assert verify_step(run, 5).ok
+    links = [one.stat().st_nlink for one in Path(fourth.uri.local_path).rglob("*") if one.is_file()]
+    assert {2} < {*links} <= {1, 2}  # shared on from there
 
 
 def test_a_file_that_was_only_touched_is_shared_on(tmp_path):
