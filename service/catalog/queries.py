@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.damage import state_of
 from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
+from cairn.service.catalog.notes import state_of
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
 from cairn.service.filters import Search
 from cairn.service.schemas import (

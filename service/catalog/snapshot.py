@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from cairn.service.catalog.damage import damage_body
 from cairn.service.catalog.models import RecordKind as Kind
+from cairn.service.catalog.notes import damage_body
 from cairn.service.catalog.stamps import record_stamps
 from cairn.service.schemas import CheckpointState, Deletion
 from cairn.storage.errors import StorageError

@@ -232,7 +232,7 @@ def promote_checkpoint(
     response: Response,
     background: BackgroundTasks,
 ) -> Alias:
-    """Point an alias at a listed step.
+    """Point an alias at a listed step; one that is damaged is refused with 409, `step-damaged`.
 
     `If-Match: "<sequence>"` moves the alias if it is still as last seen; `If-None-Match: *`
     creates it. A stale one gets 412, with the alias as it is now in `current`.

@@ -1,12 +1,35 @@
-"""Damage of steps: from what the store notes, and the catalog's rows, to the API."""
+"""What is noted of steps, from records in the store to the API: deletions and damage."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cairn.service.schemas import DAMAGE_SHOWN, CheckpointState, Damage
-from cairn.storage.runs import Annotation
+from cairn.service.schemas import DAMAGE_SHOWN, CheckpointState, Damage, Deletion
+from cairn.storage.runs import Annotation, Run, Tombstone, judge_records, trash_file
 from cairn.storage.runs import Damage as StoredDamage
 from cairn.storage.store import from_rfc3339
+
+logger = logging.getLogger(__name__)
+
+
+def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Tombstone]:
+    """The tombstones of these (step, attempt); one that can't be read is logged and left out."""
+    names = {trash_file(*key): key for key in keys}
+    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
+    for error in unreadable.values():
+        logger.warning("a deletion without its particulars: %s", error)
+    return {names[name]: one for name, one in found.items()}
+
+
+def deletion_body(tombstone: Tombstone) -> Deletion:
+    """A deletion as the API gives it out."""
+    return Deletion(
+        at=from_rfc3339(tombstone.at),
+        expires=from_rfc3339(tombstone.expires),
+        by=tombstone.by,
+        reason=tombstone.reason,
+        removing=tombstone.removing,
+    )
 
 
 def damage_body(damage: StoredDamage) -> Damage:
