@@ -69,6 +69,7 @@ from .storage.errors import RecordNotLostError as RecordNotLostError
 from .storage.errors import RunNotFoundError as RunNotFoundError
 from .storage.errors import SaveError as SaveError
 from .storage.errors import StepChangedError as StepChangedError
+from .storage.errors import StepDamagedError as StepDamagedError
 from .storage.errors import StepExistsError as StepExistsError
 from .storage.errors import StepInFlightError as StepInFlightError
 from .storage.errors import StepInUseError as StepInUseError
@@ -98,6 +99,7 @@ from .storage.runs.promotion import promote_step as promote_step
 from .storage.runs.records.aliases import Alias as Alias
 from .storage.runs.records.aliases import Aliases as Aliases
 from .storage.runs.records.annotations import Annotation as Annotation
+from .storage.runs.records.annotations import Damage as Damage
 from .storage.runs.records.attempts import Attempt as Attempt
 from .storage.runs.records.layout import CheckpointRef as CheckpointRef
 from .storage.runs.records.layout import parse_ref as parse_ref

@@ -111,13 +111,13 @@ class DueSteps:
 
 
 def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
-    """The metric of the steps that the run lists already: a restart goes on from there."""
+    """The metric of the sound steps that the run lists already: a restart goes on from there."""
     name = "" if policy.best is None else policy.best.metric
 
     def stored() -> list[float]:
         with suppress(RunNotFoundError):
             facts = step_facts(Run.open(uri))
-            return [one.metrics[name] for one in facts if name in one.metrics]
+            return [one.metrics[name] for one in facts if name in one.metrics and not one.damaged]
         return []
 
     return processes.agree(stored)

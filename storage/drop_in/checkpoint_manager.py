@@ -11,6 +11,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -39,6 +40,7 @@ from cairn.storage.drop_in.step_policies import (
 from cairn.storage.drop_in.stored_items import StoredItems, as_meta
 from cairn.storage.errors import (
     PolicyError,
+    StepDamagedError,
     StepExistsError,
     StepInUseError,
     StepNotFoundError,
@@ -47,11 +49,16 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs import (
     Annotation,
+    CheckpointRef,
+    OnDamage,
     RetentionOutcome,
     Run,
     StepInfo,
     check_step,
     delete_step,
+    doubtful_steps,
+    known_damage,
+    resolve_step,
     step_facts,
 )
 from cairn.storage.store import StoreURI, from_rfc3339, parse_uri, rfc3339
@@ -61,7 +68,9 @@ from cairn.storage.training import (
     SaveHandle,
     SaveState,
     agreed_step,
+    check_on_damage,
     load,
+    note_skip,
     processes,
 )
 
@@ -109,9 +118,13 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         handler_registry: refused; give `args`.
         grace_seconds: for how long a step that the options do not keep can be had back. By default
             its bytes go at once, as with Orbax.
+        damaged: what `latest_step`, `best_step` and `restore` without a step do if that step is
+            known to be damaged: "refuse" it, or "skip" it for the next sound one. With "skip"
+            damaged steps above the newest sound one are no steps of this manager, and what it saves
+            goes on below them.
 
     Raises:
-        PolicyError: options that a run can't honour.
+        PolicyError: options that a run can't honour, or `damaged` is something else.
         InvalidURIError: `directory` is malformed, neither on a disk nor in GCS, or holds plain
             Orbax checkpoints.
         StorageError: the run's records can't be judged, or the store gives no answer.
@@ -129,9 +142,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         handler_registry: Any = None,
         *,
         grace_seconds: float = 0.0,
+        damaged: OnDamage = "refuse",
     ) -> None:
         self._options = options or ocp.CheckpointManagerOptions()
         check_options(self._options)
+        check_on_damage(damaged)
+        self._damaged = damaged
         if handler_registry is not None:
             raise PolicyError(
                 "a registry of handlers has no meaning for a Cairn run",
@@ -157,7 +173,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._known: dict[int, KnownStep] = {}
         self._leaving: set[int] = set()  # of these, not listed
         self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
-        self._outcomes: deque[tuple[int, bool]] = deque()  # of which, whether they are gone
+        # Of which, whether they are gone, and damage that was found since.
+        self._outcomes: deque[tuple[int, bool, str]] = deque()
         self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
         self._callback_error: Exception | None = None
         self.reload()
@@ -193,13 +210,21 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return [one.step for one in self._steps()]
 
     def latest_step(self) -> int | None:
-        """The highest number, that of a step that is being saved among them; None without any."""
-        return max(self.all_steps(), default=None)
+        """The highest number, that of a step that is being saved among them; None without any.
+
+        Raises:
+            StepDamagedError: that step is known to be damaged, and not to be skipped.
+        """
+        steps = self._steps()
+        return self._usable(steps[-1], steps[::-1]).step if steps else None
 
     def best_step(self) -> int | None:
         """The step that is best by `best_fn`; without it the latest; None if there is no such step.
 
         Steps without metrics are never the best, and NaN is the worst value there is.
+
+        Raises:
+            StepDamagedError: that step is known to be damaged, and not to be skipped.
         """
         if self._options.best_fn is None:
             return self.latest_step()
@@ -207,8 +232,27 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         with_metrics = [one for one in self._steps() if one.metrics is not None]
         if not with_metrics:
             return None
-        reverse = self._options.best_mode == "min"
-        return sorted(with_metrics, key=lambda one: rank(one.metrics), reverse=reverse)[-1].step
+        worst_first = self._options.best_mode == "min"
+        ranked = sorted(with_metrics, key=lambda one: rank(one.metrics), reverse=worst_first)
+        return self._usable(ranked[-1], ranked[::-1]).step
+
+    def _usable(self, wanted: KnownStep, others: Sequence[KnownStep]) -> KnownStep:
+        """The step, or the first of the others that is sound if damaged ones are skipped."""
+        if not wanted.damage:
+            return wanted
+        sound = next((one for one in others if not one.damage), None)
+        if sound is not None and self._damaged == "skip":
+            return sound
+        raise StepDamagedError(
+            "the step is damaged",
+            path=f"{self._uri}/steps/{wanted.step}",
+            expected="a step whose last verification found what was saved",
+            found=wanted.damage,
+            next_step="Restore its files from a backup and verify it again."
+            if sound is None
+            else f"The next sound step is {sound.step}: restore that by its number, or make the "
+            "manager with damaged='skip'.",
+        )
 
     def reload(self) -> None:
         """Look into the store again; all processes must call this.
@@ -219,18 +263,28 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._hear_deleted()
         saving = self._begun if self.is_saving_in_progress() else None
         kept = None if saving is None else self._known.get(saving.step)
-        self._known = {
-            step: KnownStep(step, from_rfc3339(created), metrics or None, attempt)
-            for step, created, metrics, attempt in processes.agree(self._stored_steps)
-        }
+        found = [
+            KnownStep(step, from_rfc3339(created), metrics or None, attempt, damage)
+            for step, created, metrics, attempt, damage in processes.agree(self._stored_steps)
+        ]
+        sound = [one for one in found if not one.damage]
+        if self._damaged == "skip" and sound and sound[-1] is not found[-1]:
+            found = found[: found.index(sound[-1]) + 1]
+            if not self._known:  # it begins here; who is saving by now goes on where it is
+                note_skip(self._uri)
+        self._known = {one.step: one for one in found}
         if kept is not None:
             self._known[kept.step] = kept
 
-    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any], int]]:
+    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any], int, str]]:
         if not self._run.has_saved():
             return []
-        facts = step_facts(self._run)
-        return [(one.step, rfc3339(one.created), dict(one.metrics), one.attempt) for one in facts]
+        found = []
+        for one in step_facts(self._run):
+            damage = known_damage(self._run, one.key) if one.damaged else None
+            text = "" if damage is None else damage.text()
+            found.append((one.step, rfc3339(one.created), dict(one.metrics), one.attempt, text))
+        return found
 
     def _steps(self) -> list[KnownStep]:
         return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
@@ -307,7 +361,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             raise _StepExists(
                 f"step {number} was saved already",
                 path=self._uri,
-                expected=f"a step above {self.latest_step()}",
+                expected=f"a step above {self.all_steps()[-1]}",
                 found=str(number),
                 next_step="Save a later step, or give the run another name.",
             )
@@ -450,10 +504,13 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._retention.start()
 
     def _not_kept(self, new: KnownStep) -> list[int]:
-        """The steps that the options do not keep once there is this new one, which stays."""
+        """The steps that the options do not keep once there is this new one, which stays.
+
+        Damaged ones stay, and stand for none of those that are kept.
+        """
         if self._keeps is None:
             return []
-        steps = [*self._steps(), new]
+        steps = [*(one for one in self._steps() if not one.damage), new]
         kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
         pairs = zip(steps, kept, strict=True)
         return [one.step for one, keep in pairs if not keep and one is not new]
@@ -461,8 +518,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _delete_doomed(self) -> RetentionOutcome:
         """In the background of process 0."""
         deleted, in_use, errors = [], {}, []
+        found = self._found_damaged()
         while self._doomed:
             one, gone = self._doomed.popleft(), False
+            if found:  # it was chosen to go by who did not know that: the next save chooses anew
+                self._outcomes.append((one.step, gone, ""))
+                continue
             try:
                 self._delete(one)
                 deleted.append((one.step, one.attempt))
@@ -474,8 +535,18 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             except StorageError as exc:
                 errors.append(exc)
             finally:
-                self._outcomes.append((one.step, gone))
+                self._outcomes.append((one.step, gone, ""))
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
+
+    def _found_damaged(self) -> bool:
+        """Whether steps were found damaged since they were looked at; all processes hear of it."""
+        known = {(one.step, one.attempt): one for one in list(self._known.values())}
+        new = [key for key in sorted(doubtful_steps(self._run, known)) if not known[key].damage]
+        for key in new:
+            damage = known_damage(self._run, key)
+            text = "what is noted of it can't be read" if damage is None else damage.text()
+            self._outcomes.append((key[0], False, text))
+        return bool(new)
 
     def _delete(self, one: KnownStep) -> None:
         """On process 0."""
@@ -495,10 +566,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
-        for step, gone in processes.agree(lambda: list(_taken(self._outcomes))):
+        for step, gone, damage in processes.agree(lambda: list(_taken(self._outcomes))):
             self._leaving.discard(step)
             if gone:
                 self._known.pop(step, None)
+            elif damage and step in self._known:
+                self._known[step] = replace(self._known[step], damage=damage)
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -525,6 +598,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             The item; or a `Composite` of the items, if they have names.
 
         Raises:
+            StepDamagedError: without a step, the latest is damaged, and not to be skipped.
             StepNotFoundError: there is no such step, or none at all (both a `FileNotFoundError`).
             TreeMismatchError: leaves are missing, unexpected, or not as asked; all are listed.
             IteratorMismatchError: an iterator can't go on where the step was saved.
@@ -534,7 +608,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """
         if directory is not None and parse_uri(directory) != self._uri:
             read_only = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0)
-            with CheckpointManager(directory, options=read_only) as other:
+            with CheckpointManager(directory, options=read_only, damaged=self._damaged) as other:
                 other._kinds = self._kinds
                 return other.restore(step, items, restore_kwargs, None, args)
         self._settle()
@@ -634,7 +708,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def _run_metadata(self) -> dict[str, Any]:
         """What the run has: as with Orbax, what it was given first."""
-        latest = self.latest_step()
+        latest = max(self.all_steps(), default=None)
         if not self._has_metadata and latest is not None:
             self._metadata = processes.agree(lambda: self._stored_metadata(latest))
             self._has_metadata = True
@@ -653,10 +727,20 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         number = processes.together(
             lambda: self._numbered(step), same={"step": int}, error=UnsupportedFormatError
         )
-        return agreed_step(lambda: self._run.step(number))
+        info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
+        if step is None and info.step < number:
+            note_skip(self._uri)
+        return info
+
+    def _latest(self, number: int) -> StepInfo:
+        """The step, as far as it is not damaged by now."""
+        info = self._run.step(number)
+        if known_damage(self._run, (info.step, info.attempt)) is None:
+            return info
+        return resolve_step(self._run, CheckpointRef(run=self._uri), damaged=self._damaged)
 
     def _numbered(self, step: SupportsIndex | None) -> int:
-        number = self.latest_step() if step is None else check_step(step)
+        number = max(self.all_steps(), default=None) if step is None else check_step(step)
         if number is None:
             raise self._no_step(None)
         return number
@@ -704,7 +788,7 @@ def _kinds(
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
 
 
-def _taken(outcomes: "deque[tuple[int, bool]]") -> Iterator[tuple[int, bool]]:
+def _taken(outcomes: "deque[tuple[int, bool, str]]") -> Iterator[tuple[int, bool, str]]:
     """Each once, while another thread may add to them."""
     while outcomes:
         yield outcomes.popleft()

@@ -50,12 +50,14 @@ class KnownStep:
         time: when it was saved.
         metrics: its numbers by name; None if it has none.
         attempt: the attempt that holds it; 0 if it is not written yet.
+        damage: what its last verification found to be wrong, in a line; empty if nothing.
     """
 
     step: int
     time: datetime
     metrics: dict[str, Any] | None
     attempt: int = 0
+    damage: str = ""
 
 
 def check_options(options: CheckpointManagerOptions) -> None:

@@ -139,11 +139,9 @@ class VerifyReport:
             at=rfc3339(at),
             by=by,
             job=job,
-            leaves=self.damaged_leaves[:MAX_DAMAGED_LEAVES],
+            leaves=_short(self.damaged_leaves),
             leaf_count=len(self.damaged_leaves),
-            problems=tuple(one[:MAX_PROBLEM_CHARACTERS] for one in self.problems)[
-                :MAX_DAMAGED_LEAVES
-            ],
+            problems=_short(self.problems),
             problem_count=len(self.problems),
             loads=self.loads,
         )
@@ -549,6 +547,11 @@ def _is_ref(entry: ValueRef | bytes) -> TypeGuard[ValueRef]:
 
 def _shown(entry: ValueRef | bytes | None) -> str:
     return "none" if entry is None else str(entry)[:200]
+
+
+def _short(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of them, and as much of each, as an annotation keeps."""
+    return tuple(line[:MAX_PROBLEM_CHARACTERS] for line in lines[:MAX_DAMAGED_LEAVES])
 
 
 def _text(exc: BaseException) -> str:

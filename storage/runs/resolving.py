@@ -177,8 +177,8 @@ def _instead(run: Run, what: str, sound: StepKey | None) -> str:
     if sound is None:
         return "No other step is sound: restore its files from a backup and verify it again."
     return (
-        f"The {what} is {step_address(run, sound)}: load that, pass damaged='skip' to have the "
-        "next sound one, or restore the files from a backup and verify the step again."
+        f"The {what} is {step_address(run, sound)}: load that, as damaged='skip' does where a load "
+        "takes it; or restore the files from a backup and verify the step again."
     )
 
 

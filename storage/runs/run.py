@@ -752,17 +752,18 @@ class Run:
             StepNotFoundError: it is gone.
             UnsupportedFormatError, CorruptionError: its manifest can't be read.
         """
-        name = manifest_file(*key)
+        step, attempt = key
+        name = manifest_file(step, attempt)
         summaries = read_records(self.objects, [name], ManifestSummary.parse)
         if name not in summaries:
             raise StepNotFoundError(
                 "the step is gone",
                 path=self.uri / name,
-                expected=f"step {key[0]} of attempt {key[1]}",
+                expected=f"step {step} of attempt {attempt}",
                 found="no manifest",
                 next_step="It was deleted; choose a listed step.",
             )
-        return StepInfo(*key, state, *summaries[name])
+        return StepInfo(step, attempt, state, *summaries[name])
 
 
 def _steps_text(steps: list[int]) -> str:

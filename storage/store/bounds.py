@@ -76,7 +76,7 @@ BOUNDS: Final[Sequence[Bound]] = (
         "annotation",
         ("annotations/*.json",),
         24 * _MIB,
-        "1,000 labels of 2,000 characters, 10,000 metrics",
+        "1,000 labels of 2,000 characters, 10,000 metrics, 200 lines of damage",
     ),
     Bound("alias", ("aliases/*.json",), 4 * _MIB, "100 moves, each with its reason"),
     Bound("tombstone, intent or hold", ("trash/*.json",), 1 * _MIB, "a retention policy"),

@@ -10,6 +10,7 @@ from .leaf_forms import dtype_name as dtype_name
 from .leaf_forms import is_key_dtype as is_key_dtype
 from .loading import agreed_checkpoint as agreed_checkpoint
 from .loading import agreed_step as agreed_step
+from .loading import check_on_damage as check_on_damage
 from .loading import load as load
 from .modules import open_modules as open_modules
 from .preemption import Preemption as Preemption
@@ -32,5 +33,6 @@ from .saving import record_retention as record_retention
 from .saving import record_started as record_started
 from .saving import record_withheld as record_withheld
 from .saving import superseded_save as superseded_save
+from .skipped_damage import note_skip as note_skip
 from .trees import flatten as flatten
 from .trees import nest as nest

@@ -33,7 +33,7 @@ from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
 from cairn.storage.training.skipped_damage import note_skip
 
-__all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "load"]
+__all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "check_on_damage", "load"]
 
 StepChoice = SupportsIndex | str | None
 """A step's number, "best:METRIC" (also with ":min" or ":max"), an alias, or None: the latest."""
@@ -149,14 +149,7 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
         PolicyError: `damaged` is neither "refuse" nor "skip".
         StorageError: there is no such run or step on process 0; raised on every process.
     """
-    if damaged not in get_args(OnDamage):
-        raise PolicyError(
-            "not what can be done with a damaged step",
-            path="damaged",
-            expected=" or ".join(map(repr, get_args(OnDamage))),
-            found=repr(damaged),
-            next_step="Leave it out to refuse the step; a damaged step is loaded by its number.",
-        )
+    check_on_damage(damaged)
 
     def opened() -> dict[str, Any]:
         run = Run.look_up(ref.run)
@@ -166,6 +159,22 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
     if damaged == "skip" and (ref.step, ref.alias) == (None, None):
         note_skip(ref.run)
     return Run(ref.run).expected(found["run"]), _told(found["step"])
+
+
+def check_on_damage(damaged: Any) -> None:
+    """Refuse anything but what can be done where a step that nobody named is damaged.
+
+    Raises:
+        PolicyError: it is something else.
+    """
+    if damaged not in get_args(OnDamage):
+        raise PolicyError(
+            "not what can be done with a damaged step",
+            path="damaged",
+            expected=" or ".join(map(repr, get_args(OnDamage))),
+            found=repr(damaged),
+            next_step="Leave it out to refuse the step; a damaged step is loaded by its number.",
+        )
 
 
 def _told(step: Mapping[str, Any]) -> StepInfo:

@@ -54,6 +54,7 @@ MAX_DAMAGED_LEAVES: Final = 100
 """Leaves, or problems, that a step's damage names; it counts all."""
 
 MAX_PROBLEM_CHARACTERS: Final = 500
+"""Of a leaf's path, or of a problem; the rest is left out."""
 
 _SHOWN_LEAVES: Final = 5
 
@@ -77,7 +78,9 @@ class Damage(BaseModel):
     at: Moment
     by: str = ""
     job: str = ""
-    leaves: tuple[str, ...] = Field(default=(), max_length=MAX_DAMAGED_LEAVES)
+    leaves: tuple[Annotated[str, Field(max_length=MAX_PROBLEM_CHARACTERS)], ...] = Field(
+        default=(), max_length=MAX_DAMAGED_LEAVES
+    )
     leaf_count: int = 0
     problems: tuple[Annotated[str, Field(max_length=MAX_PROBLEM_CHARACTERS)], ...] = Field(
         default=(), max_length=MAX_DAMAGED_LEAVES

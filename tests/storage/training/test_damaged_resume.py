@@ -128,6 +128,16 @@ def test_a_run_that_is_begun_before_the_load_goes_on_from_the_newest_sound_step_
     assert listed(run) == [10, 20, 21]
 
 
+def test_a_skip_stays_in_force_if_the_job_ends_before_it_saves(run):
+    load(run.uri, TARGET, damaged="skip")
+    with Checkpointer(run.uri) as checkpointer:
+        checkpointer.begin()
+    with Checkpointer(run.uri) as again:
+        again.begin()
+    assert [one.base_step for one in run.attempts()] == [-1, 20, 20]
+    assert load(run.uri, TARGET)["w"][0] == 20
+
+
 def test_a_sound_step_that_was_saved_meanwhile_is_never_set_aside(run):
     load(run.uri, TARGET, damaged="skip")
     with Checkpointer(run.uri) as other:
