@@ -40,7 +40,7 @@ from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
 from cairn.service import actions
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Roots
-from cairn.service.schemas import CheckpointList, CheckpointState, RunList
+from cairn.service.schemas import AVAILABLE, CheckpointList, RunList
 from cairn.service.settings import Settings
 from examples.demo import servers
 from tests.service.databases import running_postgresql
@@ -292,7 +292,7 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
             plane,
             "default",
             name_of(turn * 101 % chosen.runs),
-            state=CheckpointState.LISTED,
+            state=AVAILABLE,
             after=(),
             limit=100,
             refresh=False,

@@ -51,6 +51,9 @@ MAX_ERRORS = 20
 MORE_ERRORS = "more_errors"
 """Type of the validation error that stands for `ctx["count"]` more than those beside it."""
 
+DAMAGED_PROBLEM = "urn:cairn:problem:damaged"
+"""Type of the problem that a verification fails with once it has found damage."""
+
 _ODD_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -132,6 +135,20 @@ Name = Annotated[PlainText, Field(min_length=1, max_length=256)]
 """Of a label or a metric."""
 
 LabelText = Annotated[PlainText, Field(max_length=2000)]
+
+DespiteDamage = Annotated[
+    str,
+    Field(
+        pattern=r"^[^\x00]*[^\x00\s][^\x00]*$",
+        max_length=2000,
+        description="Why the step is to be used although it is damaged, which is refused "
+        "otherwise; the audit trail keeps it.",
+        examples=["The newest one that loads; the optimizer alone is damaged."],
+    ),
+]
+
+DAMAGE_SHOWN = 20
+"""Leaves, and problems, of a damaged step that answers name."""
 
 
 class _ByName:
@@ -290,7 +307,10 @@ class Run(Response):
     labels: dict[str, str]
     lineage: Lineage | None
     latest_step: int | None
-    checkpoint_count: int = Field(description="Listed checkpoints.")
+    checkpoint_count: int = Field(description="Listed checkpoints, the damaged ones included.")
+    damaged_count: int = Field(
+        default=0, description="Those whose last verification has failed: their state is `damaged`."
+    )
     bytes: int = Field(description="Bytes of the listed checkpoints.")
     problems: list[str] = Field(
         default_factory=list,
@@ -337,15 +357,26 @@ class RunList(Page):
 
 
 class CheckpointState(StrEnum):
-    """Where a step stands; only `listed` ones can be promoted or converted."""
+    """Where a step stands: `listed` ones can be used.
+
+    `damaged` ones are listed too, and their last verification has failed: they can't be promoted.
+    """
 
     LISTED = "listed"
+    DAMAGED = "damaged"
     UNVERIFIED = "unverified"
     IN_FLIGHT = "in_flight"
     ABANDONED = "abandoned"
     SET_ASIDE = "set_aside"
     TRASHED = "trashed"
     UNJUDGED = "unjudged"
+
+
+AVAILABLE: Literal["available"] = "available"
+"""Stands for `listed` and `damaged` where a list is asked by state."""
+
+States = CheckpointState | Literal["available", "all"]
+"""Steps of which states a list has."""
 
 
 class Deletion(Response):
@@ -356,6 +387,25 @@ class Deletion(Response):
     by: str
     reason: str
     removing: bool = Field(description="Its bytes are going; it can't be had back.")
+
+
+class Damage(Response):
+    """What the last verification of a step found to be wrong with it."""
+
+    at: datetime
+    by: str = Field(description="Who verified it.")
+    job: str = Field(description="Id of the operation that did; empty if none did.")
+    leaves: list[str] = Field(
+        description=f"`item: path` of leaves that can't be read as they were saved, the first "
+        f"{DAMAGE_SHOWN}."
+    )
+    leaf_count: int = Field(description="How many such leaves there are.")
+    problems: list[str] = Field(
+        description=f"What is not as it was saved, the first {DAMAGE_SHOWN}; the operation has "
+        "more."
+    )
+    problem_count: int = Field(description="How many problems there are.")
+    loads: bool = Field(description="Cairn loads every value as it was saved all the same.")
 
 
 class Checkpoint(Response):
@@ -389,7 +439,17 @@ class Checkpoint(Response):
         description="When every byte of it was last found to be what was saved; null if nobody has "
         "looked, or the last look found damage.",
     )
+    damaged: Damage | None = Field(
+        default=None,
+        description="What the last verification found to be wrong; null if it found nothing, or "
+        "there was none. A later one that succeeds lifts it.",
+    )
     deletion: Deletion | None = Field(default=None, description="Of a step in the trash.")
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it is listed, damaged or not: it can be read, compared and verified."""
+        return self.state in (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -852,6 +912,8 @@ class EventKind(StrEnum):
     """What happened."""
 
     STEP_DURABLE = "step.durable"
+    STEP_DAMAGED = "step.damaged"
+    STEP_RECOVERED = "step.recovered"
     ALIAS_MOVED = "alias.moved"
     ALIAS_DELETED = "alias.deleted"
     JOB_ENDED = "job.ended"
@@ -1108,6 +1170,7 @@ class RestoreRequest(Request):
         max_length=100,
         description="rollback: aliases that may go on naming a step that is set aside. fork: none.",
     )
+    despite_damage: DespiteDamage | None = None
 
 
 _RulePart = Annotated[PlainText, Field(min_length=1, max_length=1000)]
@@ -1354,6 +1417,7 @@ class GatherRequest(Request):
     dtype: Dtype | None = Field(
         default=None, description="Convert floating leaves; null: as stored."
     )
+    despite_damage: DespiteDamage | None = None
 
 
 class ConvertRequest(Request):
@@ -1420,6 +1484,7 @@ class ConvertRequest(Request):
         "files are written at a time as fit. An export of which no file fits fails at once. null: "
         "each worker writes two at a time.",
     )
+    despite_damage: DespiteDamage | None = None
 
 
 class OperationKind(StrEnum):
@@ -1476,6 +1541,13 @@ class Operation(Response):
     error: Problem | None = None
     created: datetime
     updated: datetime
+
+    @property
+    def has_found_damage(self) -> bool:
+        """Whether it is a verification that failed because what it read is damaged."""
+        if self.kind is not OperationKind.VERIFY or self.error is None:
+            return False
+        return self.error.type == DAMAGED_PROBLEM
 
 
 class OperationList(Page):

@@ -7,11 +7,11 @@ from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_checkpoint, get_run, refuse_other
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import verification_of
 from cairn.service.errors import ResourceChangedError
 from cairn.service.http import Seen
 from cairn.service.schemas import Checkpoint, Response, Run
 from cairn.storage.runs import Annotation, Better, RunInfo, annotate_run, annotate_step
-from cairn.storage.store import from_rfc3339
 
 
 def annotate_checkpoint(
@@ -53,7 +53,7 @@ def annotate_checkpoint(
     known = get_checkpoint(plane, root, run, step, refresh=True)
 
     def check(noted: Annotation) -> None:
-        require_unchanged(known.model_copy(update=_noted(noted)), seen)
+        require_unchanged(known.model_copy(update=_noted(noted, known)), seen)
 
     detail = {"step": step, "labels": dict(labels), "metrics": _texts(metrics)}
     detail["better"] = dict(better)
@@ -109,10 +109,9 @@ def annotate_run_labels(
     return get_run(plane, root, run, refresh=True)
 
 
-def _noted(one: Annotation) -> dict[str, Any]:
-    verified = None if one.verified is None else from_rfc3339(one.verified)
+def _noted(one: Annotation, of: Checkpoint) -> dict[str, Any]:
     kept = {"labels": one.labels, "metrics": one.metrics, "better": one.better}
-    return {**kept, "verified": verified}
+    return {**kept, **verification_of(one, of.state)}
 
 
 def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:

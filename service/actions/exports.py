@@ -21,6 +21,7 @@ from cairn.storage.runs import (
     Run,
     exports_of_run,
     published_exports,
+    refuse_damaged,
 )
 from cairn.storage.safetensors import parse_size
 from cairn.storage.store import StoreURI, from_rfc3339, open_files
@@ -40,6 +41,7 @@ def convert_checkpoint(
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StepDamagedError: It is damaged, and no reason is given to export it all the same.
         InvalidRequestError: It has no configuration of a model, or an option can't be.
         UnsupportedFormatError: `max_shard_size` or `memory` is no size.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
@@ -55,10 +57,11 @@ def convert_checkpoint(
     start = Start(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if wanted.memory is None else parse_size(wanted.memory)
     asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
-    if known := start.repeated(asked):
+    if known := start.repeated({**asked, "despite_damage": wanted.despite_damage}):
         return known
     found = plane.run(root, run)
     info = found.step(step)
+    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
     convert.check_convertible(found.manifest(info), options)
     request = export_request(
         convert.KIND,
@@ -68,6 +71,7 @@ def convert_checkpoint(
         options=options,
         rule_version=convert.RULE_VERSION,
         memory_bytes=memory,
+        despite_damage=wanted.despite_damage,
     )
     return start.make(request, exported=found)
 
@@ -86,15 +90,18 @@ def gather_checkpoint(
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StepDamagedError: It is damaged, and no reason is given to gather it all the same.
         InvalidRequestError: It has no such items, or an option can't be.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     options = gather.gather_options(wanted.items, wanted.dtype)
     start = Start(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
-    if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
+    asked = {"root": root, "run": run, "step": step, "options": options}
+    if known := start.repeated({**asked, "despite_damage": wanted.despite_damage}):
         return known
     found = plane.run(root, run)
     info = found.step(step)
+    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
     gather.check_gatherable(found, info, options)
     request = export_request(
         gather.KIND,
@@ -103,6 +110,7 @@ def gather_checkpoint(
         step=info,
         options=options,
         rule_version=gather.RULE_VERSION,
+        despite_damage=wanted.despite_damage,
     )
     return start.make(request, exported=found)
 

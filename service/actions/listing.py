@@ -13,7 +13,7 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import deletion_body, queries, read_deletions
 from cairn.service.catalog.queries import RunColumns
 from cairn.service.filters import Search
-from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
+from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run, States
 from cairn.storage.errors import AliasNotFoundError, RunNotFoundError, StepChangedError
 from cairn.storage.runs import Run as StoredRun
 from cairn.storage.runs import StepInfo, StepState
@@ -110,7 +110,7 @@ def list_checkpoints(
     run: str,
     search: Search = EVERYTHING,
     *,
-    state: CheckpointState | None,
+    state: States,
     after: Key,
     limit: int,
     refresh: bool,
@@ -122,7 +122,7 @@ def list_checkpoints(
         root: Name of the run's root.
         run: Name of the run.
         search: Which of its checkpoints, and in what other order.
-        state: Only those in this state; None: in any.
+        state: Which of them, whatever the search says.
         after: Key of the last one that is known already; without another order its step and
             attempt.
         limit: At most so many.

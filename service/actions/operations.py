@@ -97,7 +97,7 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
 
     Raises:
         OperationNotFoundError: As `get_operation`.
-        OperationStateError: It is under way or has succeeded.
+        OperationStateError: It is under way, has succeeded, or has found damage.
     """
     found = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.resume", **_place(found), operation=operation):

@@ -51,6 +51,7 @@ def promote(
         RunNotFoundError: There is no such run.
         StepNotFoundError: The step is not listed, or was adopted and is gone.
         StepInFlightError: It is being written.
+        StepDamagedError: It is damaged.
         CorruptionError: It was adopted, and its owner has changed it.
         AliasMovedError: The alias is not as expected.
         GateRefusedError: The step does not pass the alias's gates.

@@ -18,7 +18,7 @@ from cairn.service.http import Seen
 from cairn.service.jobs import restore
 from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs import Run, refuse_taken, stranded_aliases
+from cairn.storage.runs import Run, refuse_damaged, refuse_taken, stranded_aliases
 
 _UNDER_WAY: Final = 1000  # operations at most that are looked at for an equal one
 
@@ -44,6 +44,7 @@ def restore_checkpoint(
         InvalidURIError: The new run's name leads out of the root.
         RunExistsError: There is something of that name, in the store.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StepDamagedError: It is damaged, and no reason is given to go back to it all the same.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     if (wanted.run is not None) != (wanted.mode is RestoreMode.FORK):
@@ -56,19 +57,23 @@ def restore_checkpoint(
     target = None if wanted.run is None else plane.place(root, wanted.run)
     asked = {"root": root, "run": run, "step": step}
     asked |= {"mode": wanted.mode.value, "target": wanted.run}
+    asked["despite_damage"] = wanted.despite_damage
     start = Start(
         plane, caller, root, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key
     )
     if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
+    info = found.step(step)
+    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
     request = restore.restore_request(
         root=root,
         run=found,
-        step=found.step(step),
+        step=info,
         mode=wanted.mode.value,
         target=wanted.run,
         strand=wanted.strand,
+        despite_damage=wanted.despite_damage,
     )
     if target is not None:
         try:

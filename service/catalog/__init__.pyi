@@ -3,8 +3,6 @@ from . import queries as queries
 from . import rows as rows
 from .audit import AuditEntry as AuditEntry
 from .audit import audit_events as audit_events
-from .deletions import deletion_body as deletion_body
-from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
 from .engine import use_wal as use_wal
@@ -25,6 +23,10 @@ from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
 from .models import SessionRow as SessionRow
 from .models import WebhookRow as WebhookRow
+from .notes import deletion_body as deletion_body
+from .notes import read_deletions as read_deletions
+from .notes import state_of as state_of
+from .notes import verification_of as verification_of
 from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
 from .outside import count_outside as count_outside
 from .refresh import Index as Index

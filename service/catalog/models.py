@@ -122,6 +122,7 @@ class RunRow(Base):
     # Sums over the listed checkpoints, kept so that a page of runs adds nothing up.
     latest_step: Mapped[int | None] = mapped_column(BigInteger)
     checkpoint_count: Mapped[int] = mapped_column(Integer)
+    damaged_count: Mapped[int] = mapped_column(Integer, default=0)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     problems: Mapped[list[str]] = mapped_column(JSON)
     # Another number with every write of the run's rows.
@@ -165,6 +166,9 @@ class CheckpointRow(Base):
     better: Mapped[dict[str, str]] = mapped_column(JSON)
     # When all of it was last found to be what was saved.
     verified: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    # What the last verification found to be wrong with it. A listed step that has it is damaged:
+    # its `state` stays "listed", as the store's protocol judges it.
+    damaged: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Of a step in the trash, what its tombstone says.
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Of each of its records, what tells whether it has changed since it was read.

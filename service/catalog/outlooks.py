@@ -96,6 +96,7 @@ def known_steps(
     """
     columns: list[Any] = [CheckpointRow.run_id, CheckpointRow.step, CheckpointRow.attempt]
     columns += [CheckpointRow.created, CheckpointRow.nbytes]
+    columns.append(CheckpointRow.damaged.is_not(None).label("is_damaged"))
     if with_notes:
         columns += [CheckpointRow.metrics, CheckpointRow.labels, CheckpointRow.better]
     query = (
@@ -127,4 +128,5 @@ def _known(row: Any) -> KnownStep:
     if hasattr(row, "metrics"):
         metrics = {name: float(value) for name, value in row.metrics.items()}
         notes = {"metrics": metrics, "labels": row.labels, "better": row.better}
-    return KnownStep(StepFacts(row.step, row.attempt, created, **notes), row.nbytes or 0)
+    facts = StepFacts(row.step, row.attempt, created, damaged=row.is_damaged, **notes)
+    return KnownStep(facts, row.nbytes or 0)

@@ -5,15 +5,26 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
+from cairn.service.catalog.notes import state_of
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
 from cairn.service.filters import Search
-from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
+from cairn.service.schemas import (
+    AVAILABLE,
+    Alias,
+    Checkpoint,
+    CheckpointState,
+    Damage,
+    Deletion,
+    Lineage,
+    Run,
+    States,
+)
 from cairn.storage.runs import Better, step_dir
 from cairn.storage.store import StoreURI, utc_now
 
@@ -27,7 +38,8 @@ class RootSums(NamedTuple):
         problem: Why the last one did not.
         runs: That are listed.
         checkpoints: That are listed.
-        nbytes: Of those.
+        damaged: How many of those are damaged.
+        nbytes: Of those that are listed.
     """
 
     uri: str
@@ -35,6 +47,7 @@ class RootSums(NamedTuple):
     problem: str | None
     runs: int
     checkpoints: int
+    damaged: int
     nbytes: int
 
     def lag(self, uri: StoreURI) -> float | None:
@@ -50,20 +63,25 @@ def root_sums(session: Session) -> dict[str, RootSums]:
         select(
             RunRow.root,
             func.count().label("runs"),
-            func.sum(RunRow.checkpoint_count).label("checkpoints"),
-            func.sum(RunRow.nbytes).label("nbytes"),
+            *(
+                func.coalesce(func.sum(column), 0).label(name)
+                for name, column in (
+                    ("checkpoints", RunRow.checkpoint_count),
+                    ("damaged", RunRow.damaged_count),
+                    ("nbytes", RunRow.nbytes),
+                )
+            ),
         )
         .group_by(RunRow.root)
         .subquery()
     )
-    query = select(RootRow, counted.c.runs, counted.c.checkpoints, counted.c.nbytes).outerjoin(
-        counted, counted.c.root == RootRow.name
-    )
+    sums = (counted.c.runs, counted.c.checkpoints, counted.c.damaged, counted.c.nbytes)
+    query = select(RootRow, *sums).outerjoin(counted, counted.c.root == RootRow.name)
     return {
         root.name: RootSums(
-            root.uri, root.scanned, root.problem, runs or 0, checkpoints or 0, int(nbytes or 0)
+            root.uri, root.scanned, root.problem, *(int(number or 0) for number in numbers)
         )
-        for root, runs, checkpoints, nbytes in session.execute(query)
+        for root, *numbers in session.execute(query)
     }
 
 
@@ -79,6 +97,7 @@ class RunColumns(NamedTuple):
     lineage: dict[str, Any] | None
     latest_step: int | None
     checkpoint_count: int
+    damaged_count: int
     nbytes: int
     problems: list[str]
 
@@ -101,6 +120,7 @@ class CheckpointColumns(NamedTuple):
     metrics: dict[str, float | str]
     better: dict[str, Better]
     verified: datetime | None
+    damaged: dict[str, Any] | None
     deletion: dict[str, Any] | None
 
 
@@ -112,6 +132,7 @@ class RecentStep(NamedTuple):
     state: str
     created: datetime | None
     nbytes: int | None
+    is_damaged: bool = False
 
 
 # Plain columns by statements made once: a page of rows as objects takes three times as long.
@@ -123,9 +144,15 @@ _CHECKPOINTS: Final = select(
     *(getattr(CheckpointRow, name) for name in CheckpointColumns._fields)
 ).where(CheckpointRow.run_id == bindparam("run"))
 _IN_STATE: Final = CheckpointRow.state == bindparam("in_state")
+_DAMAGED: Final = CheckpointRow.damaged.is_not(None)
+_DAMAGED_STEPS: Final = (
+    select(CheckpointRow.step, CheckpointRow.attempt)
+    .join(RunRow, RunRow.id == CheckpointRow.run_id)
+    .where(RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name"), _DAMAGED)
+)
 _STEP: Final = _CHECKPOINTS.where(CheckpointRow.step == bindparam("of_step"))
 _RECENT: Final = (
-    select(*(getattr(CheckpointRow, name) for name in RecentStep._fields))
+    select(*(getattr(CheckpointRow, name) for name in RecentStep._fields[:-1]), _DAMAGED)
     .join(RunRow, RunRow.id == CheckpointRow.run_id)
     .where(RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name"))
     .order_by(CheckpointRow.step.desc(), CheckpointRow.attempt.desc())
@@ -215,7 +242,7 @@ def checkpoints(
     connection: Connection,
     run: RunColumns,
     *,
-    state: CheckpointState | None,
+    state: States,
     before: tuple[str | int, ...],
     limit: int,
 ) -> list[CheckpointColumns]:
@@ -224,15 +251,13 @@ def checkpoints(
     Args:
         connection: To the catalog.
         run: Whose checkpoints.
-        state: Only those in this state; None: in any.
+        state: Which of them.
         before: Where the page before ended; (): from the highest.
         limit: At most this many.
     """
-    given: dict[str, object] = {"run": run.id, "limit": limit}
-    if state is not None:
-        given["in_state"] = state.value
+    given: dict[str, object] = {"run": run.id, "limit": limit, "in_state": _stored_state(state)}
     given |= dict(zip(("before_step", "before_attempt"), before, strict=False))
-    found = connection.execute(_checkpoint_page(state is not None, bool(before)), given)
+    found = connection.execute(_checkpoint_page(state, bool(before)), given)
     return [CheckpointColumns._make(row) for row in found.all()]
 
 
@@ -260,7 +285,7 @@ def search_checkpoints(
     run: RunColumns,
     search: Search,
     *,
-    state: CheckpointState | None,
+    state: States,
     after: Key,
     limit: int,
 ) -> list[tuple[CheckpointColumns, Key]]:
@@ -270,19 +295,25 @@ def search_checkpoints(
         connection: To the catalog.
         run: Whose checkpoints.
         search: Which of them, in what order.
-        state: Only those in this state; None: in any.
+        state: Which of them, whatever the search says.
         after: Key of the last one that is known; (): from the first.
         limit: At most this many.
     """
-    entries = _CHECKPOINTS if state is None else _CHECKPOINTS.where(_IN_STATE)
+    entries = _CHECKPOINTS.where(*_conditions(state))
     dialect = connection.dialect.name
     page = searched_page(entries, CHECKPOINTS, search, after=after, limit=limit, dialect=dialect)
-    given = {"run": run.id, "in_state": state and state.value}
+    given = {"run": run.id, "in_state": _stored_state(state)}
     width = len(CheckpointColumns._fields)
     return [
         (CheckpointColumns._make(row[:width]), tuple(row[width:]))
         for row in connection.execute(page, given)
     ]
+
+
+def damaged_steps(connection: Connection, root: str, name: str) -> set[tuple[int, int]]:
+    """The (step, attempt) of every damaged step of a run."""
+    found = connection.execute(_DAMAGED_STEPS, {"root_name": root, "run_name": name})
+    return {(step, attempt) for step, attempt in found}
 
 
 def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
@@ -338,11 +369,27 @@ def _event_page(in_roots: bool, of_run: bool, of_kind: bool) -> Select[Any]:
     return page.order_by(EventRow.id).limit(bindparam("limit"))
 
 
+def _conditions(state: States) -> list[ColumnElement[bool]]:
+    """What rows of a state have, in terms of an index: a damaged step's own one is `listed`."""
+    match state:
+        case "all":
+            return []
+        case CheckpointState.LISTED:
+            return [_IN_STATE, CheckpointRow.damaged.is_(None)]
+        case CheckpointState.DAMAGED:
+            return [_IN_STATE, _DAMAGED]
+        case _:
+            return [_IN_STATE]
+
+
+def _stored_state(state: States) -> str:
+    is_listed = state in (AVAILABLE, CheckpointState.DAMAGED)
+    return CheckpointState.LISTED.value if is_listed else str(state)
+
+
 @cache
-def _checkpoint_page(in_state: bool, before: bool) -> Select[Any]:
-    page = _CHECKPOINTS
-    if in_state:
-        page = page.where(_IN_STATE)
+def _checkpoint_page(state: States, before: bool) -> Select[Any]:
+    page = _CHECKPOINTS.where(*_conditions(state))
     if before:
         key = tuple_(CheckpointRow.step, CheckpointRow.attempt)
         page = page.where(key < tuple_(bindparam("before_step"), bindparam("before_attempt")))
@@ -407,7 +454,7 @@ def checkpoint(
         run=run.name,
         step=row.step,
         attempt=row.attempt,
-        state=CheckpointState(row.state),
+        state=state_of(row.state, row.damaged),
         uri=row.source or f"{run.uri}/{step_dir(row.attempt, row.step)}",
         created=row.created,
         bytes=row.nbytes,
@@ -421,6 +468,7 @@ def checkpoint(
         metrics={name: float(value) for name, value in row.metrics.items()},
         better=row.better,
         verified=row.verified,
+        damaged=None if row.damaged is None else Damage.model_validate(row.damaged),
         deletion=None if row.deletion is None else Deletion.model_validate(row.deletion),
     )
 
@@ -436,6 +484,7 @@ def run(row: RunColumns) -> Run:
         lineage=None if row.lineage is None else Lineage.model_validate(row.lineage),
         latest_step=row.latest_step,
         checkpoint_count=row.checkpoint_count,
+        damaged_count=row.damaged_count,
         bytes=row.nbytes,
         problems=row.problems,
     )

@@ -13,9 +13,11 @@ from cairn.service.catalog.events.happenings import (
     Seen,
     Step,
     Subject,
+    Verification,
     alias_gone,
     alias_moved,
     step_states,
+    verifications,
 )
 from cairn.service.catalog.events.outbox import Happening, tell_all
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
@@ -192,14 +194,15 @@ def write_run(
         return False
     lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
-    changed, moved = _write_checkpoints(session, run, snapshot)
+    changed, moved, judged = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
     first = known is None or not known.is_of(uri, snapshot.info)
     look = 0 if known is None else known.revision
     renamed, happened = _write_aliases(session, run, snapshot, look=look, first=first, lost=lost)
     changed |= renamed
-    happened = [*step_states(_subject(run), moved), *happened]
+    verified = verifications(_subject(run), judged)
+    happened = [*step_states(_subject(run), moved), *verified, *happened]
     if first and happened and not _is_watched(session, root, uri):
         since = utc_now() - FRESH
         happened = [one for one in happened if one.when is not None and one.when >= since]
@@ -237,11 +240,13 @@ def _add_up(session: Session, run: RunRow) -> None:
         select(
             func.max(CheckpointRow.step),
             func.count(),
+            func.count().filter(CheckpointRow.damaged.is_not(None)),
             func.coalesce(func.sum(CheckpointRow.nbytes), 0),
         ).where(CheckpointRow.run_id == run.id, CheckpointRow.state == CheckpointState.LISTED)
     ).one()
-    latest, number, nbytes = listed
+    latest, number, damaged, nbytes = listed
     run.latest_step, run.checkpoint_count, run.nbytes = latest, number, int(nbytes or 0)
+    run.damaged_count = damaged
 
 
 def _write_aliases(
@@ -347,6 +352,7 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
             created=from_rfc3339(info.created),
             latest_step=None,
             checkpoint_count=0,
+            damaged_count=0,
             nbytes=0,
             problems=[],
             revision=0,
@@ -363,16 +369,21 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
 
 def _write_checkpoints(
     session: Session, run: RunRow, snapshot: Snapshot
-) -> tuple[bool, list[Step]]:
-    """Whether anything was not as the snapshot has it, and steps whose state is another one."""
-    present = {
-        (step, attempt): (row_id, state)
-        for row_id, step, attempt, state in session.execute(
-            select(
-                CheckpointRow.id, CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.state
-            ).where(CheckpointRow.run_id == run.id)
+) -> tuple[bool, list[Step], list[Verification]]:
+    """Make the rows of a run's steps what the snapshot has.
+
+    Returns:
+        Whether anything was different, steps whose state is another one, and steps that have become
+        damaged or are so no more.
+    """
+    columns_seen = ("id", "step", "attempt", "state", "damaged")
+    rows = session.execute(
+        select(*(getattr(CheckpointRow, name) for name in columns_seen)).where(
+            CheckpointRow.run_id == run.id
         )
-    }
+    ).all()
+    present = {(row.step, row.attempt): (row.id, row.state) for row in rows}
+    damaged = {(row.step, row.attempt): row.damaged for row in rows if row.damaged is not None}
     changed = False
     added: list[Columns] = []
     wanted: dict[int, Columns] = {}
@@ -397,7 +408,12 @@ def _write_checkpoints(
         for key, state in snapshot.states.items()
         if key not in present or present[key][1] != state.value
     }
-    return changed or bool(gone or added), _steps(session, run, moved)
+    judged = [
+        Verification(*key, damaged.get(key), columns["damaged"], columns["verified"])
+        for key, columns in snapshot.changed.items()
+        if "damaged" in columns and (key in damaged) != (columns["damaged"] is not None)
+    ]
+    return changed or bool(gone or added), _steps(session, run, moved), judged
 
 
 def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     collate,
     false,
     func,
@@ -43,6 +44,7 @@ from cairn.service.filters import (
     Path,
     Search,
 )
+from cairn.service.schemas import CheckpointState
 
 Key = tuple[Any, ...]
 """What a page begins after, by the list's order; (): at the first."""
@@ -93,12 +95,23 @@ class Searched(NamedTuple):
     sets: Mapping[str, tuple[Any, Any, Any]] = MappingProxyType({})
 
 
+_STATE: Final = case(
+    (
+        and_(
+            CheckpointRow.state == CheckpointState.LISTED.value, CheckpointRow.damaged.is_not(None)
+        ),
+        literal(CheckpointState.DAMAGED.value, Text()),
+    ),
+    else_=CheckpointRow.state,
+)
+"""As the API has it (`state_of`)."""
+
 CHECKPOINTS: Final = Searched(
     CHECKPOINT_FIELDS,
     {
         "step": CheckpointRow.step,
         "attempt": CheckpointRow.attempt,
-        "state": CheckpointRow.state,
+        "state": _STATE,
         "created": CheckpointRow.created,
         "verified": CheckpointRow.verified,
         "bytes": CheckpointRow.nbytes,
@@ -137,7 +150,7 @@ RUNS: Final = Searched(
     frozenset({"root", "name", "created", "bytes", "checkpoint_count"}),
     {
         "aliases": (RunRow.id, select(AliasRow.run_id), AliasRow.alias),
-        "states": (RunRow.id, select(CheckpointRow.run_id), CheckpointRow.state),
+        "states": (RunRow.id, select(CheckpointRow.run_id), _STATE),
     },
 )
 AUDIT: Final = Searched(

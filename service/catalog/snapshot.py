@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from cairn.service.catalog.models import RecordKind as Kind
+from cairn.service.catalog.notes import damage_body
 from cairn.service.catalog.stamps import record_stamps
 from cairn.service.schemas import CheckpointState, Deletion
 from cairn.storage.errors import StorageError
@@ -53,7 +54,7 @@ _EMPTY: Final[Mapping[Kind, Columns]] = {
         "model_type": None,
         "source": None,
     },
-    "annotation": {**Annotation().entries(), "verified": None},
+    "annotation": {**Annotation().entries(), "verified": None, "damaged": None},
     "deletion": {"deletion": None},
 }
 
@@ -167,8 +168,11 @@ class _Records:
         self.problems |= unreadable
         for name in changed:
             if name in found or kind != "manifest":
-                stamp = None if name in unreadable else stamps[name]  # to be named again
-                self._note(names[name], kind, found.get(name, _EMPTY[kind]), stamp)
+                stamp, columns = stamps[name], found.get(name, _EMPTY[kind])
+                if name in unreadable:  # to be named again; damage is not lifted by that
+                    stamp, columns = None, {**columns}
+                    columns.pop("damaged", None)
+                self._note(names[name], kind, columns, stamp)
             elif name not in unreadable:
                 self.gone.add(names[name])
 
@@ -222,6 +226,9 @@ def _annotations(run: Run, names: Iterable[str]) -> Found:
         name: {
             **one.entries(),
             "verified": None if one.verified is None else from_rfc3339(one.verified),
+            "damaged": None
+            if one.damaged is None
+            else damage_body(one.damaged).model_dump(mode="json"),
         }
         for name, one in found.items()
     }, unreadable

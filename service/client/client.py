@@ -21,6 +21,7 @@ from cairn.service.client.protocol import (
     DEFAULT_ROOT,
     Patience,
     alias_path,
+    given,
     idempotency,
     precondition,
     run_path,
@@ -210,7 +211,8 @@ class Client(StepFilesConnection, EventsConnection):
         Args:
             run: Name of the run.
             root: Name of its root.
-            state: One state, or `all`; None: listed ones, or all if the filter asks about `state`.
+            state: One state, `available` (listed or damaged), or `all`; None: available, or all if
+                the filter asks about `state`.
             filter: Those of which this holds, such as `metrics.loss < 0.5 AND step >= 1000`.
             order_by: Another order, such as `metrics.loss, step desc`.
             page_size: Checkpoints per request.
@@ -292,7 +294,7 @@ class Client(StepFilesConnection, EventsConnection):
 
         Raises:
             ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
-                409 if the step is another attempt's.
+                409 if the step is another attempt's, or damaged.
         """
         return self._send(
             Alias,
@@ -391,11 +393,22 @@ class Client(StepFilesConnection, EventsConnection):
         step: int,
         *,
         target: str,
+        despite_damage: str | None = None,
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Fork a new run, called `target`, from a step."""
-        body = {"mode": "fork", "run": target}
+        """Fork a new run from a step.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            target: Name of the new run.
+            despite_damage: Why a damaged step is forked all the same, for the audit trail; None: it
+                is refused with 409.
+            root: Name of the run's root.
+            idempotency_key: Of this one request.
+        """
+        body = {"mode": "fork", "run": target, **given({"despite_damage": despite_damage})}
         return self._start("restore", run, step, root, body, idempotency_key)
 
     def roll_back(
@@ -404,6 +417,7 @@ class Client(StepFilesConnection, EventsConnection):
         step: int,
         *,
         strand: Iterable[str] = (),
+        despite_damage: str | None = None,
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
@@ -413,6 +427,7 @@ class Client(StepFilesConnection, EventsConnection):
             run: Name of the run.
             step: A listed step.
             strand: Aliases that may go on naming a step that is set aside.
+            despite_damage: As `restore` takes it.
             root: Name of the run's root.
             idempotency_key: Of this one request.
 
@@ -422,7 +437,11 @@ class Client(StepFilesConnection, EventsConnection):
         """
         seen = self._answer("GET", run_path(root, run), params={"refresh": True})
         headers = {"If-Match": seen.headers["ETag"], **idempotency(idempotency_key)}
-        body = {"mode": "rollback", "strand": list(strand)}
+        body = {
+            "mode": "rollback",
+            "strand": list(strand),
+            **given({"despite_damage": despite_damage}),
+        }
         path = f"{step_path(root, run, step)}:restore"
         return self._send(Operation, "POST", path, body, headers=headers)
 

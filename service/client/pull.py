@@ -61,6 +61,7 @@ def pull(
     root: str,
     options: Mapping[str, Any],
     attempt: int | None = None,
+    despite_damage: str | None = None,
     keep: int | None = None,
     tell: Tell = lambda name, done, total: None,
 ) -> Pulled:
@@ -74,6 +75,8 @@ def pull(
         root: Name of the run's root.
         options: Of the export.
         attempt: The one that wrote the step that is meant; None: whichever is listed.
+        despite_damage: Why a damaged step is served all the same, for the audit trail; None: it is
+            refused, also if it was exported before the damage was found.
         keep: How many of the versions that were replaced stay; None: all.
         tell: See `Tell`.
 
@@ -81,10 +84,11 @@ def pull(
         PullError: Another process pulls into the folder, what came is not what was exported, or
             the step was set aside meanwhile, and saved anew.
         OSError: The disk is full, or does not let us write.
-        ProblemResponseError: There is no such step, or it can't be exported.
+        ProblemResponseError: There is no such step, it is damaged, or it can't be exported.
         ServerUnreachableError: No control plane answers.
     """
-    started = client.convert(run, step, root=root, **options)
+    reason = {} if despite_damage is None else {"despite_damage": despite_damage}
+    started = client.convert(run, step, root=root, **options, **reason)
     result = client.wait(started.id).result or {}
     artifact = client.artifact(str(result["artifact_id"]))
     if attempt is not None and artifact.attempt != attempt:

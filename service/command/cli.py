@@ -58,6 +58,7 @@ from cairn.service.command.options import (
     AdoptFromOption,
     CheckpointArgument,
     DataOption,
+    DespiteDamageOption,
     DtypeOption,
     FilterOption,
     OrderOption,
@@ -81,6 +82,7 @@ from cairn.service.command.printing.listings import (
 )
 from cairn.service.command.upkeep import upkeep_app
 from cairn.service.schemas import (
+    AVAILABLE,
     CheckpointList,
     CheckpointState,
     OperationList,
@@ -130,7 +132,7 @@ app.add_typer(audit_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 
-STATES: Final = (*(state.value for state in CheckpointState), "all")
+STATES: Final = (*(state.value for state in CheckpointState), AVAILABLE, "all")
 
 
 def _known_state(state: str | None) -> str | None:
@@ -304,7 +306,8 @@ def checkpoints(
         str | None,
         typer.Option(
             metavar="STATE",
-            help=", ".join(STATES) + "; default: listed, or all if FILTER asks about state.",
+            help=", ".join(STATES)
+            + "; default: available (listed or damaged), or all if FILTER asks about state.",
             callback=_known_state,
             autocompletion=lambda: list(STATES),
         ),
@@ -407,6 +410,7 @@ def convert(
         bool,
         typer.Option("--check-logits", help="Compute logits with both; they have to agree."),
     ] = False,
+    despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -422,6 +426,8 @@ def convert(
         later["allow_nonfinite"] = True
     if check_logits:
         later["check_logits"] = True
+    if despite_damage is not None:
+        later["despite_damage"] = despite_damage
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         started = client.convert(
@@ -434,21 +440,24 @@ def convert(
 def gather(
     checkpoint: CheckpointArgument,
     dtype: DtypeOption = None,
+    despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's model into one safetensors file."""
+    later = {} if despite_damage is None else {"despite_damage": despite_damage}
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.gather(run, step, root=root, dtype=dtype), watch, json)
+        _report(client, client.gather(run, step, root=root, dtype=dtype, **later), watch, json)
 
 
 @app.command()
 def fork(
     checkpoint: CheckpointArgument,
     target: Annotated[str, typer.Argument(metavar="NAME", help="Of the new run.")],
+    despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -458,7 +467,8 @@ def fork(
     check_run_name(target)
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.restore(run, step, root=root, target=target), watch, json)
+        started = client.restore(run, step, root=root, target=target, despite_damage=despite_damage)
+        _report(client, started, watch, json)
 
 
 @app.command()
@@ -472,6 +482,7 @@ def rollback(
             autocompletion=completion.aliases,
         ),
     ] = None,
+    despite_damage: DespiteDamageOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -480,7 +491,10 @@ def rollback(
     """Go back to a checkpoint; later ones are set aside."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.roll_back(run, step, strand=strand or (), root=root), watch, json)
+        started = client.roll_back(
+            run, step, strand=strand or (), despite_damage=despite_damage, root=root
+        )
+        _report(client, started, watch, json)
 
 
 @app.command()

@@ -73,7 +73,9 @@ _OF_ANSWERS: Final[Mapping[int, ExitStatus]] = {
 }
 _FOREIGN: Final = "about:blank"
 _PREFIX: Final = "urn:cairn:problem:"
-_DAMAGED: Final = {f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged", "leads-out")}
+_DAMAGED: Final = {
+    f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged", "leads-out", "step-damaged")
+}
 
 # The nearest class in an error's family tree decides, as over HTTP.
 _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
@@ -115,6 +117,7 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
         "step-changed",
         "The step changed meanwhile",
     ),
+    storage_errors.StepDamagedError: (ExitStatus.DAMAGED, "step-damaged", "The step is damaged"),
     storage_errors.LeaseHeldError: (
         ExitStatus.CONFLICT,
         "lease-held",

@@ -82,6 +82,14 @@ DtypeOption = Annotated[
         autocompletion=completion.dtypes,
     ),
 ]
+DespiteDamageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--despite-damage",
+        metavar="REASON",
+        help="Use a damaged step all the same; kept in the audit trail.",
+    ),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),

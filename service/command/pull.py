@@ -15,6 +15,7 @@ from cairn.service.command.options import (
     SIZE,
     TIME,
     CheckpointArgument,
+    DespiteDamageOption,
     DtypeOption,
     RootOption,
     UrlOption,
@@ -53,6 +54,7 @@ def pull_command(
         int | None,
         typer.Option(metavar="N", min=0, help="Replaced versions that stay; default: all."),
     ] = None,
+    despite_damage: DespiteDamageOption = None,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
         str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
@@ -84,6 +86,7 @@ def pull_command(
                         options=options,
                         attempt=attempt,
                         keep=keep,
+                        despite_damage=despite_damage,
                     )
                     _say(pulled, json, said=not watch or pulled.changed)
                     if watch and known is None:

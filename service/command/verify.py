@@ -21,13 +21,11 @@ from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 from cairn.service.command.watch import Show, on_console, silently, watch_operation
 from cairn.service.errors import OperationFailedError
-from cairn.service.schemas import Operation, OperationState, RepairReport
+from cairn.service.schemas import CheckpointState, Operation, RepairReport
 from cairn.service.sizes import Size
 from cairn.storage.runs import check_run_name
 
 app: Final = typer.Typer()
-
-DAMAGED: Final = "urn:cairn:problem:damaged"
 
 
 @app.command()
@@ -63,6 +61,8 @@ def verify(
         else:
             started = client.verify(*find_step(client, address, root), root=root)
         found = _found(client, started, silently if json else on_console(errors))
+        damaged = any(not report["sound"] for report in found["steps"])
+        good = _newest_sound(client, address.run, root) if damaged and not json else None
     sound = [report["sound"] for report in found["steps"]]
     if "records" in found:
         sound.append(found["records"]["sound"])
@@ -70,6 +70,8 @@ def verify(
         print_document({name: found[name] for name in ("steps", "records") if name in found})
     else:
         _list_found(address.run, found)
+        if damaged:
+            _advise(address.run, found["steps"], good)
     if not all(sound):
         raise typer.Exit(ExitStatus.DAMAGED)
 
@@ -87,6 +89,33 @@ def _list_found(run: str, found: dict[str, Any]) -> None:
         if not report["sound"] and report.get("loads"):  # an older control plane does not tell
             text = "Cairn loads every value of it all the same, as it was saved"
             errors.print(f"{run}/steps/{report['step']}: {text}", soft_wrap=True)
+
+
+def _newest_sound(client: Client, run: str, root: str) -> int | None:
+    """The highest listed step that is not damaged."""
+    sound = CheckpointState.LISTED
+    listed = client.checkpoints(run, root=root, state=sound, page_size=1, refresh=True)
+    first = next(listed, None)
+    return None if first is None else first.step
+
+
+def _advise(run: str, reports: list[dict[str, Any]], good: int | None) -> None:
+    """Say what is so of damaged steps from now on, and what to do."""
+    for report in reports:
+        if report["sound"]:
+            continue
+        step = f"{run}/steps/{report['step']}"
+        if report.get("noted"):
+            text = "is damaged: it can't be promoted, and is forked or exported only with a reason"
+        else:
+            text = "is damaged, and that could not be noted: verify it again"
+        errors.print(f"{step} {text}", soft_wrap=True)
+        errors.print(
+            f"{step}: restore its files from a backup, then `cairn verify {step}` lifts it",
+            soft_wrap=True,
+        )
+    if good is not None:
+        errors.print(f"The newest sound step is {run}/steps/{good}", soft_wrap=True)
 
 
 @app.command()
@@ -151,9 +180,7 @@ def _found(client: Client, started: Operation, show: Show) -> dict[str, Any]:
         last = watch_operation(client, started, show)
     except OperationFailedError:
         last = client.operation(started.id)
-        if last.state is not OperationState.FAILED or last.error is None:
-            raise
-        if last.error.type != DAMAGED:
+        if last.error is None or not last.has_found_damage:
             raise
         return dict(last.error.model_extra or {})
     return dict(last.result or {})

@@ -11,8 +11,8 @@ from typing import Final
 from sqlalchemy import select
 
 from cairn.service.catalog import Catalog, EventRow, Happening, rows, tell
-from cairn.service.jobs import DamagedError, Jobs, OperationNotFoundError
-from cairn.service.schemas import EventKind, Operation, OperationKind, OperationState
+from cairn.service.jobs import Jobs, OperationNotFoundError
+from cairn.service.schemas import EventKind, Operation, OperationState
 from cairn.storage.store import StoreURI, from_rfc3339, rfc3339
 
 OVERLAP: Final = timedelta(minutes=10)
@@ -115,8 +115,7 @@ def _end_of(operation: Operation, state: OperationState, ended: datetime) -> lis
     }
     key = (operation.id, rfc3339(ended), state.value)
     found = [Happening(EventKind.JOB_ENDED, root, run, key, detail, ended)]
-    damaged = error is not None and error.type == f"urn:cairn:problem:{DamagedError.slug}"
-    if operation.kind is OperationKind.VERIFY and damaged:
+    if operation.has_found_damage:
         more = {**detail, "problem": error.detail if error is not None else ""}
         found.insert(0, Happening(EventKind.VERIFY_FAILED, root, run, key, more, ended))
     return found

@@ -55,6 +55,7 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.StepExistsError: (409, "step-exists", "The step exists"),
     storage_errors.StepInFlightError: (409, "step-in-flight", "The step is being written"),
     storage_errors.StepChangedError: (409, "step-changed", "The step changed meanwhile"),
+    storage_errors.StepDamagedError: (409, "step-damaged", "The step is damaged"),
     storage_errors.StepInUseError: (409, "step-in-use", "The step is in use"),
     storage_errors.LeaseHeldError: (409, "lease-held", "Another writer holds the run"),
     storage_errors.FencedError: (409, "fenced", "A later attempt has taken over"),
@@ -85,6 +86,7 @@ _WITH_PROBLEMS: Final = (
     storage_errors.TreeMismatchError,
     storage_errors.IteratorMismatchError,
     storage_errors.CorruptionError,
+    storage_errors.StepDamagedError,
     storage_errors.UnsoundStoreError,
 )
 

@@ -3,7 +3,6 @@ from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
 from .dbos_engine import upgrade_jobs as upgrade_jobs
-from .errors import DamagedError as DamagedError
 from .errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError
 from .errors import JobsBusyError as JobsBusyError
 from .errors import OperationNotFoundError as OperationNotFoundError

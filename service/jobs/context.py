@@ -20,14 +20,25 @@ Request = Mapping[str, Any]
 Result = dict[str, Any]
 
 
-def step_request(root: str, run: Run, step: StepInfo) -> dict[str, Any]:
-    """The part of every job's request that says which checkpoint it is about."""
+def step_request(
+    root: str, run: Run, step: StepInfo, *, despite_damage: str | None = None
+) -> dict[str, Any]:
+    """The part of every job's request that says which checkpoint it is about.
+
+    Args:
+        root: Name of the run's root.
+        run: The run.
+        step: The checkpoint.
+        despite_damage: Why it is used though it is damaged; None: it is not, if it is.
+    """
+    reason = {} if despite_damage is None else {"despite_damage": despite_damage}
     return {
         "root": root,
         "run": run.uri.name,
         "step": step.step,
         "attempt": step.attempt,
         "manifest_digest": step.manifest_digest,
+        **reason,
     }
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run: lists, promotion, deletion."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
@@ -37,6 +37,7 @@ from cairn.service.http import (
     tagged_answer,
 )
 from cairn.service.schemas import (
+    AVAILABLE,
     GRACE_SECONDS,
     LONGEST_GRACE_SECONDS,
     PLAIN_PATTERN,
@@ -45,8 +46,8 @@ from cairn.service.schemas import (
     AnnounceRequest,
     Checkpoint,
     CheckpointList,
-    CheckpointState,
     PromoteRequest,
+    States,
     UndeleteRequest,
 )
 
@@ -58,10 +59,10 @@ _LAST: Final[Mapping[str, type]] = {"step": int, "attempt": int}
 """What settles the order in the end."""
 
 StateFilter = Annotated[
-    CheckpointState | Literal["all"] | None,
+    States | None,
     Query(
-        description="Steps of this state only, or `all`. Default: `listed`; `all` where the filter "
-        "asks about `state`."
+        description="Steps of this state only, or `all`; `available` are those that are `listed` "
+        "or `damaged`. Default: `available`; `all` where the filter asks about `state`."
     ),
 ]
 AttemptFilter = Annotated[
@@ -97,7 +98,7 @@ def list_checkpoints(
     """
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
     if state is None:
-        state = "all" if search.names("state") else CheckpointState.LISTED
+        state = "all" if search.names("state") else AVAILABLE
     found = page_of_checkpoints(
         plane, root, run, state, page_size, page_token, search=search, refresh=refresh
     )
@@ -108,7 +109,7 @@ def page_of_checkpoints(
     plane: ControlPlane,
     root: str,
     run: str,
-    state: CheckpointState | Literal["all"],
+    state: States,
     page_size: int,
     page_token: str | None,
     *,
@@ -121,7 +122,7 @@ def page_of_checkpoints(
         plane: Where.
         root: Name of the run's root.
         run: Name of the run.
-        state: Steps of this state only, or `all`.
+        state: Steps of which states.
         page_size: At most so many.
         page_token: That of the page before; None: the first page.
         search: Which of them, and in what other order.
@@ -133,7 +134,7 @@ def page_of_checkpoints(
         root,
         run,
         search,
-        state=None if state == "all" else CheckpointState(state),
+        state=state,
         after=decode_token(
             listing, page_token, kinds=search.key_kinds({"step": int, "attempt": int})
         ),
@@ -231,7 +232,7 @@ def promote_checkpoint(
     response: Response,
     background: BackgroundTasks,
 ) -> Alias:
-    """Point an alias at a listed step.
+    """Point an alias at a listed step; one that is damaged is refused with 409, `step-damaged`.
 
     `If-Match: "<sequence>"` moves the alias if it is still as last seen; `If-None-Match: *`
     creates it. A stale one gets 412, with the alias as it is now in `current`.

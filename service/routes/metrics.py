@@ -30,6 +30,11 @@ _INDEX: Final = (
     Family("cairn_index_problem", "Whether the last look at a root failed.", _PER_ROOT),
     Family("cairn_index_runs", "Runs that the catalog lists.", _PER_ROOT),
     Family("cairn_index_checkpoints", "Checkpoints that the catalog lists.", _PER_ROOT),
+    Family(
+        "cairn_index_damaged_checkpoints",
+        "Those of them whose last verification has failed.",
+        _PER_ROOT,
+    ),
 )
 _OUTSIDE: Final = (
     Family(
@@ -97,6 +102,7 @@ def _index(plane: ControlPlane) -> Iterator[Reading]:
         yield Reading("cairn_index_problem", labels, found.problem is not None)
         yield Reading("cairn_index_runs", labels, found.runs)
         yield Reading("cairn_index_checkpoints", labels, found.checkpoints)
+        yield Reading("cairn_index_damaged_checkpoints", labels, found.damaged)
 
 
 def _outside(plane: ControlPlane) -> Iterator[Reading]:

@@ -21,6 +21,7 @@ OTHERS: Final = {
     "cairn_index_problem": {"root"},
     "cairn_index_runs": {"root"},
     "cairn_index_checkpoints": {"root"},
+    "cairn_index_damaged_checkpoints": {"root"},
     "cairn_jobs": {"kind", "state"},
     "cairn_workers": {"alive"},
     "cairn_outside_changes_total": {"root", "kind"},

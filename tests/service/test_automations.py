@@ -16,7 +16,9 @@ from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
@@ -130,6 +132,17 @@ def test_why_nothing_could_be_started_is_told(http, follow):
     assert follow(VERIFY) == 0
     (told,) = follow.told(VERIFY)
     assert (told.operation, "llama-gone" in told.problem) == (None, True)
+
+
+def test_a_step_that_was_found_damaged_since_is_not_exported_and_that_is_told(http, follow):
+    follow(EXPORT)
+    run = Run(http.app.state.plane.roots["default"] / "llama-2")
+    promote(http, "llama-2", 2)
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
+    assert follow(EXPORT) == 0
+    (told,) = follow.told(EXPORT)
+    assert (told.operation, "the step is damaged" in told.problem) == (None, True)
+    note_verified(run, run.step(2))
 
 
 def test_a_root_that_is_away_holds_up_its_own_moves_alone(http, follow, tmp_path, monkeypatch):

@@ -26,7 +26,9 @@ def steps(http, **parameters):
 
 
 def test_states_of_the_api_are_those_of_the_store():
-    assert {state.value for state in CheckpointState} == {state.value for state in StepState}
+    """But for `damaged`, which the protocol of saves does not know: such a step is listed."""
+    states = {state.value for state in CheckpointState} - {"damaged"}
+    assert states == {state.value for state in StepState}
 
 
 def test_checkpoint_tells_what_its_manifest_says(http, root):
@@ -52,6 +54,7 @@ def test_checkpoint_tells_what_its_manifest_says(http, root):
         "metrics": {"loss": 1.5},
         "better": {},
         "verified": None,
+        "damaged": None,
         "deletion": None,
     }
     assert http.get(CHECKPOINTS).json()["checkpoints"][0]["labels"] == {"eval": "passed"}

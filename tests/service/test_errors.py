@@ -43,6 +43,7 @@ STATUSES = {
     "StepExistsError": 409,
     "StepInFlightError": 409,
     "StepChangedError": 409,
+    "StepDamagedError": 409,
     "StepInUseError": 409,
     "StepNotFoundError": 404,
     "StorageError": 500,

@@ -9,7 +9,7 @@ from cairn.service.actions.looking.failures import failures_of
 from cairn.service.actions.looking.reclaimable import freed
 from cairn.service.catalog.outlooks import KnownStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
-from cairn.storage.runs import StepFacts, annotate_step, promote_step
+from cairn.storage.runs import Damage, StepFacts, annotate_step, note_verified, promote_step
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.stores import make_run
 
@@ -99,6 +99,7 @@ def test_list_says_of_a_run_what_its_preview_says(store, tmp_path, policy):
             run, step, labels={"data": f"v{step % 3}"}, metrics={"loss": abs(step - 2)}, by="a"
         )
     promote_step(run, 3, "best", by="a", reason="", expect=None)
+    note_verified(run, run.step(1), damage=Damage(at="2026-01-02T03:04:05Z"))
     with serving(store, tmp_path / "data", worker=False) as http:
         assert http.delete("/v1/roots/default/runs/run/checkpoints/4").is_success
         plane, runs = listed(http)

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, inspect, make_url
 
 from cairn.service.app import create_app
-from cairn.service.catalog import migrate
+from cairn.service.catalog import Index, migrate, queries
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.catalog.migrate import configuration
 from cairn.service.command.doctor.databases import catalog_found
@@ -26,6 +26,9 @@ from cairn.service.errors import SettingsError
 from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.settings import Settings
+from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.store import files_local
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
@@ -185,6 +188,24 @@ def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_
             added = [new[name][key] for key in new[name].keys() - columns.keys()]
             assert all(nullable or default for _, nullable, default in added), (before, after)
     engine.dispose()
+
+
+def test_damage_that_was_noted_before_the_catalog_could_tell_is_read(
+    database_url, tmp_path, monkeypatch
+):
+    run = make_run(tmp_path / "store" / "run", [1, 2])
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
+    monkeypatch.setattr(files_local, "SETTLED_NANOSECONDS", 0)  # else what is new is read anyway
+    catalog = Catalog.open(database_url)
+    Index(catalog).refresh_run("default", run)
+    catalog.close()
+    take_back(database_url, "0019")
+    upgrade_catalog(database_url)
+    catalog = Catalog.open(database_url)
+    Index(catalog).refresh_run("default", run)
+    with catalog.query() as connection:
+        assert queries.damaged_steps(connection, "default", "run") == {(2, 1)}
+    catalog.close()
 
 
 def tables(engine):

@@ -27,6 +27,7 @@ class Activity:
         saved: Its last listed steps, oldest first.
         writing: Number of the step that is being written; None: none is.
         stalled: Number of a step whose writer is gone, if nothing was saved after it.
+        damaged: Number of the highest listed step, if it is damaged.
         seconds_apart: Between two steps, as a rule; None: there are too few.
         bytes_per_day: That they add, at that pace.
         aliases: Names of its aliases, and the steps that they name.
@@ -35,6 +36,7 @@ class Activity:
     saved: tuple[RecentStep, ...] = ()
     writing: int | None = None
     stalled: int | None = None
+    damaged: int | None = None
     seconds_apart: float | None = None
     bytes_per_day: float | None = None
     aliases: tuple[tuple[str, int], ...] = ()
@@ -71,6 +73,7 @@ def activity_of(steps: Sequence[RecentStep], aliases: Sequence[tuple[str, int]] 
         saved=tuple(saved),
         writing=writing[0] if writing else None,
         stalled=stalled[0] if stalled and not writing else None,
+        damaged=saved[-1].step if saved and saved[-1].is_damaged else None,
         seconds_apart=pace,
         bytes_per_day=_DAY / pace * median(sizes) if pace and sizes else None,
         aliases=tuple(aliases),

@@ -1,7 +1,10 @@
 """What runs take in the store."""
 
+from collections.abc import Collection
+
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.schemas import CheckpointState, RunUsage, StepUsage
+from cairn.service.catalog import queries, state_of
+from cairn.service.schemas import RunUsage, StepUsage
 from cairn.storage.runs import Run, run_usage
 from cairn.storage.store import from_rfc3339
 
@@ -14,11 +17,20 @@ def get_usage(plane: ControlPlane, root: str, run: str) -> RunUsage:
         UnsupportedFormatError, CorruptionError: Records that steps are judged by are damaged.
         StoreUnavailableError: The store does not answer.
     """
-    return usage_of(plane.run(root, run), root)
+    found = plane.run(root, run)
+    with plane.catalog.query() as connection:
+        damaged = queries.damaged_steps(connection, root, run)
+    return usage_of(found, root, damaged)
 
 
-def usage_of(run: Run, root: str) -> RunUsage:
-    """The same, of a run in a store."""
+def usage_of(run: Run, root: str, damaged: Collection[tuple[int, int]] = ()) -> RunUsage:
+    """The same, of a run in a store.
+
+    Args:
+        run: The run.
+        root: Name of its root.
+        damaged: The (step, attempt) of steps that are known to be damaged.
+    """
     found = run_usage(run)
     return RunUsage(
         root=root,
@@ -31,7 +43,7 @@ def usage_of(run: Run, root: str) -> RunUsage:
             StepUsage(
                 step=one.step,
                 attempt=one.attempt,
-                state=CheckpointState(one.state.value),
+                state=state_of(one.state.value, (one.step, one.attempt) in damaged or None),
                 created=None if one.created is None else from_rfc3339(one.created),
                 bytes=one.nbytes,
                 added=one.added,

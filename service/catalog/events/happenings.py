@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cairn.service.catalog.events.outbox import Happening
 from cairn.service.schemas import CheckpointState, EventKind
 from cairn.storage.runs import Alias
 from cairn.storage.store import from_rfc3339, rfc3339
+
+_NAMED: Final = 5
+"""Damaged leaves, and problems, that an event names."""
 
 
 class Subject(NamedTuple):
@@ -50,6 +53,23 @@ class Step(NamedTuple):
     manifest_digest: str | None
     nbytes: int | None
     created: datetime | None
+
+
+class Verification(NamedTuple):
+    """A step that has become damaged, or is so no more.
+
+    Attributes:
+        step, attempt: The step.
+        before: What was wrong with it, as its row had it; None: nothing.
+        damaged: What is wrong with it now; None: nothing.
+        verified: When it was found sound.
+    """
+
+    step: int
+    attempt: int
+    before: dict[str, Any] | None
+    damaged: dict[str, Any] | None
+    verified: datetime | None
 
 
 def alias_moved(
@@ -126,6 +146,25 @@ def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[Happening]:
                 (one.step, one.attempt),
                 {"step": one.step, "attempt": one.attempt},
             )
+
+
+def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[Happening]:
+    """Of steps that have become damaged or sound, by step, what their verifications found."""
+    for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
+        place = {"step": one.step, "attempt": one.attempt}
+        key = one.step, one.attempt
+        if one.damaged is not None:
+            when = datetime.fromisoformat(one.damaged["at"])
+            at = rfc3339(when)
+            counts = {name: one.damaged[name] for name in ("job", "leaf_count", "problem_count")}
+            named = {name: one.damaged[name][:_NAMED] for name in ("leaves", "problems")}
+            detail = {**place, "verified": at, **counts, **named}
+            yield run.happening(EventKind.STEP_DAMAGED, (*key, at), detail, when)
+        elif one.before is not None and one.verified is not None:
+            # Without the latter what was noted is lost: that lifts nothing.
+            at = rfc3339(one.verified)
+            detail = {**place, "verified": at, "damaged": one.before["at"]}
+            yield run.happening(EventKind.STEP_RECOVERED, (*key, at), detail, one.verified)
 
 
 def _deleted(

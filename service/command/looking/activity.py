@@ -16,6 +16,7 @@ from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import CheckpointState, Operation, OperationState, Run
 
 _LARGEST_PAGE: Final = 100
+_WHOLE: Final = (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Looks:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             return None, None  # the store is away; what the catalog knows is shown all the same
-        whole = [one for one in steps if one.state is CheckpointState.LISTED]
+        whole = [one for one in steps if one.state in _WHOLE]
         latest = max(whole, key=lambda one: one.step, default=None)
         sizes = {(one.step, one.attempt): one.bytes for one in steps}
         return sizes, None if latest is None else latest.bytes

@@ -22,7 +22,7 @@ from cairn.service.command.options import PlacedArgument, RootOption, UrlOption,
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table, readable
 from cairn.service.errors import ProblemResponseError
-from cairn.service.schemas import Checkpoint, Tensor, TensorStatistics
+from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
 from cairn.service.sizes import Size
 from cairn.storage.errors import UnsupportedLeafError
 
@@ -138,11 +138,26 @@ def _lines(noted: Checkpoint) -> Iterator[tuple[str, str]]:
     ):
         if entries:
             yield name, ", ".join(entries)
-    told = f"{noted.verified:%Y-%m-%d %H:%M:%S} UTC" if noted.verified else "never"
-    yield "verified", told
+    if noted.damaged is None:
+        told = f"{noted.verified:%Y-%m-%d %H:%M:%S} UTC" if noted.verified else "never"
+        yield "verified", told
+    else:
+        yield from _damage(noted.damaged)
     if noted.manifest_digest is not None:
         yield "digest", noted.manifest_digest
     yield "folder", noted.uri
+
+
+def _damage(damage: Damage) -> Iterator[tuple[str, str]]:
+    whose = f" (operation {damage.job})" if damage.job else ""
+    yield "verified", f"verification failed {damage.at:%Y-%m-%d %H:%M:%S} UTC{whose}"
+    named = ", ".join(damage.leaves)
+    if damage.leaf_count > len(damage.leaves):
+        named += f" and {damage.leaf_count - len(damage.leaves)} more"
+    if named:
+        yield "damaged leaves", named
+    loads = ", every value loads as it was saved" if damage.loads else ""
+    yield "problems", f"{damage.problem_count}{loads}"
 
 
 def _metric(noted: Checkpoint, name: str) -> str:

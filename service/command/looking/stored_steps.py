@@ -15,10 +15,10 @@ from cairn.service.actions import (
     statistics_of,
     tensor_values,
 )
+from cairn.service.catalog import verification_of
 from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
     Checkpoint,
-    CheckpointState,
     PlanRequest,
     StepDiff,
     StepName,
@@ -53,7 +53,6 @@ class StoredStep:
         return Checkpoint(
             **self._name.model_dump(include={"root", "run", "step"}),
             attempt=self.info.attempt,
-            state=CheckpointState(self.info.state.value),
             uri=str(self.run.step_uri(self.info)),
             created=from_rfc3339(manifest.created),
             bytes=manifest.nbytes,
@@ -70,7 +69,7 @@ class StoredStep:
             labels=entries.labels,
             metrics=entries.metrics,
             better=entries.better,
-            verified=None if entries.verified is None else from_rfc3339(entries.verified),
+            **verification_of(entries, self.info.state.value),
         )
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:

@@ -31,8 +31,14 @@ def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> Non
 
 
 def name_problems(errors: Console, runs: Iterable[Run]) -> None:
-    """Print what is wrong with records of runs, which is left out of lists."""
+    """Print what is wrong with runs: damaged steps, and records that lists leave out."""
     for run in runs:
+        if run.damaged_count:
+            steps = (
+                "1 damaged step" if run.damaged_count == 1 else f"{run.damaged_count} damaged steps"
+            )
+            text = f"{run.name}: {steps}: `cairn checkpoints {run.name} --state damaged`"
+            errors.print(text, soft_wrap=True, markup=False)
         for problem in run.problems:
             errors.print(f"{run.name}: {problem}", soft_wrap=True, markup=False)
 

@@ -16,7 +16,12 @@ from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dependencies import AliasName
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import Seen
-from cairn.service.schemas import AnnotateRunRequest, ApplyRetentionRequest, TakeOverRequest
+from cairn.service.schemas import (
+    AnnotateRunRequest,
+    ApplyRetentionRequest,
+    TakeOverRequest,
+    VerifyRunRequest,
+)
 
 router: Final = APIRouter(
     prefix="/ui/{root}/{run}",
@@ -74,10 +79,11 @@ def collect_garbage_form(caller: Operator, asked: OfRun) -> HTMLResponse:
 
 
 @router.post("/verify")
-def verify_run_form(caller: Operator, asked: OfRun) -> HTMLResponse:
-    """Start to read every byte of the run."""
+def verify_run_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLResponse:
+    """Start to read every byte of the run, or of those steps that the form names."""
+    wanted = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
     started = actions.verify_run(
-        asked.plane, caller, *asked.names, steps="all", idempotency_key=None
+        asked.plane, caller, *asked.names, steps=wanted.steps, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
 

@@ -116,6 +116,7 @@ def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLR
         lora=form.text("lora") or "merge",
         allow_nonfinite=form.checked("allow_nonfinite"),
         check_logits=form.checked("check_logits"),
+        despite_damage=form.text("despite_damage") or None,
     )
     started = actions.convert_checkpoint(
         asked.plane, caller, *asked.names, wanted, idempotency_key=None
@@ -127,7 +128,12 @@ def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLR
 def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Start a new run from the step."""
     asked.require_shown(form.number("attempt"))
-    wanted = body_of(RestoreRequest, mode=RestoreMode.FORK, run=form.text("run"))
+    wanted = body_of(
+        RestoreRequest,
+        mode=RestoreMode.FORK,
+        run=form.text("run"),
+        despite_damage=form.text("despite_damage") or None,
+    )
     started = actions.restore_checkpoint(
         asked.plane, caller, *asked.names, wanted, seen=None, idempotency_key=None
     )
@@ -138,7 +144,12 @@ def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResp
 def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
     """Set later steps of the run aside, unless more were saved than the page showed."""
     asked.require_shown(form.number("attempt"))
-    wanted = body_of(RestoreRequest, mode=RestoreMode.ROLLBACK, strand=form.texts("strand"))
+    wanted = body_of(
+        RestoreRequest,
+        mode=RestoreMode.ROLLBACK,
+        strand=form.texts("strand"),
+        despite_damage=form.text("despite_damage") or None,
+    )
     known = actions.get_run(asked.plane, asked.root, asked.run, refresh=True)
     if known.latest_step != form.number("latest"):
         raise InvalidRequestError(

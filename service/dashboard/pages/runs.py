@@ -18,6 +18,7 @@ ROWS: Final = 50
 
 STATES: Final = (
     ("", "Any"),
+    ("damaged", "Has damaged steps"),
     ("in_flight", "Writing now"),
     ("abandoned", "Has an abandoned step"),
     ("set_aside", "Has steps set aside"),

@@ -246,9 +246,12 @@ class Jobs:
     def resume(self, operation_id: str) -> Operation:
         """Run a failed or cancelled operation again, from its start, under the same id.
 
+        A verification that has found damage has done its work: what it found stands, and another
+        one tells whether that is repaired.
+
         Raises:
             OperationNotFoundError: There is none of that id.
-            OperationStateError: It is under way or has succeeded.
+            OperationStateError: It is under way, has succeeded, or has found damage.
             UnknownKindError: A newer server started it.
         """
         operation = self._known(operation_id)
@@ -256,6 +259,12 @@ class Jobs:
             raise OperationStateError(
                 f"operation {operation_id}: expected a failed or cancelled one, found it "
                 f"{operation.state.value}"
+            )
+        if operation.has_found_damage:
+            raise OperationStateError(
+                f"operation {operation_id}: expected one that can go on, found a verification that "
+                "has ended: it found damage. Once that is put right, verify again: that is another "
+                "operation."
             )
         try:
             self._client.rewind_workflow(operation_id, queue_name=queue_of(operation.kind))

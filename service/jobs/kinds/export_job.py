@@ -52,6 +52,7 @@ from cairn.storage.runs import (
     leave_try,
     left_tries,
     publish_export,
+    refuse_damaged,
     withdraw_export,
 )
 from cairn.storage.safetensors import (
@@ -118,11 +119,12 @@ def export_request(
     options: Mapping[str, Any],
     rule_version: int,
     memory_bytes: int | None = None,
+    despite_damage: str | None = None,
 ) -> dict[str, Any]:
     """The JSON that a job is started with; equal requests make equal artifacts."""
     bounded = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
     return {
-        **step_request(root, run, step),
+        **step_request(root, run, step, despite_damage=despite_damage),
         "kind": kind,
         "options": dict(options),
         "rule_version": rule_version,
@@ -221,7 +223,14 @@ class _ExportJob:
         """Find the artifact, or decide where it goes and what it consists of.
 
         One that has lost files does not count any more, and is made again.
+
+        Raises:
+            StepDamagedError: The step is damaged, maybe since the job was asked for, and the
+                request gives no reason to use it all the same.
         """
+        refuse_damaged(
+            Run.open(self._uri), self._step, despite_damage=self._request.get("despite_damage")
+        )
         objects = ObjectStore.open(self._uri)
         existing = find_export(objects, self._key)
         if existing is not None and _wrong_files(self._files(existing.folder), existing):

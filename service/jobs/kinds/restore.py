@@ -22,10 +22,21 @@ def restore_request(
     mode: str,
     target: str | None,
     strand: Iterable[str] = (),
+    despite_damage: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON that a job is started with; `strand`: aliases that may stay on steps set aside."""
+    """The JSON that a job is started with.
+
+    Args:
+        root: Name of the run's root.
+        run: The run.
+        step: Which step.
+        mode: `FORK` or `ROLLBACK`.
+        target: Name of the new run; None of a rollback.
+        strand: Aliases that may stay on steps set aside.
+        despite_damage: As `step_request` takes it.
+    """
     return {
-        **step_request(root, run, step),
+        **step_request(root, run, step, despite_damage=despite_damage),
         "mode": mode,
         "target": target,
         "strand": sorted({*strand}),
@@ -52,7 +63,14 @@ def _fork(context: JobContext, request: Request) -> Result:
         context.check()
         progress.set(done_bytes=done, total_bytes=total)
 
-    forked = fork_run(source, step, target, by=writer_id(context.operation_id), progress=copied)
+    forked = fork_run(
+        source,
+        step,
+        target,
+        by=writer_id(context.operation_id),
+        progress=copied,
+        despite_damage=request.get("despite_damage"),
+    )
     progress.set(message="done")
     result = {
         "root": request["root"],
@@ -75,7 +93,14 @@ def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
     strand = request.get("strand")  # jobs of earlier versions have none
-    done = roll_back(run, step, by=_BY, request=context.operation_id, strand=strand)
+    done = roll_back(
+        run,
+        step,
+        by=_BY,
+        request=context.operation_id,
+        strand=strand,
+        despite_damage=request.get("despite_damage"),
+    )
     context.progress.set(message="done")
     return {
         "root": request["root"],

@@ -104,13 +104,14 @@ def _verify(
         if "step" in request:
             raise
         return {"reports": []}  # deleted since it was listed
-    return {"reports": [{**_report(report), "noted": _note(run, info, report)}]}
+    noted = _note(run, info, report, job=context.operation_id)
+    return {"reports": [{**_report(report), "noted": noted}]}
 
 
-def _note(run: Run, info: StepInfo, report: VerifyReport) -> bool:
+def _note(run: Run, info: StepInfo, report: VerifyReport, *, job: str) -> bool:
     """Have the step say that it was verified; whether it does. What was found stands without."""
     try:
-        damage = report.damage(at=run.clock(), by=KIND)
+        damage = report.damage(at=run.clock(), by=KIND, job=job)
         note_verified(run, info, damage=damage, by=KIND)
     except StorageError as exc:
         logger.warning("%s: verified, and that could not be noted: %s", run.step_uri(info), exc)
@@ -158,8 +159,9 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
     what = f"{len(damaged)} of {len(reports)} steps" + " and the run's records" * (amiss > 0)
     raise DamagedError(
         f"{what}: expected what was saved, found {count} problems: "
-        f"{'; '.join(problems[:3])}{'; …' if count > 3 else ''}. Restore the files from a backup, "
-        "or use another step; for records see what `cairn repair` can do.",
+        f"{'; '.join(problems[:3]).rstrip('.')}{'; …' if count > 3 else ''}. Restore the files "
+        "from a backup and verify again, or use another step; for records see what `cairn repair` "
+        "can do.",
         extra={**result, "problems": problems[:PROBLEMS_KEPT]},
     )
 

@@ -35,6 +35,7 @@ def convert_checkpoint(
 ) -> Operation:
     """Start an export; its result names the artifact.
 
+    Of a damaged step it is refused with 409, `step-damaged`, unless `despite_damage` says why.
     The same export again is the same artifact, and the same operation: also once that has
     succeeded, for as long as its files are there. With a key it is an operation of its own.
     """

@@ -33,7 +33,10 @@ def gather_checkpoint(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start gathering items of any checkpoint; the result names the artifact."""
+    """Start gathering items of any checkpoint; the result names the artifact.
+
+    Of a damaged step it is refused with 409, `step-damaged`, unless `despite_damage` says why.
+    """
     started = actions.gather_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )

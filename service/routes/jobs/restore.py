@@ -40,7 +40,8 @@ def restore_checkpoint(
     that it strands: those of steps that it sets aside. It needs a run that nobody writes. A fork
     needs a name that is free, else it is refused at once: what the store has decides, whether the
     catalog knows it or not. What a fork results in says how many files and bytes of the copy were
-    checked, and what was compared.
+    checked, and what was compared. A damaged step is refused with 409, `step-damaged`, unless
+    `despite_damage` says why.
     """
     started = actions.restore_checkpoint(
         plane, caller, root, run, step, body, seen=seen, idempotency_key=idempotency_key

@@ -36,7 +36,8 @@ def verify_checkpoint(
 
     A sound checkpoint's operation succeeds; `result.steps` has what was read. A damaged one's fails
     with the problem `urn:cairn:problem:damaged`, whose `problems` name every file and leaf that is
-    hit, and whose `steps` are those of a result.
+    hit, and whose `steps` are those of a result. The checkpoint is `damaged` from then on, until a
+    verification of it succeeds. Such an operation is not resumed: verify again.
     """
     started = actions.verify_checkpoint(
         plane, caller, root, run, step, idempotency_key=idempotency_key

@@ -30,6 +30,7 @@ STATUSES = {
     "StepInFlightError": CONFLICT,
     "StepInUseError": CONFLICT,
     "StepChangedError": CONFLICT,
+    "StepDamagedError": DAMAGED,
     "LeaseHeldError": CONFLICT,
     "FencedError": CONFLICT,
     "CorruptionError": DAMAGED,

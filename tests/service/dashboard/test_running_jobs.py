@@ -99,3 +99,33 @@ def test_operation_of_a_kind_that_is_not_known_here_is_shown_as_such(browser, st
         card.get_by_role("link", name="distil").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Distil")
         expect(page.locator(".operation")).to_contain_text("this server does not know")
+
+
+def test_damage_is_shown_once_it_is_found_and_gone_once_the_step_is_repaired(
+    browser, store, tmp_path
+):
+    save_llama(store / "llama", (2,))
+    folder = store / "llama" / "attempts" / "2" / "2" / "optimizer" / "d"
+    values = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    saved = values.read_bytes()
+    values.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))
+    app = create_app(Settings(root=str(store), data_dir=tmp_path / "data"))
+    with serve(app) as url, opened(browser, url) as page:
+        page.goto("/ui/default/llama/steps/2")
+        page.get_by_text("More to do").click()
+        page.get_by_role("button", name="Verify", exact=True).click()
+        banner = page.locator("#damage")
+        expect(banner).to_contain_text("This step is damaged", timeout=LONG)
+        expect(banner).to_contain_text("roll back to step 1, the newest sound step")
+        expect(page.locator("#badges")).to_contain_text("damaged")
+        expect(page.get_by_role("button", name="Promote")).to_be_disabled()
+        expect(page.get_by_label("Reason to export despite the damage")).to_be_visible()
+        expect(page.get_by_role("button", name="Resume")).to_have_count(0)
+        page.get_by_label("Reason to export despite the damage").fill("the model is whole")
+        page.get_by_role("button", name="Export to PyTorch").click()
+        expect(page.get_by_role("link", name="Files").last).to_be_visible(timeout=LONG)
+        values.write_bytes(saved)
+        banner.get_by_role("button", name="Verify again").click()
+        expect(page.locator("#badges")).to_contain_text("verified", timeout=LONG)
+        expect(banner).not_to_contain_text("damaged")
+        expect(page.get_by_role("button", name="Promote")).to_be_enabled()

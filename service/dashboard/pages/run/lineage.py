@@ -15,7 +15,7 @@ from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.family import Family, Node, family
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.routes import page_of_checkpoints
-from cairn.service.schemas import Artifact, Checkpoint, CheckpointState, Run
+from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import StorageError
 
 _DRAWN: Final = 12
@@ -35,7 +35,7 @@ def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     known = actions.get_run(asked.plane, *asked.names, refresh=False)
     found = actions.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
     aside = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.SET_ASIDE, _STEPS, None)
-    listed = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.LISTED, _STEPS, None)
+    listed = page_of_checkpoints(asked.plane, *asked.names, AVAILABLE, _STEPS, None)
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -11,6 +11,7 @@ from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dashboard.asked import OfRun
+from cairn.service.dashboard.damage import known_job, newest_sound
 from cairn.service.dashboard.drawing.timeline import timeline
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import HEADERS
@@ -21,10 +22,13 @@ from cairn.service.dependencies import (
 )
 from cairn.service.filters import CHECKPOINT_FIELDS, Search, quote
 from cairn.service.routes import page_of_checkpoints
-from cairn.service.schemas import Checkpoint, CheckpointState
+from cairn.service.schemas import AVAILABLE, Checkpoint, CheckpointState, States
 
 ROWS: Final = 40
 MARKS: Final = 150
+DAMAGED: Final = 3
+"""Damaged steps that the page names above all others."""
+
 COLUMNS: Final = 6
 CURVES: Final = 12
 POINTS: Final = 1000
@@ -34,14 +38,14 @@ router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
 )
 
-States = Annotated[CheckpointState | Literal["all"], Query(alias="state")]
+StateFilter = Annotated[States, Query(alias="state")]
 
 
 @router.get("/ui/{root}/{run}")
 def run_page(
     caller: Reader,
     asked: OfRun,
-    state: States = "all",
+    state: StateFilter = "all",
     filter: Filter = "",
     order_by: OrderBy = "",
     page_token: PageToken = None,
@@ -51,6 +55,10 @@ def run_page(
     found = page_of_checkpoints(asked.plane, *asked.names, state, ROWS, page_token, search=search)
     last = page_of_checkpoints(asked.plane, *asked.names, "all", MARKS, None).checkpoints
     known = actions.get_run(asked.plane, *asked.names, refresh=False)
+    damaged = []
+    if known.damaged_count:
+        wrong = CheckpointState.DAMAGED
+        damaged = page_of_checkpoints(asked.plane, *asked.names, wrong, DAMAGED, None).checkpoints
     names = metric_names([*found.checkpoints, *last])
     better = {name: mode for one in reversed(last) for name, mode in one.better.items()}
     return asked.page(
@@ -58,6 +66,8 @@ def run_page(
         run=known,
         activity=actions.run_activity(asked.plane, [known])[0],
         failures=actions.run_failures(asked.plane, [known])[0],
+        damaged=[(one, known_job(asked, caller, one)) for one in damaged],
+        sound=newest_sound(asked) if damaged else None,
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
         timeline=timeline(last),
@@ -106,7 +116,7 @@ def _finite(value: float | None) -> float | None:
 def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
     token, read = None, 0
     while read < _MOST_READ:
-        found = page_of_checkpoints(plane, root, run, CheckpointState.LISTED, 1000, token)
+        found = page_of_checkpoints(plane, root, run, AVAILABLE, 1000, token)
         yield from found.checkpoints
         read += len(found.checkpoints)
         token = found.next_page_token

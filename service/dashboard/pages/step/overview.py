@@ -9,9 +9,10 @@ from cairn.service import actions
 from cairn.service.access import Caller, Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dashboard.asked import OfStep
+from cairn.service.dashboard.damage import known_job, newest_sound
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.errors import NotReadyError
-from cairn.service.schemas import CheckpointState, Operation
+from cairn.service.schemas import Operation
 from cairn.storage.errors import SourceRefusedError
 from cairn.storage.store import StoreURI, source_folder
 
@@ -33,7 +34,8 @@ def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     return asked.page(
         "step/overview.html",
         checkpoint=found,
-        listed=found.state is CheckpointState.LISTED,
+        sound=newest_sound(asked) if found.damaged else None,
+        damage_job=known_job(asked, caller, found),
         aliases=aliases,
         stranded=later,
         run=actions.get_run(asked.plane, asked.root, asked.run, refresh=False),
