@@ -10,10 +10,19 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
+from cairn.service.catalog.lost_records import problem
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
 from cairn.service.filters import Search
-from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
+from cairn.service.schemas import (
+    Alias,
+    Checkpoint,
+    CheckpointState,
+    Deletion,
+    Lineage,
+    LostRecord,
+    Run,
+)
 from cairn.storage.runs import Better, step_dir
 from cairn.storage.store import StoreURI, utc_now
 
@@ -81,6 +90,7 @@ class RunColumns(NamedTuple):
     checkpoint_count: int
     nbytes: int
     problems: list[str]
+    lost_records: list[dict[str, Any]]
 
 
 class CheckpointColumns(NamedTuple):
@@ -427,6 +437,7 @@ def checkpoint(
 
 def run(row: RunColumns) -> Run:
     """One run as the API gives it out."""
+    lost = [LostRecord.model_validate(one) for one in row.lost_records]
     return Run(
         root=row.root,
         name=row.name,
@@ -437,5 +448,6 @@ def run(row: RunColumns) -> Run:
         latest_step=row.latest_step,
         checkpoint_count=row.checkpoint_count,
         bytes=row.nbytes,
-        problems=row.problems,
+        problems=[*row.problems, *(problem(row.root, row.name, one) for one in lost)],
+        lost_records=lost,
     )
