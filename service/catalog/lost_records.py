@@ -5,8 +5,11 @@ alias is where it was once more; a step whose tombstone is gone is listed again.
 can't tell, for nothing else names these records; whoever saw the newer one can. Pure.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from cairn.service.catalog.models import AliasRow
-from cairn.service.schemas import Deletion, LostRecord
+from cairn.service.schemas import LostRecord
 from cairn.storage.runs import Alias, AliasEvent, Tombstone, alias_file, trash_file
 from cairn.storage.store import from_rfc3339, rfc3339
 
@@ -26,18 +29,12 @@ def seen_alias(row: AliasRow) -> LostRecord:
     )
 
 
-def seen_deletion(step: int, attempt: int, deletion: Deletion) -> LostRecord:
-    """The tombstone of a step as the catalog has seen it."""
-    return LostRecord(
-        record=trash_file(step, attempt),
-        step=step,
-        attempt=attempt,
-        deleted=True,
-        by=deletion.by,
-        reason=deletion.reason,
-        at=deletion.at,
-        expires=deletion.expires,
-    )
+def seen_deletion(key: tuple[int, int], deletion: Mapping[str, Any]) -> LostRecord:
+    """The tombstone of a (step, attempt) as the catalog has seen it."""
+    step, attempt = key
+    said = {name: deletion[name] for name in ("by", "reason", "at", "expires")}
+    found = {"record": trash_file(step, attempt), "step": step, "attempt": attempt, **said}
+    return LostRecord.model_validate({**found, "deleted": True})
 
 
 def lost_alias(seen: LostRecord, now: Alias | None) -> LostRecord | None:

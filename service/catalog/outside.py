@@ -133,7 +133,7 @@ def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
     return LostRecord(
         record=alias_file(alias),
         alias=alias,
-        step=detail.get("step", detail.get("before")),
+        step=detail["step"] if "step" in detail else detail["before"],
         attempt=detail["attempt"],
         manifest_digest=detail.get("manifest_digest"),
         sequence=detail["sequence"],

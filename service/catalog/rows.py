@@ -18,7 +18,7 @@ from cairn.service.catalog.events.happenings import (
     step_states,
 )
 from cairn.service.catalog.events.outbox import Happening, tell_all
-from cairn.service.catalog.lost_records import lost_alias, seen_alias, seen_deletion
+from cairn.service.catalog.lost_records import lost_alias, seen_alias
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
     Position,
@@ -30,7 +30,7 @@ from cairn.service.catalog.outside import (
     seen_alias_deletion,
 )
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
-from cairn.service.schemas import CheckpointState, Deletion, LostRecord
+from cairn.service.schemas import CheckpointState, LostRecord
 from cairn.storage.runs import Alias, RunInfo, alias_file
 from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
@@ -126,21 +126,26 @@ def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
     return {(step, attempt): stamps for step, attempt, stamps in session.execute(query)}
 
 
-def seen_deletions(session: Session, root: str, uri: StoreURI, info: RunInfo) -> list[LostRecord]:
-    """The tombstones of a run as they were seen last, those that were lost since too."""
+def seen_deletions(
+    session: Session, root: str, uri: StoreURI, info: RunInfo
+) -> dict[Key, Mapping[str, Any]]:
+    """What tombstones of a run said when they were seen last, those that were lost since too."""
     run = find_run(session, root, uri.name)
     if run is None or (run.uri, run.created) != (str(uri), from_rfc3339(info.created)):
-        return []
+        return {}
     query = select(CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.deletion).where(
         CheckpointRow.run_id == run.id, CheckpointRow.state == CheckpointState.TRASHED
     )
-    seen = [
-        seen_deletion(step, attempt, Deletion.model_validate(deletion))
+    lost = _lost_records(run.lost_records).values()
+    seen: dict[Key, Mapping[str, Any]] = {
+        (one.step, one.attempt): one.model_dump() for one in lost if one.alias is None
+    }
+    seen |= {
+        (step, attempt): deletion
         for step, attempt, deletion in session.execute(query)
         if deletion is not None
-    ]
-    lost = _lost_records(run.lost_records).values()
-    return [*seen, *(one for one in lost if one.alias is None)]
+    }
+    return seen
 
 
 def alias_seen(
@@ -361,8 +366,9 @@ def _lost_alias_records(
     seen |= {one.alias: one for one in lost if one.alias is not None}
     now = {alias.alias: alias for alias in snapshot.aliases}
     for name in now.keys() - seen.keys():
-        deletion = None if first else seen_alias_deletion(session, run, name)
-        if deletion is not None:
+        if first or now[name].deleted:
+            continue
+        if (deletion := seen_alias_deletion(session, run, name)) is not None:
             seen[name] = deletion
     for name, one in seen.items():
         if (missed := lost_alias(one, now.get(name))) is not None:

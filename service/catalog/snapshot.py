@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
-from cairn.service.catalog.lost_records import is_lifted
+from cairn.service.catalog.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.stamps import record_stamps
 from cairn.service.schemas import CheckpointState, Deletion, LostRecord
@@ -88,7 +89,10 @@ class Snapshot:
 
 
 def take_snapshot(
-    run: Run, info: RunInfo, known: Mapping[Key, Stamps], deletions: Iterable[LostRecord] = ()
+    run: Run,
+    info: RunInfo,
+    known: Mapping[Key, Stamps],
+    deletions: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Snapshot:
     """Read a run: names of all records, and those of them that have changed.
 
@@ -98,7 +102,7 @@ def take_snapshot(
         run: The run.
         info: Its own record.
         known: The steps that the catalog has, and the stamps of their records.
-        deletions: Tombstones that it has seen last.
+        deletions: What tombstones said that it has seen last.
     """
     stamps = record_stamps(run)  # first: what changes while it is read is read again
     history = run.history()
@@ -114,7 +118,7 @@ def take_snapshot(
     seen.read("deletion", [key for key in states if states[key] is StepState.TRASHED])
     seen.forget_others()
     there = {*history.published}.difference(history.deleted)
-    gone = {key: one for one in deletions if (key := (one.step, one.attempt)) in there}
+    gone = {key: seen_deletion(key, one) for key, one in deletions.items() if key in there}
     lifted = read_lifted(run, gone)  # after the history: a tombstone goes after the note of it
     aliases, unreadable = run.aliases.judge(deleted=True)
     problems = seen.problems | unreadable
