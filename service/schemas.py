@@ -297,6 +297,32 @@ class Lineage(Response):
     manifest_digest: str | None = None
 
 
+class LostRecord(Response):
+    """A record that this server has seen, and of which the store has an older one now, or none.
+
+    Of an alias, a promotion or deletion of it puts that right, wherever to. Of a step's tombstone,
+    deleting the step again does, or undeleting it.
+    """
+
+    record: str = Field(description="Its name in the run's folder.")
+    alias: str | None = Field(
+        default=None, description="The alias; null: the record is a step's tombstone."
+    )
+    step: int
+    attempt: int
+    manifest_digest: str | None = None
+    sequence: int | None = Field(default=None, description="Of the alias, as it was seen.")
+    deleted: bool = Field(default=False, description="The alias, or the step, was deleted.")
+    by: str
+    reason: str
+    at: datetime
+    expires: datetime | None = Field(default=None, description="Of a tombstone.")
+    stored_step: int | None = Field(
+        default=None, description="Where the alias is now; null: nowhere."
+    )
+    stored_sequence: int | None = None
+
+
 class Run(Response):
     """A training run."""
 
@@ -316,6 +342,10 @@ class Run(Response):
         default_factory=list,
         description="Records of the run that are damaged, lost or in another's place. What they "
         "say is left out.",
+    )
+    lost_records: list[LostRecord] = Field(
+        default_factory=list,
+        description="Those of the lost ones that this server has seen: aliases and tombstones.",
     )
 
 

@@ -10,12 +10,12 @@ from cairn.service.actions.auditing import audited
 from cairn.service.actions.gates import Candidate, gates_of, refuse_gated
 from cairn.service.actions.listing import refuse_other
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import rows
+from cairn.service.catalog import alias_event, rows
 from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias
-from cairn.storage.runs import Run, StepInfo, promote_step
+from cairn.storage.runs import AliasEvent, Run, StepInfo, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
 from cairn.storage.store import from_rfc3339
 
@@ -66,7 +66,7 @@ def promote(
         refuse_other(found, info, attempt)
         refuse_gated(gates, Candidate(root, found, info, alias, caller.name, reason))
 
-    _look_at_unseen(plane, root, run, alias, expect)
+    lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
     with ExitStack() as after:  # also where the answer is an error
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
@@ -78,6 +78,7 @@ def promote(
                     by=caller.name,
                     reason=reason,
                     expect=expect,
+                    lost=lost,
                     opened=False,
                     check=None if attempt is None and not gates else check,
                     later=after.callback,
@@ -108,11 +109,11 @@ def delete_alias(
         AliasMovedError: The alias is not as expected.
     """
     found = plane.run(root, run)
-    _look_at_unseen(plane, root, run, alias, expect)
+    lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "expect": expect}
     with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
         with _moved_by_others():
-            tombstone = delete_in_store(found, alias, by=caller.name, expect=expect)
+            tombstone = delete_in_store(found, alias, by=caller.name, expect=expect, lost=lost)
         write = partial(rows.write_alias, root=root, run=run, alias=tombstone)
         entry.complete(also=write, **_position(tombstone))
 
@@ -133,12 +134,18 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
 
 def _look_at_unseen(
     plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
-) -> None:
-    """Have the index judge the move that a change is based on, before that one hides it."""
+) -> AliasEvent | None:
+    """Have the index judge the move that a change is based on, before that one hides it.
+
+    The alias's last event, if the store has lost it: what comes now comes after it.
+    """
     with plane.catalog.query() as connection:
-        seen = rows.alias_sequence(connection, root, run, alias)
+        seen, lost = rows.alias_seen(connection, root, run, alias)
     if seen != expect:
         plane.index.refresh_runs({root: plane.root(root)}, [(root, run)])
+        with plane.catalog.query() as connection:
+            _, lost = rows.alias_seen(connection, root, run, alias)
+    return None if lost is None else alias_event(lost)
 
 
 def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:

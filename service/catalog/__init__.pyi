@@ -15,6 +15,8 @@ from .events.outbox import event_columns as event_columns
 from .events.outbox import tell as tell
 from .events.pruning import prune_events as prune_events
 from .events.pruning import pruned_events as pruned_events
+from .lost_records import alias_event as alias_event
+from .lost_records import lost_tombstone as lost_tombstone
 from .models import AddedRootRow as AddedRootRow
 from .models import CheckpointRow as CheckpointRow
 from .models import DeliveryRow as DeliveryRow

@@ -125,6 +125,8 @@ class RunRow(Base):
     damaged_count: Mapped[int] = mapped_column(Integer, default=0)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     problems: Mapped[list[str]] = mapped_column(JSON)
+    # Records that were seen, and that the store has no more as they were; not rebuilt from it.
+    lost_records: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     # Another number with every write of the run's rows.
     revision: Mapped[int] = mapped_column(BigInteger)
     # What the store looked like before its records were read; None: it had changed just then.

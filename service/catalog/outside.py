@@ -12,7 +12,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, AuditRow, RunRow, plain_actor
-from cairn.storage.runs import Alias
+from cairn.service.schemas import LostRecord
+from cairn.storage.runs import Alias, alias_file
 
 OUTSIDE: Final = "outside"
 OUTSIDE_KINDS: Final = ("alias.promote", "alias.delete")
@@ -50,7 +51,7 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
     if row.sequence <= since:
         return False  # what was deleted was put back
     again = before is None or row.sequence > before.sequence + 1  # made after a deletion
-    for outcome, actor, detail in _entries(session, run, "alias.promote", row.alias):
+    for outcome, actor, detail, _ in _entries(session, run, "alias.promote", row.alias):
         if outcome == "done":
             same = (detail.get("sequence"), detail.get("manifest_digest"))
             if same == (row.sequence, row.manifest_digest):
@@ -69,14 +70,14 @@ def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
     return any(
         (detail["sequence"], detail["step"], detail["manifest_digest"])
         == (row.sequence, row.step, row.manifest_digest)
-        for _, _, detail in noted
+        for _, _, detail, _ in noted
     )
 
 
 def is_deletion_asked_for(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Whether an entry asked for the deletion of an alias that was last seen as `row`."""
     found = _entries(session, run, "alias.delete", row.alias)
-    return any(detail.get("expect") == row.sequence for _, _, detail in found)
+    return any(detail.get("expect") == row.sequence for _, _, detail, _ in found)
 
 
 def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
@@ -102,7 +103,12 @@ def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) 
 
 def note_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
     """Enter a deletion that nobody here asked for; who did is in the alias's history only."""
-    detail = {"alias": row.alias, "before": row.step, "sequence": row.sequence + 1}
+    detail = {
+        "alias": row.alias,
+        "before": row.step,
+        "attempt": row.attempt,
+        "sequence": row.sequence + 1,
+    }
     session.add(_entry(run, "alias.delete", "", detail))
 
 
@@ -116,10 +122,32 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
     return {(root, action): number for root, action, number in session.execute(counted)}
 
 
+def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord | None:
+    """The last deletion of an alias of this run that was made here or noticed; None without one."""
+    outcomes = (None, "done", "failed", OUTSIDE)
+    found = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
+    made = [one for one in found if {"sequence", "attempt"} <= one[2].keys()]
+    if not made:
+        return None
+    _, actor, detail, at = max(made, key=lambda one: int(one[2]["sequence"]))
+    return LostRecord(
+        record=alias_file(alias),
+        alias=alias,
+        step=detail["step"] if "step" in detail else detail["before"],
+        attempt=detail["attempt"],
+        manifest_digest=detail.get("manifest_digest"),
+        sequence=detail["sequence"],
+        deleted=True,
+        by=actor,
+        reason="",
+        at=at,
+    )
+
+
 def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
-    """Sequence number of the last deletion that was made here, of this run; 0 without one."""
-    found = _entries(session, run, "alias.delete", alias, since=run.created)
-    return max((detail.get("sequence") or 0 for _, _, detail in found), default=0)
+    """Sequence number of the last deletion that was seen here, of this run; 0 without one."""
+    found = seen_alias_deletion(session, run, alias)
+    return 0 if found is None else found.sequence or 0
 
 
 def _entries(
@@ -130,9 +158,9 @@ def _entries(
     *,
     outcomes: Collection[str | None] = (None, "done", "failed"),
     since: datetime | None = None,
-) -> Iterable[tuple[str | None, str, dict[str, Any]]]:
-    """Outcome, actor and detail of what may have been made of an alias."""
-    asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail).where(
+) -> Iterable[tuple[str | None, str, dict[str, Any], datetime]]:
+    """Outcome, actor, detail and time of what may have been made of an alias."""
+    asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,
         AuditRow.action == action,
@@ -140,7 +168,7 @@ def _entries(
     )
     if since is not None:
         asked = asked.where(AuditRow.at >= since)
-    found = ((outcome, actor, detail) for outcome, actor, detail in session.execute(asked))
+    found = ((outcome, actor, detail, at) for outcome, actor, detail, at in session.execute(asked))
     return (one for one in found if one[0] in outcomes)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
+from cairn.service.catalog.lost_records import problem
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.notes import state_of
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
@@ -22,6 +23,7 @@ from cairn.service.schemas import (
     Damage,
     Deletion,
     Lineage,
+    LostRecord,
     Run,
     States,
 )
@@ -100,6 +102,7 @@ class RunColumns(NamedTuple):
     damaged_count: int
     nbytes: int
     problems: list[str]
+    lost_records: list[dict[str, Any]]
 
 
 class CheckpointColumns(NamedTuple):
@@ -475,6 +478,7 @@ def checkpoint(
 
 def run(row: RunColumns) -> Run:
     """One run as the API gives it out."""
+    lost = [LostRecord.model_validate(one) for one in row.lost_records]
     return Run(
         root=row.root,
         name=row.name,
@@ -486,5 +490,6 @@ def run(row: RunColumns) -> Run:
         checkpoint_count=row.checkpoint_count,
         damaged_count=row.damaged_count,
         bytes=row.nbytes,
-        problems=row.problems,
+        problems=[*row.problems, *(problem(row.root, row.name, one) for one in lost)],
+        lost_records=lost,
     )

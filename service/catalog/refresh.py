@@ -291,7 +291,8 @@ class Index:
         with self.catalog.read() as session:
             same = known is not None and known.is_of(run.uri, info) and not anew
             steps = rows.known_steps(session, root, name) if same else {}
-        snapshot = take_snapshot(run, info, steps)
+            deletions = rows.seen_deletions(session, root, run.uri, info)
+        snapshot = take_snapshot(run, info, steps, deletions)
         with self.catalog.write((root, name)) as session:
             return rows.write_run(session, root, run.uri, snapshot, stamp=stamp, known=known)
 

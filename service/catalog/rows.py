@@ -1,10 +1,10 @@
 """Reads and writes the catalog's rows of runs; knows nothing of the store."""
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -20,6 +20,7 @@ from cairn.service.catalog.events.happenings import (
     verifications,
 )
 from cairn.service.catalog.events.outbox import Happening, tell_all
+from cairn.service.catalog.lost_records import lost_alias, seen_alias
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
     Position,
@@ -28,20 +29,27 @@ from cairn.service.catalog.outside import (
     is_noted,
     note_deletion,
     note_move,
+    seen_alias_deletion,
 )
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
-from cairn.service.schemas import CheckpointState
+from cairn.service.schemas import CheckpointState, LostRecord
 from cairn.storage.runs import Alias, RunInfo, alias_file
 from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
 # Made once, for what every promotion asks.
 _ALIAS: Final = (
-    select(RunRow.id.label("run_id"), RunRow.created, AliasRow.id, AliasRow.sequence, AliasRow.step)
+    select(
+        *(RunRow.id.label("run_id"), RunRow.created, RunRow.lost_records),
+        *(AliasRow.id, AliasRow.sequence, AliasRow.step),
+    )
     .outerjoin(
         AliasRow, and_(AliasRow.run_id == RunRow.id, AliasRow.alias == bindparam("of_alias"))
     )
     .where(RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name"))
+)
+_LOST: Final = select(RunRow.lost_records).where(
+    RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name")
 )
 _REVISE: Final = update(RunRow).where(RunRow.id == bindparam("of_run"))
 _ADD_ALIAS: Final = insert(AliasRow)
@@ -120,11 +128,55 @@ def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
     return {(step, attempt): stamps for step, attempt, stamps in session.execute(query)}
 
 
-def alias_sequence(connection: Connection, root: str, run: str, alias: str) -> int | None:
-    """The sequence number of an alias; None if it is not known."""
+def seen_deletions(
+    session: Session, root: str, uri: StoreURI, info: RunInfo
+) -> dict[Key, Mapping[str, Any]]:
+    """What tombstones of a run said when they were seen last, those that were lost since too."""
+    run = find_run(session, root, uri.name)
+    if run is None or (run.uri, run.created) != (str(uri), from_rfc3339(info.created)):
+        return {}
+    query = select(CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.deletion).where(
+        CheckpointRow.run_id == run.id, CheckpointRow.state == CheckpointState.TRASHED
+    )
+    lost = _lost_records(run.lost_records).values()
+    seen: dict[Key, Mapping[str, Any]] = {
+        (one.step, one.attempt): one.model_dump() for one in lost if one.alias is None
+    }
+    seen |= {
+        (step, attempt): deletion
+        for step, attempt, deletion in session.execute(query)
+        if deletion is not None
+    }
+    return seen
+
+
+def alias_seen(
+    connection: Connection, root: str, run: str, alias: str
+) -> tuple[int | None, LostRecord | None]:
+    """The sequence number of an alias, None if it is not known, and what the store has lost of it.
+
+    It has lost nothing if that is None.
+    """
     found = connection.execute(_ALIAS, {"root_name": root, "run_name": run, "of_alias": alias})
     row = found.first()
-    return None if row is None else row.sequence
+    if row is None:
+        return None, None
+    return row.sequence, _lost_records(row.lost_records).get(alias_file(alias))
+
+
+def lost_deletions(connection: Connection, root: str, run: str, step: int) -> dict[int, LostRecord]:
+    """The tombstones of a step that the store has lost, by attempt."""
+    found = connection.execute(_LOST, {"root_name": root, "run_name": run}).scalar()
+    lost = _lost_records(found or []).values()
+    return {one.attempt: one for one in lost if one.alias is None and one.step == step}
+
+
+def _lost_records(stored: Iterable[Mapping[str, Any]]) -> dict[str, LostRecord]:
+    return {one.record: one for one in map(LostRecord.model_validate, stored)}
+
+
+def _stored(lost: Mapping[str, LostRecord]) -> list[dict[str, Any]]:
+    return [lost[name].model_dump(mode="json") for name in sorted(lost)]
 
 
 def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
@@ -199,6 +251,8 @@ def write_run(
         _add_up(session, run)
     first = known is None or not known.is_of(uri, snapshot.info)
     look = 0 if known is None else known.revision
+    gone = [*_lost_alias_records(session, run, snapshot, first=first), *snapshot.lost_deletions]
+    run.lost_records = _stored({one.record: one for one in gone})
     renamed, happened = _write_aliases(session, run, snapshot, look=look, first=first, lost=lost)
     changed |= renamed
     verified = verifications(_subject(run), judged)
@@ -270,6 +324,8 @@ def _write_aliases(
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
     for alias in snapshot.aliases:
+        if alias.deleted:
+            continue
         row = present.pop(alias.alias, None)
         before = None if row is None else Position.of(row)
         seen = None if row is None else Seen(row.sequence, row.step)
@@ -302,6 +358,28 @@ def _write_aliases(
     return changed or bool(present), happened
 
 
+def _lost_alias_records(
+    session: Session, run: RunRow, snapshot: Snapshot, *, first: bool
+) -> Iterator[LostRecord]:
+    """Aliases of which the store has an older record than was seen, or none.
+
+    At the `first` look at a run nothing was.
+    """
+    rows = session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
+    seen = {row.alias: seen_alias(row) for row in rows}
+    lost = _lost_records(run.lost_records).values()
+    seen |= {one.alias: one for one in lost if one.alias is not None}
+    now = {alias.alias: alias for alias in snapshot.aliases}
+    for name in now.keys() - seen.keys():
+        if first or now[name].deleted:
+            continue
+        if (deletion := seen_alias_deletion(session, run, name)) is not None:
+            seen[name] = deletion
+    for name, one in seen.items():
+        if (missed := lost_alias(one, now.get(name))) is not None:
+            yield missed
+
+
 def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> list[str]:
     """Aliases that can be read now, and could not be at the last look."""
     row = find_run(session, root, uri.name)
@@ -309,7 +387,8 @@ def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot
     return [
         alias.alias
         for alias in snapshot.aliases
-        if any(f"{uri / alias_file(alias.alias)}" in problem for problem in problems)
+        if not alias.deleted
+        and any(f"{uri / alias_file(alias.alias)}" in problem for problem in problems)
     ]
 
 
@@ -323,8 +402,14 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
     run_id, row_id, step = found.run_id, found.id, found.step
     if seen is not None and seen >= alias.sequence:
         return  # a refresh has seen a later move already
+    lost = _lost_records(found.lost_records)
+    missed = lost.get(alias_file(alias.alias))
+    if missed is not None and lost_alias(missed, alias) is None:
+        del lost[missed.record]
     # Who has read the store before reads it again.
-    connection.execute(_REVISE, {"of_run": run_id, "revision": _new_revision()})
+    connection.execute(
+        _REVISE, {"of_run": run_id, "revision": _new_revision(), "lost_records": _stored(lost)}
+    )
     values = {**_alias_values(alias), "audited": True}
     if alias.deleted:
         connection.execute(_DELETE_ALIAS, {"row": row_id})
@@ -355,6 +440,7 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
             damaged_count=0,
             nbytes=0,
             problems=[],
+            lost_records=[],
             revision=0,
         )
         session.add(row)

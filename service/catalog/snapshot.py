@@ -5,12 +5,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
+from cairn.service.catalog.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.notes import damage_body
 from cairn.service.catalog.stamps import record_stamps
-from cairn.service.schemas import CheckpointState, Deletion
+from cairn.service.schemas import CheckpointState, Deletion, LostRecord
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import (
     UNREADABLE,
@@ -27,6 +29,7 @@ from cairn.storage.runs import (
     parse_alias_file,
     parse_record,
     read_lease,
+    read_lifted,
     trash_file,
 )
 from cairn.storage.store import from_rfc3339, sha256_of
@@ -68,10 +71,12 @@ class Snapshot:
         states: Every step there is, and where it stands.
         changed: Of steps whose records are new or have changed the columns that say so, `stamps`
             among them; of a new step all.
-        aliases: Every alias.
+        aliases: Every alias, those that were deleted too.
         unreadable_aliases: Names of those whose records can't be read.
         problems: What is wrong with records of the run; what they say is left out.
         due: When a step that is being written counts as abandoned.
+        lost_deletions: Tombstones that were seen and are gone, though the steps are there and
+            nobody has taken them back.
     """
 
     info: RunInfo
@@ -81,9 +86,15 @@ class Snapshot:
     unreadable_aliases: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
     due: datetime | None = None
+    lost_deletions: tuple[LostRecord, ...] = ()
 
 
-def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snapshot:
+def take_snapshot(
+    run: Run,
+    info: RunInfo,
+    known: Mapping[Key, Stamps],
+    deletions: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
+) -> Snapshot:
     """Read a run: names of all records, and those of them that have changed.
 
     A record that cannot be read is left out and named; the others do not suffer from it.
@@ -92,6 +103,7 @@ def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snaps
         run: The run.
         info: Its own record.
         known: The steps that the catalog has, and the stamps of their records.
+        deletions: What tombstones said that it has seen last.
     """
     stamps = record_stamps(run)  # first: what changes while it is read is read again
     history = run.history()
@@ -106,7 +118,10 @@ def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snaps
     seen.read("annotation", [key for key in readable if key in states])
     seen.read("deletion", [key for key in states if states[key] is StepState.TRASHED])
     seen.forget_others()
-    aliases, unreadable = run.aliases.judge()
+    there = {*history.published}.difference(history.deleted)
+    gone = {key: seen_deletion(key, one) for key, one in deletions.items() if key in there}
+    lifted = read_lifted(run, gone)  # after the history: a tombstone goes after the note of it
+    aliases, unreadable = run.aliases.judge(deleted=True)
     problems = seen.problems | unreadable
     for error in problems.values():
         logger.warning("left out of the catalog: %s", error)
@@ -124,6 +139,9 @@ def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snaps
         unreadable_aliases=frozenset(filter(None, map(parse_alias_file, unreadable))),
         problems=tuple(str(problems[name]) for name in sorted(problems)),
         due=due if StepState.IN_FLIGHT in unpublished.values() else None,
+        lost_deletions=tuple(
+            one for key, one in gone.items() if not is_lifted(one, lifted.get(key))
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
 from .records.aliases import Alias as Alias
 from .records.aliases import Aliases as Aliases
+from .records.aliases import AliasEvent as AliasEvent
 from .records.annotations import MAX_DAMAGED_LEAVES as MAX_DAMAGED_LEAVES
 from .records.annotations import MAX_PROBLEM_CHARACTERS as MAX_PROBLEM_CHARACTERS
 from .records.annotations import Annotation as Annotation
@@ -130,6 +131,8 @@ from .trash import GRACE_SECONDS as GRACE_SECONDS
 from .trash import Tombstone as Tombstone
 from .trash import deletable_step as deletable_step
 from .trash import delete_step as delete_step
+from .trash import note_lifted as note_lifted
+from .trash import read_lifted as read_lifted
 from .trash import read_tombstones as read_tombstones
 from .trash import undelete_step as undelete_step
 from .usage import RunUsage as RunUsage

@@ -13,6 +13,7 @@ from cairn.storage.runs.records import (
     LEASE_FILE,
     UNREADABLE,
     Alias,
+    AliasEvent,
     AliasWriter,
     Damage,
     Lease,
@@ -46,6 +47,7 @@ def promote_step(
     by: str = "",
     reason: str = "",
     expect: int | None,
+    lost: AliasEvent | None = None,
     opened: bool = True,
     check: Callable[[StepInfo], None] | None = None,
     later: Callable[[Callable[[], None]], object] | None = None,
@@ -63,6 +65,8 @@ def promote_step(
         by: who asks.
         reason: why.
         expect: the alias's sequence last seen; None: it must not exist (deleted is not existing).
+        lost: the alias's last event that anybody knows of, if the store may have lost it: the move
+            comes after it.
         opened: False: nobody has looked yet whether the run exists; it is looked at here.
         check: is told the step right before the alias moves, while it is held; what it raises is
             raised, and the alias stays.
@@ -95,6 +99,7 @@ def promote_step(
             reason=reason,
             expect=expect,
             seen=look.alias,
+            lost=lost,
         )
         if later is not None:
             later(hold.pop_all().close)
@@ -203,14 +208,31 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
     return found[0] if found else None
 
 
-def delete_alias(run: Run, alias: str, *, by: str = "", reason: str = "", expect: int) -> Alias:
+def delete_alias(
+    run: Run,
+    alias: str,
+    *,
+    by: str = "",
+    reason: str = "",
+    expect: int,
+    lost: AliasEvent | None = None,
+) -> Alias:
     """Delete an alias that is still as last seen; its tombstone, which keeps the history.
+
+    Args:
+        run: the run.
+        alias: the alias.
+        by: who asks.
+        reason: why.
+        expect: its sequence last seen.
+        lost: as in `promote_step`; an alias that the store has lost is deleted as it was then.
 
     Raises:
         AliasNotFoundError: there is no such alias.
         PreconditionFailedError: it changed; `current` is the `Alias`.
     """
-    return AliasWriter(run.objects, run.clock).delete(alias, by=by, reason=reason, expect=expect)
+    writer = AliasWriter(run.objects, run.clock)
+    return writer.delete(alias, by=by, reason=reason, expect=expect, lost=lost)
 
 
 def _refuse_changed(run: Run, info: StepInfo) -> None:

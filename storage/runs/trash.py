@@ -45,11 +45,15 @@ from cairn.storage.runs.records import (
     hold_file,
     hold_files,
     intent_file,
+    judge_records,
+    lifted_file,
     manifest_file,
     parse_hold_file,
     parse_intent_file,
+    parse_lifted_file,
     parse_record,
     parse_trash_file,
+    put_record,
     read_lease,
     read_record,
     read_records,
@@ -87,6 +91,8 @@ __all__ = [
     "held",
     "lay_tombstone",
     "lift",
+    "note_lifted",
+    "read_lifted",
     "read_tombstones",
     "undelete_step",
     "withdraw",
@@ -434,8 +440,11 @@ def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple
 
 
 def clear_announcements(run: Run, *, now: datetime) -> None:
-    """Remove the intents and the holds of processes that died."""
+    """Remove the intents and the holds of processes that died, and notes of steps that are gone."""
     for name in run.objects.list(TRASH):
+        lifted = parse_lifted_file(name)
+        if lifted is not None and run.objects.read(manifest_file(*lifted)) is None:
+            run.objects.delete(name)
         kind = Intent if parse_intent_file(name) else Hold if parse_hold_file(name) else None
         found = None if kind is None else read_record(run.objects, name, kind)
         if found is None or found[0].is_alive(now):
@@ -464,7 +473,27 @@ def lift(run: Run, key: StepKey, generation: bytes) -> None:
     Where the store does not answer it stays, and the step can be undeleted.
     """
     with contextlib.suppress(StorageError):
-        run.objects.delete_if(trash_file(*key), generation=generation)
+        found = read_record(run.objects, trash_file(*key), Tombstone)
+        if found is not None and found[1] == generation:
+            _take_back(run, key, *found)
+
+
+def _take_back(run: Run, key: StepKey, tombstone: Tombstone, generation: bytes) -> None:
+    """Remove a tombstone that is still as last seen."""
+    note_lifted(run, key, tombstone)
+    run.objects.delete_if(trash_file(*key), generation=generation)
+
+
+def note_lifted(run: Run, key: StepKey, tombstone: Tombstone) -> None:
+    """Write down which tombstone of a step is taken back: else it would seem lost to who saw it."""
+    put_record(run.objects, lifted_file(*key), tombstone)
+
+
+def read_lifted(run: Run, keys: Iterable[StepKey]) -> dict[StepKey, Tombstone]:
+    """The tombstone that was taken back last of each of these steps, if any was."""
+    names = {lifted_file(*key): key for key in keys}
+    found, _ = judge_records(run.objects, names, Tombstone.parse)
+    return {names[name]: one for name, one in found.items()}
 
 
 def undelete_step(run: Run, step: int, attempt: int) -> None:
@@ -487,7 +516,7 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
         if found[0].removing:
             break
         try:
-            run.objects.delete_if(key, generation=found[1])
+            _take_back(run, (step, attempt), *found)
         except PreconditionFailedError:
             continue
         return
@@ -527,7 +556,7 @@ def begin_removal(
     use = RunUse.of(run, now)  # after the tombstone, which was there before
     try:
         if key in use.needs or keeps(tombstone):
-            run.objects.delete_if(name, generation=generation)
+            _take_back(run, key, tombstone, generation)
             return False
         marked = tombstone.model_copy(update={"removing": True})
         write_record(run.objects, name, marked, generation=generation)

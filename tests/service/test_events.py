@@ -131,7 +131,7 @@ def test_a_record_that_was_put_back_is_told_again_and_so_is_what_follows(looked,
         ("alias.moved", 1, None),
         ("alias.moved", 2, 1),
         ("alias.moved", 1, 2),
-        ("alias.moved", 2, 1),
+        ("alias.moved", 3, 2),
     ]
 
 

@@ -3,11 +3,15 @@
 import hashlib
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
 
+from cairn.service.jobs.dbos_engine import worker
+from cairn.service.jobs.dbos_engine.database import queue_of
 from cairn.service.jobs.kinds import export_job
+from cairn.service.jobs.records import PART
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.store.disk.direct_writes import DirectWrites
@@ -43,6 +47,7 @@ def digests(folder):
 def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
     root, tmp_path, monkeypatch
 ):
+    """Though the queue gives out more: what it has given out counts there once it has begun."""
     real, lock, now, most = export_job.write_shard, threading.Lock(), [0], [0]
     both = threading.Barrier(2)
 
@@ -60,6 +65,8 @@ def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
 
     monkeypatch.setattr(export_job, "write_shard", counted)
     with serving(root, tmp_path / "data") as http:
+        queue = http.app.state.plane.jobs._client.retrieve_queue(queue_of(PART))
+        queue.set_worker_concurrency(8)
         met = False
         made = done(http, CONVERT, {**SEVERAL, "memory": "400MiB"})
         files = artifact_of(http, made)["files"]
@@ -68,6 +75,54 @@ def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
         assert met, "an even number, or the last would wait for another"
         done(http, CONVERT, {**SEVERAL, "dtype": "bfloat16", "max_shard_size": "10KB"})
         assert most == [2]
+
+
+class Counted:
+    """How many files are written at the same time, at most."""
+
+    def __init__(self, monkeypatch):
+        self.most = self.now = 0
+        self.began = threading.Semaphore(0)
+        self.held = threading.Event()
+        self.held.set()
+        self._lock = threading.Lock()
+        self._real = export_job.write_shard
+        monkeypatch.setattr(export_job, "write_shard", self._write)
+
+    def _write(self, *args, **options):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.began.release()
+        try:
+            assert self.held.wait(60)
+            time.sleep(0.02)  # in which another begins, if it may
+            return self._real(*args, **options)
+        finally:
+            with self._lock:
+                self.now -= 1
+
+
+@pytest.mark.parametrize("body", [{}, {**SEVERAL, "memory": "400MiB"}], ids=["one file", "several"])
+def test_an_export_that_goes_on_does_not_write_beside_what_is_left_of_it_here(
+    root, tmp_path, monkeypatch, body
+):
+    """Cancelled by a server that can't stop it, and resumed before its worker has noticed."""
+    monkeypatch.setattr(worker, "STOP_TIMEOUT_SECONDS", 0.1)
+    counted = Counted(monkeypatch)
+    counted.held.clear()
+    with (
+        serving(root, tmp_path / "data") as http,
+        serving(root, tmp_path / "data", worker=False) as other,
+    ):
+        operation = http.post(CONVERT, json=body).json()["id"]
+        assert counted.began.acquire(timeout=60)
+        other.post(f"/v1/operations/{operation}:cancel")
+        assert other.post(f"/v1/operations/{operation}:resume").status_code == 200
+        counted.began.acquire(timeout=0.5)
+        counted.held.set()
+        assert watch(http, operation)["state"] == "succeeded"
+    assert counted.most == 1
 
 
 def test_an_export_that_does_not_fit_is_refused_before_anything_is_written(root, tmp_path):

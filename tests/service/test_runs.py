@@ -39,6 +39,7 @@ def test_run_tells_what_it_holds(http, root):
         "checkpoint_count": 3,
         "bytes": 3 * BYTES_PER_STEP,
         "problems": [],
+        "lost_records": [],
     }
 
 

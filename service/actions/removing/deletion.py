@@ -4,10 +4,11 @@ from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_checkpoint
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import lost_tombstone, rows
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import Checkpoint
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs import Run, deletable_step, delete_step, undelete_step
+from cairn.storage.runs import Run, deletable_step, delete_step, note_lifted, undelete_step
 
 
 def delete_checkpoint(
@@ -52,7 +53,7 @@ def delete_checkpoint(
 def undelete_checkpoint(
     plane: ControlPlane, caller: Caller, root: str, run: str, step: int, attempt: int | None
 ) -> Checkpoint:
-    """Take a deletion back.
+    """Take a deletion back, or leave a step listed whose tombstone the store has lost.
 
     Args:
         plane: Where.
@@ -70,14 +71,19 @@ def undelete_checkpoint(
     found = plane.run(root, run)
     detail = {"step": step, "attempt": attempt}
     with audited(plane, caller, "checkpoint.undelete", root=root, run=run, **detail) as entry:
-        chosen = _deleted_attempt(found, step, attempt)
-        undelete_step(found, step, chosen)
+        with plane.catalog.query() as connection:
+            lost = rows.lost_deletions(connection, root, run, step)
+        deleted = {number for saved, number in found.trashed() if saved == step}
+        chosen = _deleted_attempt(found, step, attempt, sorted(deleted | lost.keys()))
+        if chosen in deleted:
+            undelete_step(found, step, chosen)
+        else:
+            note_lifted(found, (step, chosen), lost_tombstone(lost[chosen]))
         entry.complete(attempt=chosen)
     return get_checkpoint(plane, root, run, step, attempt=chosen, refresh=True)
 
 
-def _deleted_attempt(run: Run, step: int, attempt: int | None) -> int:
-    deleted = sorted(number for saved, number in run.trashed() if saved == step)
+def _deleted_attempt(run: Run, step: int, attempt: int | None, deleted: list[int]) -> int:
     if attempt is None and len(deleted) > 1:
         raise InvalidRequestError(
             f"body.attempt: expected one of {', '.join(map(str, deleted))}, since step {step} was "

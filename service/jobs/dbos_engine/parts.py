@@ -82,7 +82,7 @@ class Parts:
                 room = max(0, most - (len(found) - len(ended)))
                 for name in waiting[:room]:
                     part = parts[ids.index(name)]
-                    outside.submit(self._start, name, part).result()
+                    outside.submit(self._start, name, part, at_once).result()
                 if waiting[:room]:
                     self._wake()
                 running = [one for one in found.values() if one.status == "PENDING"]
@@ -94,7 +94,7 @@ class Parts:
                 if sum(map(_succeeded, found.values())) > before:
                     pause = LOOK_SECONDS
 
-    def _start(self, name: str, part: Result) -> None:
+    def _start(self, name: str, part: Result, at_once: int | None) -> None:
         DBOS.enqueue_workflow_with_options(
             {
                 "workflow_name": workflow_name(PART),
@@ -103,7 +103,7 @@ class Parts:
                 "app_version": APPLICATION_VERSION,
                 "attributes": self._origin,
             },
-            {**self._job, "part": part},
+            {**self._job, "part": part, "at_once": at_once},
         )
 
     def _failure(

@@ -33,9 +33,11 @@ from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.database import (
     APPLICATION,
     APPLICATION_VERSION,
+    LIMITS,
     PROGRESS_EVENT,
     engine_options,
 )
+from cairn.service.jobs.dbos_engine.limiter import Limiter
 from cairn.service.jobs.dbos_engine.parts import Parts
 from cairn.service.jobs.dbos_engine.waking import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationStateError
@@ -133,6 +135,7 @@ class Worker:
         self.stopping = False
         self._executions: set[Execution] = set()
         self._lock = threading.Lock()
+        self._limiter = Limiter()
         self._database_url = database_url
         self.name = name
         self._changed = changed
@@ -220,6 +223,8 @@ class Worker:
             return self._execute(
                 execution,
                 lambda: self._run(self.kinds[kind], execution, request),
+                # What was cancelled and resumed may still be about to end here.
+                limits={kind: LIMITS[kind], operation_id: 1},
                 cancelled=lambda: self._leave_off(execution, kind, request),
             )
 
@@ -232,16 +237,19 @@ class Worker:
         own = kind.part
         if own is None:
             raise RuntimeError(f"jobs of the kind {kind.name!r} have no parts")
+        limits = {PART: LIMITS[PART]}
+        if (at_once := job.get("at_once")) is not None:
+            limits[f"parts of {operation_id}"] = at_once
         with observed_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
-            self._check_open(operation_id)
             execution = self._execution(kind.name, operation_id, _Steps())
-            return self._execute(
-                execution,
-                lambda: execution.step(
+
+            def run() -> Result:
+                self._check_open(operation_id)
+                return execution.step(
                     f"part {part['name']}", lambda: own(execution, job["request"], part)
-                ),
-                cancelled=lambda: None,
-            )
+                )
+
+            return self._execute(execution, run, limits=limits, cancelled=lambda: None)
 
     def _execution(self, kind: str, operation_id: str, steps: _Steps) -> Execution:
         return Execution(
@@ -257,15 +265,20 @@ class Worker:
         execution: Execution,
         run: Callable[[], Result],
         *,
+        limits: Mapping[str, int],
         cancelled: Callable[[], None],
     ) -> Result:
-        """Run a workflow of ours, of which others know meanwhile; `cancelled` cleans up."""
+        """Run a workflow of ours, of which others know meanwhile; `cancelled` cleans up.
+
+        It waits until fewer run here than its `limits` allow.
+        """
         with self._lock:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
         try:
-            return run()
+            with self._limiter.turn(limits, execution.check):
+                return run()
         except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
             # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
             if self._is_cancelled(_own_id()):

@@ -1,5 +1,6 @@
 from .aliases import Alias as Alias
 from .aliases import Aliases as Aliases
+from .aliases import AliasEvent as AliasEvent
 from .aliases import AliasWriter as AliasWriter
 from .annotations import MAX_DAMAGED_LEAVES as MAX_DAMAGED_LEAVES
 from .annotations import MAX_PROBLEM_CHARACTERS as MAX_PROBLEM_CHARACTERS
@@ -58,6 +59,7 @@ from .layout import hold_files as hold_files
 from .layout import intent_file as intent_file
 from .layout import is_run_name as is_run_name
 from .layout import iterator_file as iterator_file
+from .layout import lifted_file as lifted_file
 from .layout import manifest_file as manifest_file
 from .layout import manifest_files as manifest_files
 from .layout import parse_alias_file as parse_alias_file
@@ -66,6 +68,7 @@ from .layout import parse_attempt_file as parse_attempt_file
 from .layout import parse_export_manifest as parse_export_manifest
 from .layout import parse_hold_file as parse_hold_file
 from .layout import parse_intent_file as parse_intent_file
+from .layout import parse_lifted_file as parse_lifted_file
 from .layout import parse_manifest_file as parse_manifest_file
 from .layout import parse_ref as parse_ref
 from .layout import parse_step_folder as parse_step_folder

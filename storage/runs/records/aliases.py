@@ -151,11 +151,18 @@ class Aliases:
             raise error
         return found
 
-    def judge(self) -> tuple[builtins.list[Alias], dict[str, StorageError]]:
-        """All aliases that exist, by name, and what is wrong with records, by theirs."""
+    def judge(
+        self, *, deleted: bool = False
+    ) -> tuple[builtins.list[Alias], dict[str, StorageError]]:
+        """All aliases that exist, by name, and what is wrong with records, by theirs.
+
+        Args:
+            deleted: the tombstones of deleted ones too.
+        """
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
         found, unreadable = judge_records(self._objects, names, Alias.parse)
-        return [alias for _, alias in sorted(found.items()) if not alias.deleted], unreadable
+        kept = [alias for _, alias in sorted(found.items()) if deleted or not alias.deleted]
+        return kept, unreadable
 
     def history(self, name: str) -> builtins.list[AliasEvent]:
         """The last events of the alias, newest first, also after its deletion.
@@ -209,6 +216,7 @@ class AliasWriter(Aliases):
         reason: str = "",
         expect: int | None,
         seen: Versioned | EllipsisType | None = ...,
+        lost: AliasEvent | None = None,
     ) -> Alias:
         """Point the alias to a step, if it is still as the caller last saw it.
 
@@ -221,6 +229,8 @@ class AliasWriter(Aliases):
             reason: why.
             expect: the sequence last seen; None: it must not exist (deleted is not existing).
             seen: what was read at its name, None if nothing was there; by default it is read.
+            lost: its last event that anybody knows of, which the store may have lost: then it
+                becomes part of the history again, and the move comes after it.
 
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
@@ -234,11 +244,19 @@ class AliasWriter(Aliases):
             by=by,
             reason=reason,
             at=rfc3339(self._clock()),
-            sequence=found.sequence + 1 if found else 1,
+            sequence=_newest(found, lost) + 1,
         )
-        return self._write(name, found, generation, event, expect)
+        return self._write(name, found, generation, event, expect, lost)
 
-    def delete(self, name: str, *, expect: int, by: str = "", reason: str = "") -> Alias:
+    def delete(
+        self,
+        name: str,
+        *,
+        expect: int,
+        by: str = "",
+        reason: str = "",
+        lost: AliasEvent | None = None,
+    ) -> Alias:
         """Replace the alias by a tombstone, if it is still as the caller last saw it.
 
         Args:
@@ -246,26 +264,29 @@ class AliasWriter(Aliases):
             expect: the sequence last seen.
             by: who asks.
             reason: why.
+            lost: as in `move`; an alias that the store has lost is deleted as it was then.
 
         Raises:
             AliasNotFoundError: it does not exist.
             PreconditionFailedError: it changed; `current` is the `Alias`.
         """
         found, generation = self._read(name)
-        if found is None or found.deleted:
+        last = lost if found is None or found.deleted else found
+        if last is None or last.deleted:
             raise self._not_found(name)
-        self._expect(name, found, expect)
+        if last.sequence != expect:
+            raise self._lost(name, found, expect)
         event = AliasEvent(
-            step=found.step,
-            attempt=found.attempt,
-            manifest_digest=found.manifest_digest,
+            step=last.step,
+            attempt=last.attempt,
+            manifest_digest=last.manifest_digest,
             by=by,
             reason=reason,
             at=rfc3339(self._clock()),
-            sequence=found.sequence + 1,
+            sequence=_newest(found, lost) + 1,
             deleted=True,
         )
-        return self._write(name, found, generation, event, expect)
+        return self._write(name, found, generation, event, expect, lost)
 
     def _write(
         self,
@@ -274,8 +295,11 @@ class AliasWriter(Aliases):
         generation: bytes | None,
         event: AliasEvent,
         expect: int | None,
+        lost: AliasEvent | None,
     ) -> Alias:
         earlier = found.history if found else ()
+        if lost is not None and (found is None or lost.sequence >= found.sequence):
+            earlier = (*earlier, lost)
         alias = Alias(
             alias=name,
             **event.model_dump(),
@@ -302,3 +326,8 @@ class AliasWriter(Aliases):
             next_step="Read the alias again and decide anew.",
             current=current,
         )
+
+
+def _newest(found: Alias | None, lost: AliasEvent | None) -> int:
+    """The highest sequence that the alias has had."""
+    return max((one.sequence for one in (found, lost) if one is not None), default=0)

@@ -52,6 +52,7 @@ __all__ = [
     "intent_file",
     "is_run_name",
     "iterator_file",
+    "lifted_file",
     "manifest_file",
     "manifest_files",
     "parse_alias_file",
@@ -61,6 +62,7 @@ __all__ = [
     "parse_export_manifest",
     "parse_hold_file",
     "parse_intent_file",
+    "parse_lifted_file",
     "parse_manifest_file",
     "parse_ref",
     "parse_step_folder",
@@ -281,6 +283,11 @@ def forgotten_file(step: int, attempt: int) -> str:
     return f"{DAMAGED}{MANIFESTS}{_stem(step, attempt)}.forgotten"
 
 
+def lifted_file(step: int, attempt: int) -> str:
+    """The tombstone that was taken back last: it tells that from a tombstone's loss."""
+    return f"trash/{_stem(step, attempt)}.lifted"
+
+
 def intent_file(step: int, attempt: int) -> str:
     """What somebody writes who is about to lay the tombstone of a step."""
     return f"trash/{_stem(step, attempt)}.intent.json"
@@ -352,6 +359,12 @@ def parse_annotation_file(name: str) -> tuple[int, int] | None:
 def parse_trash_file(name: str) -> tuple[int, int] | None:
     """(step, attempt) that `trash_file` made this name from."""
     return _parse_stem(name, TRASH)
+
+
+def parse_lifted_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `lifted_file` made this name from."""
+    stem = name.removesuffix(".lifted")
+    return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
 
 
 def parse_intent_file(name: str) -> tuple[int, int] | None:

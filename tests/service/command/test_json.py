@@ -1,6 +1,7 @@
 """`--json`: what each command prints for programs, in the shapes of the API."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import typer
 
 from cairn.service import schemas
 from cairn.service.command.cli import app
+from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from tests.plain_orbax import manager
@@ -86,6 +88,21 @@ def test_damaged_records_of_a_run_are_in_the_list_of_its_checkpoints(url, root):
         "steps": [],
         "records": repairs_of(run),
     }
+
+
+def test_an_alias_that_went_back_is_named_with_the_command_that_puts_it_right(url, root):
+    run = make_run(root / "back", [1, 2])
+    cairn_here("checkpoints", "back", url=url)
+    cairn_here("promote", "back", "1", "production", url=url)
+    before = run.objects.read(alias_file("production"))
+    cairn_here("promote", "back", "2", "production", url=url)
+    run.objects.write(alias_file("production"), before.value)
+    told = cairn_here("checkpoints", "back", url=url).stderr
+    back, keep = re.findall("`cairn ([^`]+)`", told)
+    assert (back, keep) == ("promote back 2 production", "promote back 1 production")
+    done = cairn_here(*back.split(), url=url)
+    assert done.stdout == "back@production is step 2 (sequence 3)\n"
+    assert cairn_here("checkpoints", "back", url=url).stderr == ""
 
 
 def repairs_of(run: Run) -> dict:

@@ -28,6 +28,10 @@ def test_names_of_a_step_read_back(step, attempt):
     assert layout.parse_manifest_file(layout.manifest_file(*key)) == key
     assert layout.parse_annotation_file(layout.annotation_file(*key)) == key
     assert layout.parse_trash_file(layout.trash_file(*key)) == key
+    lifted = layout.lifted_file(*key)
+    assert layout.parse_lifted_file(lifted) == key
+    others = (layout.parse_trash_file, layout.parse_intent_file, layout.parse_hold_file)
+    assert [parse(lifted) for parse in others] == [None] * 3
     folder = layout.step_dir(attempt, step).rpartition("/")[2]
     assert layout.parse_step_folder(folder) == (step, False)
     assert layout.parse_step_folder(f"{folder}.orbax-checkpoint-tmp") == (step, True)
@@ -57,6 +61,7 @@ PARSERS = [
     layout.parse_manifest_file,
     layout.parse_annotation_file,
     layout.parse_trash_file,
+    layout.parse_lifted_file,
     layout.parse_step_folder,
     layout.parse_alias_file,
     layout.parse_asset_file,
