@@ -45,11 +45,11 @@ from cairn.storage.runs.records import (
     parse_trash_file,
     read_asset,
     read_run_info,
+    removed_by_owner,
     step_dir,
     trash_file,
 )
 from cairn.storage.runs.run import Run, refuse_headless
-from cairn.storage.runs.step_files import removed_by_owner
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store import (

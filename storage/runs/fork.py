@@ -40,6 +40,7 @@ from cairn.storage.runs.records import (
     begin_attempt,
     copy_index,
     ensure_newest,
+    file_places,
     holds_lease,
     list_attempts,
     manifest_file,
@@ -51,6 +52,7 @@ from cairn.storage.runs.records import (
     read_lease,
     read_record,
     release,
+    removed_by_owner,
     renew,
     step_dir,
     trash_file,
@@ -58,7 +60,6 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.run import Run, refuse_headless, refuse_inside_run
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
-from cairn.storage.runs.step_files import file_places, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe

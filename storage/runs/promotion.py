@@ -19,7 +19,9 @@ from cairn.storage.runs.records import (
     Lease,
     alias_file,
     check_step,
+    file_places,
     judge_attempts,
+    listed_problems,
     manifest_file,
     manifest_files,
     parse_attempt_file,
@@ -27,11 +29,11 @@ from cairn.storage.runs.records import (
     parse_record,
     parse_trash_file,
     read_run_info,
+    removed_by_owner,
     trash_file,
     trash_files,
 )
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_files import file_places, listed_problems, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
 from cairn.storage.store import Versioned, open_files

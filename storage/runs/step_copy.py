@@ -18,8 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from cairn.storage.arrays import holds_values
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.runs.records import COMMIT_FILE, ObjectRecord
-from cairn.storage.runs.step_files import (
+from cairn.storage.runs.records import (
+    COMMIT_FILE,
+    ObjectRecord,
     file_problem,
     listed_problems,
     missing_problem,

@@ -115,6 +115,14 @@ from .placed import write_run_info as write_run_info
 from .run_info import Lineage as Lineage
 from .run_info import RunInfo as RunInfo
 from .step_contents import StepContents as StepContents
+from .step_files import FilePlace as FilePlace
+from .step_files import file_places as file_places
+from .step_files import file_problem as file_problem
+from .step_files import is_kept as is_kept
+from .step_files import listed_problems as listed_problems
+from .step_files import missing_problem as missing_problem
+from .step_files import removed_by_owner as removed_by_owner
+from .step_files import told_problem as told_problem
 from .step_index import ItemPlaces as ItemPlaces
 from .step_index import StepIndex as StepIndex
 from .step_index import open_contents as open_contents

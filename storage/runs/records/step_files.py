@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cairn.storage.arrays import FILE_PREFIX
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs.records import ObjectRecord
+from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.store import Entry, FileChecksum, StoreURI, source_folder
 
 __all__ = [
