@@ -9,14 +9,14 @@ from .engine import use_wal as use_wal
 from .events.automations import advance as advance
 from .events.automations import positions as positions
 from .events.automations import states as states
+from .events.lost_records import alias_event as alias_event
+from .events.lost_records import lost_tombstone as lost_tombstone
 from .events.outbox import EventColumns as EventColumns
 from .events.outbox import Happening as Happening
 from .events.outbox import event_columns as event_columns
 from .events.outbox import tell as tell
 from .events.pruning import prune_events as prune_events
 from .events.pruning import pruned_events as pruned_events
-from .lost_records import alias_event as alias_event
-from .lost_records import lost_tombstone as lost_tombstone
 from .models import AddedRootRow as AddedRootRow
 from .models import CheckpointRow as CheckpointRow
 from .models import DeliveryRow as DeliveryRow

@@ -9,8 +9,8 @@ from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, selec
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.entries import text_entry
+from cairn.service.catalog.events.lost_records import problem
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
-from cairn.service.catalog.lost_records import problem
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.notes import state_of
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page

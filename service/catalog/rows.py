@@ -19,8 +19,8 @@ from cairn.service.catalog.events.happenings import (
     step_states,
     verifications,
 )
+from cairn.service.catalog.events.lost_records import lost_alias, seen_alias
 from cairn.service.catalog.events.outbox import Happening, tell_all
-from cairn.service.catalog.lost_records import lost_alias, seen_alias
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
     Position,

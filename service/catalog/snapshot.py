@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from cairn.service.catalog.lost_records import is_lifted, seen_deletion
+from cairn.service.catalog.events.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.notes import damage_body
 from cairn.service.catalog.stamps import record_stamps
