@@ -73,6 +73,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UnsupportedLeafError",
     "translate",
+    "unconfirmed",
 ]
 
 
@@ -328,6 +329,26 @@ def translate(exc: BaseException, *, path: object) -> StorageError:
             return known
         link = link.__cause__ or link.__context__
     return StorageError("the store failed", path=path, found=_text(exc))
+
+
+def unconfirmed(error: StorageError, path: object, found: str) -> StorageError:
+    """Say of a change that a disk failed to make, and that may have been made all the same.
+
+    Args:
+        error: what the disk said.
+        path: of what was to be changed.
+        found: what is known of the change.
+    """
+    kind = StoreFullError if isinstance(error, StoreFullError) else StoreUnavailableError
+    made = kind(
+        "the disk failed while an object was changed",
+        path=path,
+        expected="a change that it keeps",
+        found=f"{found} ({error.found})",
+        next_step="Try again once the disk is well: what is made counts as made.",
+    )
+    made.errno = error.errno if isinstance(error, OSError) else None
+    return made
 
 
 def _translate_one(exc: BaseException, path: str) -> StorageError | None:

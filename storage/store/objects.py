@@ -25,13 +25,14 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
     translate,
+    unconfirmed,
 )
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
-from cairn.storage.store.disk.disk_names import names_held
+from cairn.storage.store.disk.disk_names import names_held, sync_path
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import mapped
@@ -354,10 +355,12 @@ class ObjectStore:
     def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
         """Begin to delete; returns what waits for it, and gives what `_replace` does."""
         if self._is_judged:
-            generation = self._replace(name, None, condition)
+            generation = self._confirmed(name, None, lambda: self._replace(name, None, condition))
             return lambda: generation
         future = self._kv.write(name, None, if_equal=condition)
-        return lambda: bytes(self._wait("delete", future, name).generation)
+        return lambda: self._confirmed(
+            name, None, lambda: bytes(self._wait("delete", future, name).generation)
+        )
 
     def _is_larger(self, name: str, size: int) -> bool:
         """Whether an object that was larger still is: in a bucket it may have been mended."""
@@ -521,10 +524,14 @@ class ObjectStore:
             stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
             return bytes(stamp.generation)
         path = os.path.join(self.uri.local_path, key)
-        with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
-            if self._is_judged:
-                return self._replace(key, value, condition)
-            return self._put_file(path, key, value, condition)
+
+        def put() -> bytes:
+            with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
+                if self._is_judged:
+                    return self._replace(key, value, condition)
+                return self._put_file(path, key, value, condition)
+
+        return self._confirmed(key, value, put)
 
     def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> bytes:
         while True:
@@ -538,6 +545,69 @@ class ObjectStore:
                 return written
             condition = written
 
+    def _confirmed(self, key: str, value: bytes | None, change: Callable[[], bytes]) -> bytes:
+        """Change an object; if a disk fails meanwhile, find out whether it was changed.
+
+        A file has its new name, or has lost it, before its folder is synced and before it is read
+        back: a disk that fails then has made the change, and only has to sync it.
+
+        Args:
+            key: the object's name.
+            value: its new bytes; None: it is deleted.
+            change: changes it, and returns the new generation.
+
+        Raises:
+            StorageError: what `change` raised. Then the object is as it was, or the error says
+                that it is not, or that nobody knows.
+        """
+        try:
+            return change()
+        except CorruptionError:  # refused: it was not begun
+            raise
+        except StorageError as exc:
+            # A thread that does not answer may change the object yet.
+            if self._folder is None or isinstance(exc.__cause__, TimeoutError):
+                raise
+            error = exc
+        path = self.uri / key
+        try:
+            stored = self.read(key)
+        except StorageError:
+            raise unconfirmed(error, path, "no answer to whether it is made") from error
+        if (None if stored is None else stored.value) != value:
+            raise error
+        try:
+            self.sync(key)
+        except StorageError:
+            raise unconfirmed(
+                error, path, "one that is made, and that a power failure may undo"
+            ) from error
+        return _absent_generation() if stored is None else stored.generation
+
+    def sync(self, name: str) -> None:
+        """Have a disk keep what another process may have written, or deleted, just now.
+
+        Whoever reports as done what somebody else has done calls this first: that process may have
+        died before its sync. Other stores keep what they show.
+
+        Args:
+            name: of an object, whose folder is synced; or of a folder, with "/" at its end.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        if self._folder is None:
+            return
+        self._named(name.removesuffix("/"))
+        folder = os.path.dirname(self._folder + name)
+        with (
+            mapped(f"{self.uri}/{name}"),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            names_held(folder),
+            anchored_folder(self.uri, folder) as anchor,
+        ):
+            sync_path(anchor.path)
+
     def _lost(
         self,
         key: str,
@@ -547,6 +617,7 @@ class ObjectStore:
         same_is_success: bool,
     ) -> bytes:
         if same_is_success and current is not None and current.value == value:
+            self.sync(key)
             return current.generation
         raise PreconditionFailedError(
             "changed by someone else",
