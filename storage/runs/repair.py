@@ -165,9 +165,7 @@ def repair_run(
         if name == RUN_FILE and fix.do is not None:  # the others are judged by it
             names = _in_order({*check_run(run).unreadable} - {RUN_FILE})
     for name in (RUN_FILE, *sorted(RUN_FOLDERS)):
-        run.objects.sync(
-            name
-        )  # what is whole may have been mended by one that died before its sync
+        run.objects.sync(name)  # a repair that died before its sync may have mended it
     return done + _left(check_run(run))
 
 

@@ -373,7 +373,7 @@ def withdraw(run: Run, key: StepKey, generation: bytes | None) -> None:
 
 
 def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | None) -> bytes:
-    """Write an intent or a hold; its generation. One that fails is taken back: others would heed it.
+    """Write an intent or a hold; its generation. One that fails is taken back: others heed it.
 
     Raises:
         PreconditionFailedError: another one is there.

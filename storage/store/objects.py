@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextvars import copy_context
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import tensorstore as ts
 
@@ -59,6 +60,8 @@ _SILENCE = {
 _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
+_PARSED_MIN = 1024
+_STORES_KEPT = 4096
 _WINDOW_BYTES = 64 << 20
 _NOTHING: Final = slice(0, 0)
 _LARGE_BYTES = 64 << 10
@@ -143,7 +146,11 @@ def _until_done(future: Any, anchor: Anchor) -> Any:
     return future
 
 
-_open_stores: dict[tuple[str, Confinement | None, str | None, str | None], "ObjectStore"] = {}
+_StoreKey: TypeAlias = tuple[str, Confinement | None, str | None, str | None]
+
+_open_stores: WeakValueDictionary[_StoreKey, "ObjectStore"] = WeakValueDictionary()
+_last_opened: dict[_StoreKey, "ObjectStore"] = {}
+"""LRU cache of stores that nobody may hold now: what they have parsed is worth keeping."""
 _open_lock = threading.Lock()
 
 
@@ -166,6 +173,7 @@ class ObjectStore:
         self.uri = uri
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
+        self._parsed_kept = _PARSED_MIN
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
         self._is_judged = HAS_ANCHORS and uri.scheme == "file" and uri.confinement is not None
@@ -198,6 +206,10 @@ class ObjectStore:
             store = _open_stores.get(key)
             if store is None:
                 store = _open_stores[key] = cls(parsed)
+            _last_opened.pop(key, None)
+            _last_opened[key] = store
+            if len(_last_opened) > _STORES_KEPT:
+                del _last_opened[next(iter(_last_opened))]
             return store
 
     @property
@@ -411,13 +423,17 @@ class ObjectStore:
     ) -> dict[str, T | CorruptionError]:
         """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
 
-        Results are kept by generation: an object that has not changed is neither sent nor parsed
-        again. Give the same function each time, and let it return something small. An error that
-        it returns is not kept: what was read may have been cut on its way. In place of an object
-        that may not be opened stands the error that says why: the others are read all the same.
+        Results are kept by generation, those that were asked for last: an object that has not
+        changed is neither sent nor parsed again. Give the same function each time, and let it
+        return something small. An error that it returns is not kept: what was read may have been
+        cut on its way. In place of an object that may not be opened stands the error that says why:
+        the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        for window in self._windows([self._named(key) for key in keys]):
+        names = [self._named(key) for key in keys]
+        # A few kinds of records of all steps there are; those of removed steps are not asked again.
+        self._parsed_kept = min(max(self._parsed_kept, 8 * len(names)), _PARSED_KEPT)
+        for window in self._windows(names):
             reads = []
             for name, size in window:
                 have = self._parsed.get((name, parse))
@@ -436,11 +452,13 @@ class ObjectStore:
                         self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
                 elif result.state == "unspecified" and have is not None:
+                    self._remember((name, parse), have)
                     results[name] = have[1]
         return results
 
     def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
-        while len(self._parsed) >= _PARSED_KEPT:
+        self._parsed.pop(key, None)
+        while len(self._parsed) >= self._parsed_kept:
             with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
                 del self._parsed[next(iter(self._parsed))]
         self._parsed[key] = value
@@ -579,9 +597,7 @@ class ObjectStore:
         try:
             self.sync(key)
         except StorageError:
-            raise unconfirmed(
-                error, path, "one that is made, and that a power failure may undo"
-            ) from error
+            raise unconfirmed(error, path, "one that a power failure may undo") from error
         return _absent_generation() if stored is None else stored.generation
 
     def sync(self, name: str) -> None:
