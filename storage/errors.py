@@ -74,6 +74,7 @@ __all__ = [
     "UnsupportedLeafError",
     "translate",
     "unanswered",
+    "unconfirmed",
 ]
 
 
@@ -346,6 +347,26 @@ def unanswered(exc: BaseException, *, path: object) -> StoreUnavailableError | N
     if isinstance(known, StoreFullError):
         return _unavailable(str(path), known.found)
     return known if isinstance(known, StoreUnavailableError) else None
+
+
+def unconfirmed(error: StorageError, path: object, found: str) -> StorageError:
+    """Say of a change that a disk failed to make, and that may have been made all the same.
+
+    Args:
+        error: what the disk said.
+        path: of what was to be changed.
+        found: what is known of the change.
+    """
+    kind = StoreFullError if isinstance(error, StoreFullError) else StoreUnavailableError
+    made = kind(
+        "the disk failed while an object was changed",
+        path=path,
+        expected="a change that it keeps",
+        found=f"{found} ({error.found})",
+        next_step="Try again once the disk is well: what is made counts as made.",
+    )
+    made.errno = error.errno if isinstance(error, OSError) else None
+    return made
 
 
 def _translate_one(exc: BaseException, path: str) -> StorageError | None:

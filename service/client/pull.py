@@ -22,6 +22,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.whole_file import take_alone
 from cairn.service.errors import DownloadError, PullError
 from cairn.service.schemas import Artifact, ArtifactFile
+from cairn.storage.store import sync_names, sync_path
 
 CURRENT: Final = "current"
 _VERSIONS: Final = "versions"
@@ -82,7 +83,8 @@ def pull(
 
     Raises:
         PullError: Another process pulls into the folder, what came is not what was exported, or
-            the step was set aside meanwhile, and saved anew.
+            the step was set aside meanwhile, and saved anew; or the folder serves it, and the disk
+            fails to keep that.
         OSError: The disk is full, or does not let us write.
         ProblemResponseError: There is no such step, it is damaged, or it can't be exported.
         ServerUnreachableError: No control plane answers.
@@ -104,8 +106,16 @@ def pull(
             _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
             whole.parent.mkdir(exist_ok=True)
             os.rename(folder / _PARTIAL / version, whole)
-            _sync(whole.parent)
+        sync_path(str(whole.parent))  # another pull may have moved it, and died
         changed = _switch(folder, version)
+        try:
+            sync_names(str(folder.absolute()))  # what another pull did, too
+        except OSError as exc:
+            raise PullError(
+                f"{folder / CURRENT}: expected a disk that keeps it, found one that fails ({exc}). "
+                f"It leads to {whole} now, and may lead elsewhere after a power failure. Pull "
+                "again once the disk is well."
+            ) from exc
         if keep is not None:
             _forget(folder, version, keep)
     return Pulled(run, artifact.step, artifact.id, whole, changed)
@@ -140,7 +150,7 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
         if target.parent != folder:
             raise PullError(f"{artifact.id}: expected plain names of files, found {file.name!r}")
         _fetch(client, artifact, file, target, tell)
-    _sync(folder)
+    sync_path(str(folder))
 
 
 def _fetch(
@@ -169,7 +179,6 @@ def _switch(folder: Path, version: str) -> bool:
     made.unlink(missing_ok=True)
     made.symlink_to(wanted)
     os.replace(made, link)
-    _sync(folder)
     return True
 
 
@@ -188,16 +197,17 @@ def _refuse_foreign(link: Path) -> None:
 
 
 def _forget(folder: Path, serving: str, keep: int) -> None:
-    """Remove the versions that were fetched longest ago; the one that is served stays."""
+    """Remove the versions that were fetched longest ago; the one that is served stays.
+
+    Each is moved away first: what is left of one if this breaks off must not look whole.
+    """
     others = [one for one in (folder / _VERSIONS).iterdir() if one.name != serving]
     others.sort(key=lambda one: one.stat().st_mtime_ns, reverse=True)
+    partial = folder / _PARTIAL
+    partial.mkdir(exist_ok=True)
     for one in others[keep:]:
-        shutil.rmtree(one)
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+        shutil.rmtree(partial / one.name, ignore_errors=True)
+        os.rename(one, partial / one.name)
+    sync_path(str(folder / _VERSIONS))
+    for left in partial.iterdir():
+        shutil.rmtree(left)

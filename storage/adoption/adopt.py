@@ -37,6 +37,7 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import (
+    MANIFESTS,
     Annotation,
     Manifest,
     ObjectRecord,
@@ -173,6 +174,7 @@ def adopt(
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
                 progress(count, len(new))
+    made.objects.sync(MANIFESTS)  # of steps that were kept, too
     return Adoption(
         made.uri,
         tuple(adopted),

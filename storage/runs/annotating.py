@@ -136,6 +136,7 @@ def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotatio
         before = Annotation() if found is None else found[0]
         after = change(before)
         if after == before:
+            run.objects.sync(name)
             return before
         generation = None if found is None else found[1]
         try:
@@ -188,6 +189,7 @@ def annotate_run(
         changed = Annotation(labels=before.labels).changed(labels)
         after = before.model_copy(update={"labels": changed.labels})
         if after == before:
+            run.objects.sync(RUN_FILE)
             return before
         try:
             return write_record(run.objects, RUN_FILE, after, generation=generation)[0]

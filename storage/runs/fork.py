@@ -340,6 +340,7 @@ def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInf
     lease = read_lease(run.objects)
     if lease is not None and not lease.released:
         release(run.objects, told[0], clock=clock)  # interrupted right before; else another's
+    run.objects.sync(MANIFESTS)
     return told[1]
 
 

@@ -21,6 +21,7 @@ from cairn.storage.runs.records import (
     LEASE_FILE,
     LEASE_TTL_SECONDS,
     RUN_FILE,
+    RUN_FOLDERS,
     UNREADABLE,
     Alias,
     Annotation,
@@ -163,6 +164,8 @@ def repair_run(
         done.append(fix.repair if fix.do is None else replace(fix.repair, done=True))
         if name == RUN_FILE and fix.do is not None:  # the others are judged by it
             names = _in_order({*check_run(run).unreadable} - {RUN_FILE})
+    for name in (RUN_FILE, *sorted(RUN_FOLDERS)):
+        run.objects.sync(name)  # a repair that died before its sync may have mended it
     return done + _left(check_run(run))
 
 

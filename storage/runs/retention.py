@@ -34,7 +34,9 @@ from cairn.storage.runs.records import (
     Better,
     annotation_file,
     newest_number,
+    read_record,
     read_records,
+    trash_file,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
@@ -506,7 +508,8 @@ class RetentionOutcome:
         decisions: one for each listed step, as it was judged last.
         deleted: the steps that are now in the trash, as (step, attempt).
         in_use: those that were to go, and came into use meanwhile; with who uses them.
-        errors: why others that were to go are still there.
+        errors: what failed. Steps that were to go, and are not in `deleted`, are still there, or
+            the error says that nobody knows; of one that is, that a power failure may undo it.
     """
 
     decisions: tuple[Decision, ...]
@@ -719,7 +722,7 @@ class _Pass:
 
     def delete(self, batch: Sequence[StepInfo]) -> None:
         """Declare the intent, look who needs the steps, and lay the tombstones of the others."""
-        intents: dict[StepKey, bytes] = {}
+        intents: dict[StepKey, bytes | None] = {}
         try:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
@@ -753,7 +756,7 @@ class _Pass:
         except StorageError as exc:
             self._errors[key] = exc
 
-    def _declared(self, key: StepKey) -> bytes:
+    def _declared(self, key: StepKey) -> bytes | None:
         return declare(self._run, key, by=self._by, reason=self._reason, now=self._clock())
 
     def _tombstone(self) -> Tombstone:
@@ -768,7 +771,14 @@ class _Pass:
         )
 
     def _lay(self, key: StepKey, tombstone: Tombstone) -> None:
-        laid = lay_tombstone(self._run, key, tombstone)
+        try:
+            laid = lay_tombstone(self._run, key, tombstone)
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                stored = read_record(self._run.objects, trash_file(*key), Tombstone)
+                if stored is not None and stored[0] == tombstone:
+                    self._laid[key] = stored[1]
+            raise
         if isinstance(laid, bytes):
             self._laid[key] = laid
         else:

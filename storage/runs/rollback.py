@@ -7,17 +7,24 @@ Take-over: another may begin at once. Nothing that was listed goes. What the wri
 then on does not count: its next save raises, as for one whose job was started again.
 """
 
+import contextlib
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import SupportsIndex
 
-from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
+from cairn.storage.errors import (
+    PreconditionFailedError,
+    StepNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.records import (
     Attempt,
     Kept,
+    attempt_file,
     begin_attempt,
     check_step,
     counting,
@@ -85,6 +92,7 @@ def roll_back(
         PreconditionFailedError: the request was one for another step; or an alias would be stranded
             that is not in `strand`.
         UnsoundStoreError: the store does not keep what runs rest on.
+        StoreUnavailableError: the store failed; if the run has gone back all the same, it says so.
     """
     number = step.step if isinstance(step, StepInfo) else check_step(step)
     # Never `by` alone: a job of that id would lose its lease, and be taken for this rollback.
@@ -98,9 +106,20 @@ def roll_back(
         with held(run, key, by=by, reason="roll back to it", beside=noted) as damage:
             refuse_damaged(run, listed, despite_damage=despite_damage, damage=damage)
             attempt = _begin(run, listed, writer, strand)
-    release(run.objects, attempt, clock=run.clock)
-    aside = _set_aside_by(run, attempt)
-    return Rollback(number, attempt.number, tuple(aside), tuple(stranded_aliases(run, number)))
+    with contextlib.suppress(StorageError):  # else the lease expires by itself
+        release(run.objects, attempt, clock=run.clock)
+    try:
+        aside = _set_aside_by(run, attempt)
+        stranded = stranded_aliases(run, number)
+    except StorageError as exc:
+        raise StoreUnavailableError(
+            "the run has gone back, and the store fails to tell what that has set aside",
+            path=run.uri,
+            expected="records of its steps, attempts and aliases",
+            found=str(exc),
+            next_step=f"See its steps once the store is well: step {number} is the latest.",
+        ) from exc
+    return Rollback(number, attempt.number, tuple(aside), tuple(stranded))
 
 
 def stranded_aliases(run: Run, step: int, accepted: Collection[str] = ()) -> dict[str, int]:
@@ -120,6 +139,8 @@ def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
             found=f"step {step}",
             next_step="Give each rollback a request of its own, or none.",
         )
+    if found is not None:
+        run.objects.sync(attempt_file(found.number))
     return found
 
 
@@ -216,7 +237,8 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
         clock=run.clock,
         ends=attempt,
     )
-    release(run.objects, begun, clock=run.clock)
+    with contextlib.suppress(StorageError):  # else the lease expires by itself
+        release(run.objects, begun, clock=run.clock)
     latest = None if begun.base_step < 0 else begun.base_step
     return TakeOver(lease.writer, attempt, begun.number, latest)
 

@@ -431,6 +431,8 @@ class Run:
         if exist_ok and known is not None:
             if probed:
                 begin_probe(uri, recalled)
+            else:  # who publishes a step syncs it too
+                run.objects.sync(RUN_FILE)
             return run, look
         try:
             if look is not None:

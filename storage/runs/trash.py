@@ -4,6 +4,9 @@ Every deletion, whoever asks, goes the same way:
 
     judge -> intent -> look who needs the step -> tombstone -> look again -> intent gone
 
+Several may delete a step at a time, or one after another died: the later intent takes the place of
+the earlier one, and the first tombstone is that of all.
+
 - An **intent** is seen by those who are about to need the step, and by no list: a process that dies
   behind it has deleted nothing. Who is about to need a step, as a promotion is, writes a **hold**,
   then looks for intents and tombstones; a deletion writes its intent, then looks for holds and
@@ -269,7 +272,9 @@ def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None 
     if not deleted and run.objects.read(manifest_file(step, attempt)) is not None:
         return StepInfo(step, attempt, StepState.SET_ASIDE)
     found = [f"step {step} of attempt {held} listed"] if held is not None else []
-    found += ["it in the trash already"] if deleted else []
+    if deleted:
+        run.objects.sync(trash_file(step, attempt))
+        found.append("it in the trash already")
     for info in run.unpublished():
         if info.step == step:
             if info.attempt == attempt and info.state is StepState.IN_FLIGHT:
@@ -317,8 +322,8 @@ def delete_step(
 
     Raises:
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
-            resume from it, somebody is about to promote it or to roll back to it, or is deleting
-            it already; it stays as it was.
+            resume from it, or somebody is about to promote it or to roll back to it; it stays as
+            it was.
         StepInFlightError: it is being written.
         StepNotFoundError: there is no such step with a manifest.
     """
@@ -331,6 +336,7 @@ def delete_step(
     try:
         deleted = read_record(run.objects, trash_file(*key), Tombstone)
         if deleted is not None:
+            run.objects.sync(trash_file(*key))
             return deleted[0]
         # By now: what the caller saw in flight may have become the step of a live writer.
         info = deletable_step(run, *key)
@@ -348,31 +354,48 @@ def delete_step(
     return tombstone
 
 
-def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> bytes:
-    """Write that a step is about to be deleted; the generation of the intent.
+def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> bytes | None:
+    """Write that a step is about to be deleted, in place of what others have written of that.
 
-    Raises:
-        StepInUseError: somebody else is about to delete it.
+    Returns:
+        The generation of the intent. None: it is in the place of one that counts still. Then it
+        stays until it ends by itself: who wrote the other may be about to lay the tombstone, and
+        has no intent but this.
     """
     name = intent_file(*key)
-    wanted = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
-    known, generation = read_record(run.objects, name, Intent) or (None, None)
-    if known is None or not known.is_alive(now):
+    intent = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
+    while True:
+        known, generation = read_record(run.objects, name, Intent) or (None, None)
         with contextlib.suppress(PreconditionFailedError):  # somebody was faster
-            return write_record(run.objects, name, wanted, generation=generation)[1]
-    raise StepInUseError(
-        "the step is being deleted",
-        path=run.uri / name,
-        expected="a step that nobody is about to delete",
-        found="an intent" if known is None else f"an intent of {known.by}, {known.at}",
-        next_step="Nothing, if that is what you want; else undelete it once it is deleted.",
-    )
+            written = _announce(run, name, intent, generation)
+            return written if known is None or not known.is_alive(now) else None
 
 
-def withdraw(run: Run, key: StepKey, generation: bytes) -> None:
-    """Take an intent back. Never raises: one that stays ends by itself."""
-    with contextlib.suppress(StorageError):
-        run.objects.delete_if(intent_file(*key), generation=generation)
+def withdraw(run: Run, key: StepKey, generation: bytes | None) -> None:
+    """Take an intent back that `declare` gave. Never raises: one that stays ends by itself."""
+    if generation is not None:
+        with contextlib.suppress(StorageError):
+            run.objects.delete_if(intent_file(*key), generation=generation)
+
+
+def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | None) -> bytes:
+    """Write an intent or a hold; its generation. One that fails is taken back: others heed it.
+
+    Raises:
+        PreconditionFailedError: another one is there.
+        StorageError: the store refuses.
+    """
+    try:
+        return write_record(run.objects, name, record, generation=generation)[1]
+    except PreconditionFailedError:
+        raise
+    except StorageError:
+        if generation is None:  # else somebody may have no intent but this
+            with contextlib.suppress(StorageError):  # it ends by itself
+                stored = read_record(run.objects, name, type(record))
+                if stored is not None and stored[0].token == record.token:
+                    run.objects.delete_if(name, generation=stored[1])
+        raise
 
 
 @contextlib.contextmanager
@@ -393,7 +416,7 @@ def held(
     """
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
-    _, generation = write_record(run.objects, name, hold, generation=None)
+    generation = _announce(run, name, hold, None)
     try:
         is_going, result = _is_going(run, key, beside)
         if is_going:
@@ -464,6 +487,7 @@ def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tomb
     except PreconditionFailedError as exc:
         if not isinstance(exc.current, Versioned):
             raise
+        run.objects.sync(name)
         return parse_record(run.objects, name, Tombstone, exc.current)
 
 

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextvars import copy_context
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import tensorstore as ts
 
@@ -25,13 +26,14 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
     translate,
+    unconfirmed,
 )
 from cairn.storage.store import bounds
 from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
-from cairn.storage.store.disk.disk_names import names_held
+from cairn.storage.store.disk.disk_names import names_held, sync_path
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import mapped
@@ -58,6 +60,8 @@ _SILENCE = {
 _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
+_PARSED_MIN = 1024
+_STORES_KEPT = 4096
 _WINDOW_BYTES = 64 << 20
 _NOTHING: Final = slice(0, 0)
 _LARGE_BYTES = 64 << 10
@@ -142,7 +146,11 @@ def _until_done(future: Any, anchor: Anchor) -> Any:
     return future
 
 
-_open_stores: dict[tuple[str, Confinement | None, str | None, str | None], "ObjectStore"] = {}
+_StoreKey: TypeAlias = tuple[str, Confinement | None, str | None, str | None]
+
+_open_stores: WeakValueDictionary[_StoreKey, "ObjectStore"] = WeakValueDictionary()
+_last_opened: dict[_StoreKey, "ObjectStore"] = {}
+"""LRU cache of stores that nobody may hold now: what they have parsed is worth keeping."""
 _open_lock = threading.Lock()
 
 
@@ -165,6 +173,7 @@ class ObjectStore:
         self.uri = uri
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
+        self._parsed_kept = _PARSED_MIN
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
         self._is_judged = HAS_ANCHORS and uri.scheme == "file" and uri.confinement is not None
@@ -197,6 +206,10 @@ class ObjectStore:
             store = _open_stores.get(key)
             if store is None:
                 store = _open_stores[key] = cls(parsed)
+            _last_opened.pop(key, None)
+            _last_opened[key] = store
+            if len(_last_opened) > _STORES_KEPT:
+                del _last_opened[next(iter(_last_opened))]
             return store
 
     @property
@@ -354,10 +367,12 @@ class ObjectStore:
     def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
         """Begin to delete; returns what waits for it, and gives what `_replace` does."""
         if self._is_judged:
-            generation = self._replace(name, None, condition)
+            generation = self._confirmed(name, None, lambda: self._replace(name, None, condition))
             return lambda: generation
         future = self._kv.write(name, None, if_equal=condition)
-        return lambda: bytes(self._wait("delete", future, name).generation)
+        return lambda: self._confirmed(
+            name, None, lambda: bytes(self._wait("delete", future, name).generation)
+        )
 
     def _is_larger(self, name: str, size: int) -> bool:
         """Whether an object that was larger still is: in a bucket it may have been mended."""
@@ -408,13 +423,17 @@ class ObjectStore:
     ) -> dict[str, T | CorruptionError]:
         """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
 
-        Results are kept by generation: an object that has not changed is neither sent nor parsed
-        again. Give the same function each time, and let it return something small. An error that
-        it returns is not kept: what was read may have been cut on its way. In place of an object
-        that may not be opened stands the error that says why: the others are read all the same.
+        Results are kept by generation, those that were asked for last: an object that has not
+        changed is neither sent nor parsed again. Give the same function each time, and let it
+        return something small. An error that it returns is not kept: what was read may have been
+        cut on its way. In place of an object that may not be opened stands the error that says why:
+        the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        for window in self._windows([self._named(key) for key in keys]):
+        names = [self._named(key) for key in keys]
+        # A few kinds of records of all steps there are; those of removed steps are not asked again.
+        self._parsed_kept = min(max(self._parsed_kept, 8 * len(names)), _PARSED_KEPT)
+        for window in self._windows(names):
             reads = []
             for name, size in window:
                 have = self._parsed.get((name, parse))
@@ -433,11 +452,13 @@ class ObjectStore:
                         self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
                 elif result.state == "unspecified" and have is not None:
+                    self._remember((name, parse), have)
                     results[name] = have[1]
         return results
 
     def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
-        while len(self._parsed) >= _PARSED_KEPT:
+        self._parsed.pop(key, None)
+        while len(self._parsed) >= self._parsed_kept:
             with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
                 del self._parsed[next(iter(self._parsed))]
         self._parsed[key] = value
@@ -521,10 +542,14 @@ class ObjectStore:
             stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
             return bytes(stamp.generation)
         path = os.path.join(self.uri.local_path, key)
-        with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
-            if self._is_judged:
-                return self._replace(key, value, condition)
-            return self._put_file(path, key, value, condition)
+
+        def put() -> bytes:
+            with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
+                if self._is_judged:
+                    return self._replace(key, value, condition)
+                return self._put_file(path, key, value, condition)
+
+        return self._confirmed(key, value, put)
 
     def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> bytes:
         while True:
@@ -538,6 +563,67 @@ class ObjectStore:
                 return written
             condition = written
 
+    def _confirmed(self, key: str, value: bytes | None, change: Callable[[], bytes]) -> bytes:
+        """Change an object; if a disk fails meanwhile, find out whether it was changed.
+
+        A file has its new name, or has lost it, before its folder is synced and before it is read
+        back: a disk that fails then has made the change, and only has to sync it.
+
+        Args:
+            key: the object's name.
+            value: its new bytes; None: it is deleted.
+            change: changes it, and returns the new generation.
+
+        Raises:
+            StorageError: what `change` raised. Then the object is as it was, or the error says
+                that it is not, or that nobody knows.
+        """
+        try:
+            return change()
+        except CorruptionError:  # refused: it was not begun
+            raise
+        except StorageError as exc:
+            # A thread that does not answer may change the object yet.
+            if self._folder is None or isinstance(exc.__cause__, TimeoutError):
+                raise
+            error = exc
+        path = self.uri / key
+        try:
+            stored = self.read(key)
+        except StorageError:
+            raise unconfirmed(error, path, "no answer to whether it is made") from error
+        if (None if stored is None else stored.value) != value:
+            raise error
+        try:
+            self.sync(key)
+        except StorageError:
+            raise unconfirmed(error, path, "one that a power failure may undo") from error
+        return _absent_generation() if stored is None else stored.generation
+
+    def sync(self, name: str) -> None:
+        """Have a disk keep what another process may have written, or deleted, just now.
+
+        Whoever reports as done what somebody else has done calls this first: that process may have
+        died before its sync. Other stores keep what they show.
+
+        Args:
+            name: of an object, whose folder is synced; or of a folder, with "/" at its end.
+
+        Raises:
+            StorageError: the disk failed.
+        """
+        if self._folder is None:
+            return
+        self._named(name.removesuffix("/"))
+        folder = os.path.dirname(self._folder + name)
+        with (
+            mapped(f"{self.uri}/{name}"),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            names_held(folder),
+            anchored_folder(self.uri, folder) as anchor,
+        ):
+            sync_path(anchor.path)
+
     def _lost(
         self,
         key: str,
@@ -547,6 +633,7 @@ class ObjectStore:
         same_is_success: bool,
     ) -> bytes:
         if same_is_success and current is not None and current.value == value:
+            self.sync(key)
             return current.generation
         raise PreconditionFailedError(
             "changed by someone else",

@@ -3,6 +3,7 @@ before all of them have been asked.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 import httpx
 import pytest
@@ -83,7 +84,8 @@ def run(gcs, monkeypatch):
     """Step 3 of the first attempt; the second has gone on from it."""
     made = make_run(f"{gcs.bucket_uri}/store/run", [3])
     add_steps(made, [6], base_step=3)
-    monkeypatch.setattr(objects, "_open_stores", {})  # as in a server that has just been started
+    # As in a server that has just been started.
+    monkeypatch.setattr(objects, "_open_stores", WeakValueDictionary())
     return made
 
 

@@ -316,6 +316,9 @@ class SimulatedStore:
             raise PreconditionFailedError("changed by someone else", path=key, current=current)
         self.values.pop(key, None)
 
+    def sync(self, name):
+        """It keeps what it shows."""
+
     def list(self, prefix=""):
         self._scheduler.turn(f"list {prefix}")
         return sorted(key for key in self.values if key.startswith(prefix))

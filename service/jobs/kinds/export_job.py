@@ -238,6 +238,7 @@ class _ExportJob:
             delete_tries(self._uri, self._key, existing.folder)
             existing = find_export(objects, self._key)  # or one that another has made meanwhile
         if existing is not None:
+            objects.sync(self._key.manifest)
             self._context.progress.set(
                 done_bytes=existing.nbytes, total_bytes=existing.nbytes, message="exists already"
             )
@@ -260,8 +261,10 @@ class _ExportJob:
     def find(self) -> Result:
         """The artifact, if another has made it meanwhile; nothing if nobody has."""
         with contextlib.suppress(StorageError):
-            existing = find_export(ObjectStore.open(self._uri), self._key)
+            objects = ObjectStore.open(self._uri)
+            existing = find_export(objects, self._key)
             if existing is not None and not _wrong_files(self._files(existing.folder), existing):
+                objects.sync(self._key.manifest)
                 delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
                 return {"artifact_id": self.ref.id, "bytes": existing.nbytes, "existing": True}
         return {}

@@ -319,11 +319,14 @@ class AliasWriter(Aliases):
     def _lost(self, name: str, found: Alias | None, expect: int | None) -> PreconditionFailedError:
         current = None if found is None or found.deleted else found
         return PreconditionFailedError(
-            "the alias was changed by someone else",
+            "the alias has changed",
             path=self._objects.uri / alias_file(name),
             expected="no alias" if expect is None else f"sequence {expect}",
-            found=f"sequence {current.sequence}, step {current.step}" if current else "no alias",
-            next_step="Read the alias again and decide anew.",
+            found="no alias"
+            if current is None
+            else f"sequence {current.sequence}, step {current.step}, moved there by "
+            f"{current.by or 'somebody'} at {current.at}",
+            next_step="Nothing, if that is what you want; else read it again and decide anew.",
             current=current,
         )
 

@@ -255,6 +255,7 @@ def publish_export(
         winner = find_export(objects, key)
         if winner is None:  # published and deleted again in between
             raise
+        objects.sync(key.manifest)
         return winner
 
 

@@ -183,7 +183,8 @@ def begin_attempt(
         with contextlib.suppress(StorageError):
             release(objects, started.attempt, clock=clock)
         raise
-    note_begun(objects, started)
+    with contextlib.suppress(StorageError):  # it has begun; its own record tells that too
+        note_begun(objects, started)
     return started.attempt
 
 

@@ -22,6 +22,7 @@ from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
+from tests.storage.held_names import HeldNames
 
 EMBEDDING = ("model/embed_tokens/embedding", "model.embed_tokens.weight")
 
@@ -272,3 +273,63 @@ def test_an_address_that_can_not_be_exported_fails(saved, tmp_path):
     assert done.returncode == 3
     assert not (tmp_path / "models").exists()
     assert Path(tmp_path).is_dir()
+
+
+def test_what_a_folder_serves_outlasts_a_power_failure(saved, client, tmp_path, monkeypatch):
+    folder = tmp_path / "made" / "models"
+    held = HeldNames(monkeypatch)
+
+    def pulled(step):
+        serves = pull(client, "llama", step, folder, root="default", options={}).folder
+        link = f"versions/{serves.name}"
+        assert (held.names(folder) or {}).get("current") == link
+        assert held.lost(serves, below=tmp_path) == []
+        fetched = held.names(folder / "partial" / serves.name)  # as it was called then
+        assert fetched.keys() == {path.name for path in serves.iterdir()}
+        held.names(serves.parent).clear()
+        held.names(folder).clear()
+        return serves
+
+    serves = pulled(1)
+    pull(client, "llama", 1, folder, root="default", options={})  # as if that one had died
+    assert held.names(folder)["current"] == f"versions/{serves.name}"
+    assert serves.name in held.names(serves.parent)
+    pulled(2)
+
+
+def test_a_disk_that_does_not_keep_the_link_is_told_with_what_it_serves(
+    saved, client, tmp_path, monkeypatch
+):
+    asked = {"root": "default", "options": {}}
+    pull(client, "llama", 1, tmp_path, **asked)
+
+    def failing(folder):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cairn.service.client.pull.sync_names", failing)
+        with pytest.raises(PullError, match=r"leads to .*/000000000002-1-.* now, and may lead"):
+            pull(client, "llama", 2, tmp_path, **asked)
+    same(tmp_path, saved[1], 2)
+    assert pull(client, "llama", 2, tmp_path, **asked).step == 2
+
+
+def test_a_version_whose_removal_broke_off_is_not_served_again(
+    saved, client, tmp_path, monkeypatch
+):
+    asked = {"root": "default", "options": {}}
+    old = pull(client, "llama", 1, tmp_path, **asked).folder
+
+    def broken(folder, **options):
+        if (Path(folder) / "config.json").exists():
+            (Path(folder) / "config.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", broken)
+        with pytest.raises(KeyboardInterrupt):
+            pull(client, "llama", 2, tmp_path, keep=0, **asked)
+    assert pull(client, "llama", 1, tmp_path, keep=0, **asked).folder == old
+    assert (tmp_path / "current" / "config.json").exists()
+    same(tmp_path, saved[1], 1)
+    assert list((tmp_path / "partial").iterdir()) == []

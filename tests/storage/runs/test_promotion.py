@@ -32,6 +32,7 @@ from cairn.storage.runs.trash import (
     declare,
     delete_step,
     undelete_step,
+    withdraw,
 )
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.uri import parse_uri
@@ -267,8 +268,19 @@ def test_a_promotion_that_is_refused_lets_the_step_go_at_once(run):
     assert (left, run.objects.list("trash/")) == ([], [])
 
 
-def test_two_who_delete_one_step_do_it_once(run, clock):
-    declare(run, (3, 1), by="ann", reason="", now=clock())
-    with pytest.raises(StepInUseError, match="an intent of ann"):
-        delete_step(run, run.step(3), by="me", clock=clock)
-    assert [info.step for info in run.steps()] == [3, 6, 9]
+def test_who_deletes_a_step_that_another_was_about_to_delete_goes_on_at_once(run, clock):
+    declare(run, (3, 1), by="ann", reason="", now=clock())  # and is killed
+    delete_step(run, run.step(3), by="me", clock=clock)
+    assert [info.step for info in run.steps()] == [6, 9]
+
+
+def test_a_deletion_that_is_refused_leaves_the_intent_of_another_in_its_place(run, clock):
+    """That one has looked who needs the step, and has yet to lay the tombstone."""
+    slow = declare(run, (3, 1), by="ann", reason="", now=clock())
+    with pytest.raises(StepInUseError, match="step 9 of attempt 1"):
+        delete_step(run, run.step(3), by="me", needed_by=[(9, 1)], clock=clock)
+    withdraw(run, (3, 1), slow)
+    with pytest.raises(StepChangedError, match="found its deletion"):
+        promote(run, 3)
+    clock.now += timedelta(seconds=ANNOUNCED_SECONDS)
+    promote(run, 3)

@@ -1,9 +1,11 @@
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -193,6 +195,40 @@ def test_the_cache_of_parsed_objects_is_bounded(objects, monkeypatch):
     found = objects.parse_many([f"n/{number}" for number in range(30)], parse)
     assert sorted(found.values()) == list(range(30))
     assert len(objects._parsed) == 10
+
+
+def test_parsed_objects_that_are_removed_do_not_pile_up(objects, monkeypatch):
+    """A job saves for as long as it runs, and retention deletes."""
+    monkeypatch.setattr(objects_module, "_PARSED_MIN", 20)
+    store = ObjectStore(objects.uri)
+    parsed = []
+
+    def parse(data, path):
+        parsed.append(path)
+        return int(data)
+
+    for number in range(100):
+        store.write(f"n/{number}", b"1")
+        store.delete(f"n/{number - 3}")
+        store.parse_many([f"n/{one}" for one in range(max(0, number - 2), number + 1)], parse)
+    assert len(store._parsed) <= 24
+    assert len(parsed) == 100  # those that are there are kept
+    store.parse_many([f"n/{one}" for one in range(97, 100)] * 10, parse)
+    assert store._parsed_kept == 240  # as many as one asks for
+
+
+def test_stores_that_nobody_holds_are_kept_in_a_bounded_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(objects_module, "_STORES_KEPT", 5)
+    monkeypatch.setattr(objects_module, "_last_opened", {})
+    monkeypatch.setattr(objects_module, "_open_stores", WeakValueDictionary())
+    held = ObjectStore.open(tmp_path / "held")
+    for number in range(20):
+        ObjectStore.open(tmp_path / str(number))
+    gc.collect()
+    assert len(objects_module._open_stores) == 6
+    assert ObjectStore.open(tmp_path / "held") is held
+    last = objects_module._last_opened
+    assert [key[0].rpartition("/")[2] for key in last] == ["16", "17", "18", "19", "held"]
 
 
 def test_json_is_canonical_and_comes_back(objects):

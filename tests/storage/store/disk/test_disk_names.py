@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from cairn.storage.errors import StoreFullError
 from cairn.storage.store.disk import disk_names
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
@@ -98,6 +99,6 @@ def test_a_disk_that_fails_to_hold_a_name_fails_the_write(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="the store is full") as caught:
+    with pytest.raises(StoreFullError, match="a power failure may undo") as caught:
         ObjectStore.open(tmp_path / "run").write("aliases/a.json", b"1")
     assert "aliases/a.json" in caught.value.path
