@@ -58,6 +58,7 @@ class Execution(JobContext):
     Attributes:
         finished: Set once the job has ended here, cleaned up where it had to.
         interrupted: Set to make it stop.
+        is_part: It does a part of the operation's job.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Execution(JobContext):
         runner: StepRunner,
         stopping: Callable[[], bool],
         worked: Callable[[int], None] = lambda nbytes: None,
+        is_part: bool = False,
     ) -> None:
         self.operation_id = operation_id
         self.roots = roots
+        self.is_part = is_part
         self.progress = ProgressMeter(self._report, clock=time.monotonic)
         self.finished = threading.Event()
         self.interrupted = threading.Event()

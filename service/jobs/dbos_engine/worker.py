@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -241,7 +242,7 @@ class Worker:
         if (at_once := job.get("at_once")) is not None:
             limits[f"parts of {operation_id}"] = at_once
         with observed_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
-            execution = self._execution(kind.name, operation_id, _Steps())
+            execution = self._execution(kind.name, operation_id, _Steps(), is_part=True)
 
             def run() -> Result:
                 self._check_open(operation_id)
@@ -251,13 +252,16 @@ class Worker:
 
             return self._execute(execution, run, limits=limits, cancelled=lambda: None)
 
-    def _execution(self, kind: str, operation_id: str, steps: _Steps) -> Execution:
+    def _execution(
+        self, kind: str, operation_id: str, steps: _Steps, *, is_part: bool = False
+    ) -> Execution:
         return Execution(
             operation_id,
             roots=self.roots,
             runner=steps,
             stopping=lambda: self.stopping,
             worked=partial(self._metrics.worked, kind),
+            is_part=is_part,
         )
 
     def _execute(
@@ -276,25 +280,26 @@ class Worker:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
-        try:
-            with self._limiter.turn(limits, execution.check):
+        with ExitStack() as turn:  # which lasts until what was cancelled is cleaned up
+            try:
+                turn.enter_context(self._limiter.turn(limits, execution.check))
                 return run()
-        except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
-            # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
-            if self._is_cancelled(_own_id()):
-                cancelled()
-                ending: type[JobInterrupt] = JobCancelled
-            elif isinstance(exc, JobsStopping):
-                raise
-            else:
-                ending = JobTakenOver
-            # Past DBOS, which would keep this thread waiting for the end of the operation: a
-            # resumed one may take long, and a thread that waits keeps the process from ending.
-            raise ending(execution.operation_id) from exc
-        finally:
-            with self._lock:
-                self._executions.discard(execution)
-            execution.finished.set()
+            except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
+                # Our own flag, or DBOS noticing at a step's border that the row is not ours now.
+                if self._is_cancelled(_own_id()):
+                    cancelled()
+                    ending: type[JobInterrupt] = JobCancelled
+                elif isinstance(exc, JobsStopping):
+                    raise
+                else:
+                    ending = JobTakenOver
+                # Past DBOS, which would keep this thread waiting for the end of the operation: a
+                # resumed one may take long, and a thread that waits keeps the process from ending.
+                raise ending(execution.operation_id) from exc
+            finally:
+                with self._lock:
+                    self._executions.discard(execution)
+                execution.finished.set()
 
     def _run(self, kind: JobKind, execution: Execution, request: Request) -> Result:
         try:
@@ -331,7 +336,7 @@ class Worker:
     def _stop_parts(self, execution: Execution) -> None:
         """Stop the parts of a job that run here, and wait until they have."""
         parts = [one for one in self._running() if one.operation_id == execution.operation_id]
-        parts = [one for one in parts if one is not execution]
+        parts = [one for one in parts if one.is_part]  # a resumed job may wait for its turn
         for part in parts:
             part.interrupted.set()
         for part in parts:
