@@ -233,7 +233,7 @@ def _sorted_out(
     deleted = {number for number, _ in run.trashed()}
     # Of two adoptions at once the later may have begun before a step of the other's.
     went_back = (one for one in run.attempts() if not one.writer.startswith(_WRITER))
-    is_aside = set_aside(went_back)
+    is_aside = set_aside(went_back, run.published())
     aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
     latest = max(numbers, default=-1)
     new, refused, left = {}, list(found.problems), list(found.left)

@@ -24,6 +24,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.records import (
     EXPORTS,
+    MAX_NUMBER,
     ExportKey,
     annotation_file,
     begin_attempt,
@@ -172,14 +173,21 @@ def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
 
 
 def _covers_older(run: Run) -> Callable[[StepKey], bool]:
-    """A function of (step, attempt): True if an older copy would count if that one were not.
+    """A function of (step, attempt): True if what it has overwritten would count if it were not.
 
-    One that is deleted is such a copy too: it can be had back.
+    One that is deleted is such a step too: it can be had back.
     """
     published = run.published()
-    is_aside = set_aside(run.attempts())  # attempts after manifests
+    attempts = run.attempts()  # after manifests
+    is_aside = set_aside(attempts, ())  # by no overwrite: it may be the next to go
     older = [key for key in published if not is_aside(*key)]
-    return lambda key: any(step == key[0] and attempt < key[1] for step, attempt in older)
+    overwrites = {one.number: one.overwrites for one in attempts}
+
+    def covers(key: StepKey) -> bool:
+        last = MAX_NUMBER if overwrites.get(key[1]) == key[0] else key[0]
+        return any(key[0] <= step <= last and attempt < key[1] for step, attempt in older)
+
+    return covers
 
 
 def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:

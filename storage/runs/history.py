@@ -51,8 +51,10 @@ __all__ = [
     "history_since",
     "judge_lease",
     "look_at",
+    "overwriting",
     "published_steps",
     "read_history",
+    "saved_among",
     "seen_in",
     "trashed_steps",
 ]
@@ -198,6 +200,23 @@ def trashed_steps(objects: ObjectStore) -> set[StepKey]:
     return {key for key in names if key is not None}
 
 
+def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
+    """(step, attempt) of earlier steps that have overwritten `key` too, if they were published."""
+    step, attempt = key
+    return {
+        (one.overwrites, one.number)
+        for one in attempts
+        if one.overwrites is not None and one.number > attempt and one.overwrites < step
+    }
+
+
+def saved_among(objects: ObjectStore, keys: Collection[StepKey]) -> list[StepKey]:
+    """Those of the steps that have a manifest or a tombstone."""
+    names = [name for key in keys for name in (manifest_file(*key), trash_file(*key))]
+    present = objects.present(names)
+    return [key for key in keys if present.intersection((manifest_file(*key), trash_file(*key)))]
+
+
 def certain_holder(
     step: int,
     lease: Lease | None,
@@ -211,7 +230,8 @@ def certain_holder(
         step: the step.
         lease: as it was read, before attempts.
         attempts: of the run.
-        published: (step, attempt) of every manifest of this one step.
+        published: (step, attempt) of every manifest of this one step, and of those of `overwriting`
+            that there are, tombstones among these.
         deleted: the same of its tombstones, from the newest attempt that has published it on.
     """
     if lease is None or attempts.problems or not published:
@@ -225,7 +245,8 @@ def certain_holder(
     later = {(step, one.number) for one in attempts.known if one.number >= attempt}
     gone = later.intersection(deleted)
     told = told_steps(attempts.known, published if noted is None else [*published, noted])
-    if told.intersection(later).difference(published, gone):
+    needed = later | overwriting((step, attempt), attempts.known)
+    if told.intersection(needed).difference(published, gone):
         return None  # one that had overwritten this one is lost
     # One that was deleted does not give its place back to what it had overwritten.
     holder = counting([*published, *gone], attempts.known).get(step)
@@ -283,15 +304,12 @@ def seen_in(
     if lease is None and (history.published or history.attempts.known or look.folders):
         return None  # it is lost: a writer that had it may still publish
     newest = [(one.number, one.base_step) for one in history.attempts.known[-1:]]
-    noted = None if lease is None else lease.durable
-    there = noted is not None and noted in history.published and noted not in history.deleted
-    kept = max((key for key in (latest, noted if there else None) if key), default=-1)
     return Seen(
         lease,
         None if look.lease is None else look.lease.generation,
         newest[0] if newest else (0, -1),
         highest_number(look.attempts or [], look.folders),
-        kept,
+        -1 if latest is None else latest,
     )
 
 
@@ -327,23 +345,24 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
 
     A round asks everything at once, and so in no order. What is found counts only if it is as if it
     had been asked in the order of `read_history`: manifests after the lease, since they show what
-    it names; attempts after manifests, since they are listed once more; tombstones after these.
+    it names; attempts after manifests, since they are listed once more; tombstones after manifests,
+    which go before them.
     """
     lease, problems = _parsed_lease(objects, look.lease)
     noted = None if lease is None or lease.begun is None else lease.durable
     begun = None if lease is None else lease.begun
     if problems or (noted is not None and noted not in look.published):
         return None
-    writers = {number for _, number in look.published}
     deleted, attempts, again = objects.at_once(
         lambda: trashed_steps(objects),
-        lambda: judge_attempts(objects, begun, writers, look.attempts),
+        lambda: judge_attempts(objects, begun, look.published, look.attempts),
         lambda: None if look.attempts is None else objects.children(ATTEMPTS),
     )
     told = told_steps(attempts.known, look.published if noted is None else [*look.published, noted])
     if (
         again != look.attempts
         or attempts.problems
+        or not {number for _, number in deleted} <= {one.number for one in attempts.known}
         or _missed(look.published, deleted, attempts.known, told, noted)
     ):
         return None
@@ -355,7 +374,8 @@ def _in_order(objects: ObjectStore) -> History:
     """The same whatever is amiss or goes on meanwhile, one request after the other.
 
     Everything that the lease names was there before: so it is read first. Then manifests before
-    attempts, so that the attempt that wrote a manifest is among those that judge it.
+    tombstones, which go after them, and both before attempts, so that the attempt that wrote one is
+    among those that judge it.
     """
     history = None
     for _ in range(_LOOKS):
@@ -364,13 +384,14 @@ def _in_order(objects: ObjectStore) -> History:
         # An older release did not clear what it removed, and did not note what it began.
         noted = None if lease is None or lease.begun is None else lease.durable
         begun = None if lease is None else lease.begun
-        attempts = judge_attempts(objects, begun, {number for _, number in published})
         deleted = trashed_steps(objects)
+        attempts = judge_attempts(objects, begun, deleted.union(published))
         lost = set()
         if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
             deleted.discard(noted)
         told = told_steps(attempts.known, published if noted is None else [*published, noted])
         told.update(_left_by(attempts, published, objects))
+        attempts = _with_what_steps_tell(attempts, told | deleted.union(published), objects)
         for key in sorted(_missed(published, deleted, attempts.known, told, noted)):
             # By their names: a store may show an old list.
             manifest, trash, forgotten = manifest_file(*key), trash_file(*key), forgotten_file(*key)
@@ -403,18 +424,13 @@ def _hidden(history: History) -> Iterator[StepKey]:
     """Steps above all that are listed, each of which would be if it were not deleted."""
     if not history.deleted:
         return
-    is_aside = set_aside(history.attempts.known)
-    removed = dict(sorted(history.deleted.difference(history.published)))
-    last = None
-    for step, attempt in reversed(history.published):
-        if step == last or is_aside(step, attempt):
-            continue
-        last = step
-        if removed.get(step, -1) > attempt and not is_aside(step, removed[step]):
-            continue
-        if (step, attempt) not in history.deleted:
+    published = set(history.published)
+    held = counting(history.deleted | published, history.attempts.known)
+    for key in reversed(held.items()):
+        if key not in history.deleted:
             return
-        yield step, attempt
+        if key in published:
+            yield key
 
 
 def _left_by(
@@ -438,6 +454,33 @@ def _left_by(
                 yield found.step, number
 
 
+def _with_what_steps_tell(
+    attempts: AttemptsFound, saved: Collection[StepKey], objects: ObjectStore
+) -> AttemptsFound:
+    """Of attempts whose records are amiss, which step they have overwritten, and whose they kept.
+
+    None saves a step up to its base step but one that was begun to overwrite it, and no other
+    before. Of the copies of its base step it kept the last.
+    """
+
+    def filled(one: Attempt) -> Attempt:
+        if attempt_file(one.number) not in attempts.problems:
+            return one
+        own = sorted(step for step, number in saved if number == one.number)
+        whole = (step for step in own if _is_in_place(objects, (step, one.number)))
+        first = next(whole, None)
+        kept = [number for step, number in saved if step == one.base_step and number < one.number]
+        overwrites = first if first is not None and first <= one.base_step else None
+        return replace(one, overwrites=overwrites, base_attempt=max(kept, default=None))
+
+    return attempts._replace(known=[filled(one) for one in attempts.known])
+
+
+def _is_in_place(objects: ObjectStore, key: StepKey) -> bool:
+    names = manifest_file(*key), trash_file(*key)
+    return all(misplaced(objects, name) is None for name in names)
+
+
 def _missed(
     published: list[StepKey],
     deleted: set[StepKey],
@@ -455,9 +498,17 @@ def _missed(
     missed = set()
     if told:
         counts = counting(published, attempts)
-        missed = {(step, number) for step, number in told if counts.get(step, number) < number}
-        is_aside = set_aside(attempts)
-        missed = {key for key in missed if not is_aside(*key)}
+        is_aside = set_aside(attempts, published)
+        overwrites = {one.number: one.overwrites for one in attempts}
+
+        def has_overwritten(step: int, number: int) -> bool:
+            """Whether there is something that would count if that one had not been."""
+            if counts.get(step, number) < number:
+                return True
+            later = (one for other, one in counts.items() if other > step)
+            return overwrites.get(number) == step and any(one < number for one in later)
+
+        missed = {key for key in told if not is_aside(*key) and has_overwritten(*key)}
     if noted is not None and noted not in shown:
         missed.add(noted)
     return missed

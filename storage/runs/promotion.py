@@ -7,7 +7,7 @@ from typing import NamedTuple, SupportsIndex
 
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.damage import damage_of, refuse_damaged
-from cairn.storage.runs.history import StepKey, certain_holder
+from cairn.storage.runs.history import StepKey, certain_holder, overwriting, saved_among
 from cairn.storage.runs.records import (
     ATTEMPTS,
     LEASE_FILE,
@@ -205,7 +205,9 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
     if names != look.attempts or known != numbers or manifests:
         return None
     deleted = [one for one in later if trash_file(*one) in tombstones]
-    holder = certain_holder(look.step, lease, attempts, look.published, deleted)
+    # Of most steps there are none: it takes no round then.
+    published = look.published.union(saved_among(objects, overwriting(key, attempts.known)))
+    holder = certain_holder(look.step, lease, attempts, published, deleted)
     found = [one for one in described if one.problem is None and one.attempt == holder]
     return found[0] if found else None
 

@@ -32,7 +32,6 @@ from cairn.storage.runs.records import (
     ManifestSummary,
     RunInfo,
     attempt_file,
-    counting,
     forget_durable,
     forgotten_file,
     judge_records,
@@ -50,6 +49,7 @@ from cairn.storage.runs.records import (
     parse_trash_file,
     place_of,
     step_dir,
+    trash_file,
     write_record,
 )
 from cairn.storage.runs.run import Run
@@ -283,9 +283,11 @@ class _Mender:
         history = read_history(self._objects)
         known = {one.number: one for one in history.attempts.known}
         if number not in known:
+            own = [manifest_file(*key) for key in history.published if key[1] == number]
+            own += [trash_file(*key) for key in history.deleted if key[1] == number]
             hint = (
                 "Restore it from a backup: no other record tells its base step. If no attempt of "
-                "this number was ever begun, remove it."
+                f"this number was ever begun, remove {', '.join(own) or 'it'}."
             )
             return _Fix(Repair(name, None, hint))
         base = known[number].base_step
@@ -301,15 +303,13 @@ class _Mender:
         writers = [one.writer for one in manifests.values()]
         writers += [lease.writer] if lease is not None and lease.attempt == number else []
         times = sorted(one.created for one in manifests.values()) + after
-        saved = history.deleted.union(history.published, history.lost)
-        lost_here = sorted(step for step, one in history.lost if one == number)
         record = AttemptRecord(
             base_step=base,
             writer=(*writers, "")[0],
             at=(*times, rfc3339(self._clock()))[0],
             previous=previous,
-            base_attempt=counting((key for key in saved if key[1] < number), earlier).get(base),
-            overwrites=(*lost_here, None)[0],
+            base_attempt=known[number].base_attempt,
+            overwrites=known[number].overwrites,
         )
         action = f"rebuild it: base step {base}, writer {record.writer!r}, after {previous[0]}"
         return _Fix(Repair(name, action), partial(self._write, name, record))

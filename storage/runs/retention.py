@@ -28,12 +28,12 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.runs.damage import doubtful_steps
+from cairn.storage.runs.history import saved_among
 from cairn.storage.runs.records import (
     Annotation,
     Attempt,
     Better,
     annotation_file,
-    newest_number,
     read_record,
     read_records,
     trash_file,
@@ -286,10 +286,6 @@ def decide(
     sound = [one for one in facts if not one.damaged]
     keep([one.key for one in sound[-1:]], "latest")
     keep([one.key for one in facts if one.damaged], "damaged")
-    # In an attempt after that of the latest: an overwrite that has yet to set the latest aside.
-    last = max(facts, key=lambda one: (one.attempt, one.step), default=None)
-    if last is not None and last is not facts[-1]:
-        keep([last.key], "written last")
     for alias, key in sorted(aliases.items()):
         keep([key], f"alias {alias}")
     keep(sorted(set(held)), "in use")
@@ -828,19 +824,20 @@ class PolicyJudge:
     """Asks the policies that laid tombstones again, about the history as it is now.
 
     All that policies have deleted, and that is still there, is judged as if it were not. For one
-    collection of garbage: what it read is read again only once another attempt has begun.
+    collection of garbage: what it read is read again only once another attempt has begun, or the
+    newest has published the step that it was begun to overwrite.
     """
 
     def __init__(self, run: Run, *, clock: Clock = utc_now) -> None:
         self._run = run
         self._clock = clock
-        self._kept: dict[tuple[bytes, int], set[StepKey]] = {}
+        self._kept: dict[tuple[bytes, int, bool], set[StepKey]] = {}
 
     def keeps(self, key: StepKey, tombstone: Tombstone) -> bool:
         """Whether the policy that laid the tombstone of the step `key` keeps it by now.
 
         False for a tombstone that somebody laid by hand. A policy is asked only if an attempt was
-        begun since: until then no step was set aside.
+        begun since, or the newest was begun to overwrite: else no step was set aside.
 
         Raises:
             PolicyError: a later release wrote the policy.
@@ -848,10 +845,13 @@ class PolicyJudge:
         """
         if tombstone.policy is None:
             return False
-        newest = newest_number(self._run.objects)
-        if newest == tombstone.judged:
+        newest = next(reversed(self._run.attempts()), None)
+        number, overwrites = (0, None) if newest is None else (newest.number, newest.overwrites)
+        if number == tombstone.judged and overwrites is None:
             return False
-        known = canonical_json(tombstone.policy), newest
+        replaced = [] if overwrites is None else [(overwrites, number)]
+        has_overwritten = bool(saved_among(self._run.objects, replaced))
+        known = canonical_json(tombstone.policy), number, has_overwritten
         if known not in self._kept:
             self._kept[known] = self._judged(RetentionPolicy.from_json(tombstone.policy))
         return key in self._kept[known]

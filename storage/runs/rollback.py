@@ -21,6 +21,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.runs.damage import damage_of, refuse_damaged
+from cairn.storage.runs.history import read_history
 from cairn.storage.runs.records import (
     Attempt,
     Kept,
@@ -28,7 +29,6 @@ from cairn.storage.runs.records import (
     begin_attempt,
     check_step,
     counting,
-    noted_key,
     read_lease,
     release,
 )
@@ -244,6 +244,6 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
 
 
 def last_to_keep(run: Run) -> Kept:
-    """The latest listed step, or the one that the lease notes if that is later; -1 for none."""
-    keys = run.history().latest(), noted_key(run.objects)
-    return max((key for key in keys if key is not None), default=-1)
+    """The latest listed step as it is now, with its attempt; -1 for none."""
+    latest = read_history(run.objects).latest()
+    return -1 if latest is None else latest

@@ -30,8 +30,10 @@ from cairn.storage.runs.history import (
     certain_holder,
     judge_lease,
     look_at,
+    overwriting,
     published_steps,
     read_history,
+    saved_among,
     trashed_steps,
 )
 from cairn.storage.runs.records import (
@@ -708,6 +710,7 @@ class Run:
         later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
         tombstones = self.objects.present(trash_file(*key) for key in later)
         deleted = [key for key in later if trash_file(*key) in tombstones]
+        published += saved_among(self.objects, overwriting(min(published), attempts.known))
         attempt = certain_holder(number, lease, attempts, published, deleted)
         return None if attempt is None else self.describe((number, attempt))
 

@@ -104,7 +104,7 @@ def unpublished_steps(
     with contextlib.suppress(*UNREADABLE):
         lease = read_lease(objects)
     writing = lease.attempt if lease and lease.is_alive(now) else None
-    is_aside = set_aside(attempts)
+    is_aside = set_aside(attempts, published)
     newest = max((attempt.number for attempt in attempts), default=None)
     # Within an attempt, steps only go up.
     last = {number: step for step, number in sorted(published)}

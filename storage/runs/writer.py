@@ -16,9 +16,23 @@ from collections.abc import Callable
 from typing import SupportsIndex
 from uuid import uuid4
 
-from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
-from cairn.storage.runs.damage import known_damage, newest_sound
-from cairn.storage.runs.history import Look, history_since, look_at, seen_in
+from cairn.storage.errors import (
+    FencedError,
+    RunNotFoundError,
+    SaveError,
+    StepExistsError,
+    StorageError,
+    translate,
+)
+from cairn.storage.runs.damage import newest_sound
+from cairn.storage.runs.history import (
+    Look,
+    history_since,
+    look_at,
+    published_steps,
+    read_history,
+    seen_in,
+)
 from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
     Annotation,
@@ -33,14 +47,15 @@ from cairn.storage.runs.records import (
     ensure_newest,
     holds_lease,
     interrupted_start,
+    is_begun,
     judge_attempts,
     manifest_file,
     note_begun,
     note_durable,
-    noted_key,
     put_record,
     release,
     renew,
+    run_removed,
     set_aside,
     start_attempt,
     write_record,
@@ -110,7 +125,6 @@ class Writer:
         self._probe: Probe | None = None
         self._claimed: tuple[int, int] | None = None
         self._latest: int | None = None
-        self._goes_back = False
         self._skips_damaged = False
         self._given_up = False
         self._overwrites: int | None = None
@@ -171,7 +185,6 @@ class Writer:
         self.check()
         step = check_step(step)
         self._claimed = None
-        self._goes_back = False
         number = self._attempt_for(step, overwrite, look)
         self._claimed = step, number
         return number
@@ -187,14 +200,12 @@ class Writer:
             return held.number
 
         def base_step() -> Kept:
-            """Every listed step: what is overwritten stays until its successor is durable."""
+            """Every listed step: what is overwritten stays until its successor is published."""
             keep = self._last_to_keep()
             if self._latest is not None and step <= self._latest and not overwrite:
                 raise self._exists(step)
-            self._goes_back = self._latest is not None and step < self._latest
             return keep
 
-        self._goes_back = below and step != self._latest
         return self._begin(base_step, overwrites=step if overwrite else None, seen=seen).number
 
     def publish(
@@ -223,6 +234,18 @@ class Writer:
             StoreUnavailableError: the store gives no answer.
             PreconditionFailedError: another manifest is there already.
         """
+        try:
+            self._publish(manifest, annotation, before)
+        except RunNotFoundError as exc:
+            self._fenced = run_removed(self._objects, self._held())
+            raise self._fenced from exc
+
+    def _publish(
+        self,
+        manifest: Manifest,
+        annotation: Annotation | None,
+        before: Callable[[], object],
+    ) -> None:
         step = manifest.step
         self._refuse_unclaimed(manifest)
         if self._probe is not None:
@@ -237,14 +260,12 @@ class Writer:
         else:
             before()
             annotate()
-        publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
+        generation = publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
         noted = note_durable(self._objects, self._held(), step, self._lease)
         if noted is None:
-            self._ensure_counts(manifest)
+            self._ensure_counts(manifest, generation)
         self._lease = noted
         self._claimed = self._unsettled = self._overwrites = None
-        if self._goes_back:
-            self._begin(lambda: (step, manifest.attempt))
         self._latest = step
 
     def check(self) -> None:
@@ -337,19 +358,16 @@ class Writer:
         return seen_in(self._objects, look, history, latest)
 
     def _last_to_keep(self) -> Kept:
-        """The latest step that the store shows, or the one noted in the lease if that is later."""
+        """The latest step that is listed now."""
         latest = self._latest_settled()
-        noted = noted_key(self._objects)
         if self._skips_damaged:
             latest = newest_sound(self._run, self._run.history().without(self._unsettled))
-            noted = None if noted and known_damage(self._run, noted) else noted
         self._latest = None if latest is None else latest[0]
-        keys = latest, None if noted == self._unsettled else noted
-        return max((key for key in keys if key is not None), default=-1)
+        return -1 if latest is None else latest
 
     def _latest_settled(self) -> tuple[int, int] | None:
         """The latest step that is listed, but for one that was given up while it was published."""
-        return self._run.history().without(self._unsettled).latest()
+        return read_history(self._objects).without(self._unsettled).latest()
 
     def _exists(self, step: int) -> StepExistsError:
         return StepExistsError(
@@ -373,8 +391,7 @@ class Writer:
         if not self._objects.is_remote:  # else it was asked just now
             self._fence()
         self._refuse_unclaimed(manifest)
-        if self._latest is None or manifest.step > self._latest:  # else it covers one that counts
-            self._unsettled = manifest.step, manifest.attempt
+        self._unsettled = manifest.step, manifest.attempt
 
     def _refuse_unclaimed(self, manifest: Manifest) -> None:
         self._held()
@@ -392,18 +409,27 @@ class Writer:
             next_step="Claim the step, and write it in the attempt that the claim gives.",
         )
 
-    def _ensure_counts(self, manifest: Manifest) -> None:
+    def _ensure_counts(self, manifest: Manifest, generation: bytes) -> None:
         """Raise unless the step, just published, is among the steps that count.
+
+        Of a run that was removed nothing is left: another can begin there.
 
         Raises:
             FencedError: a later attempt set the step aside, or another start holds the lease and
-                may be about to.
+                may be about to; or the run was removed.
         """
         attempt = self._held()
+        if not is_begun(self._objects, attempt):
+            with contextlib.suppress(StorageError):
+                name = manifest_file(manifest.step, manifest.attempt)
+                self._objects.delete_if(name, generation=generation)
+            self._fenced = run_removed(self._objects, attempt)
+            raise self._fenced
         held = holds_lease(self._objects, attempt)
         own = attempt.number, attempt.base_step
+        saved = published_steps(self._objects)
         attempts = judge_attempts(self._objects, own).known
-        if set_aside(attempts)(manifest.step, manifest.attempt):
+        if set_aside(attempts, saved)(manifest.step, manifest.attempt):
             self._fence()
         if not held and attempts[-1].number <= attempt.number:
             self._fenced = FencedError(
@@ -453,8 +479,10 @@ class Writer:
                 continue
 
 
-def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> None:
+def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> bytes:
     """Make the step listed: the one moment at which it becomes "verified complete". Durably.
+
+    Returns the generation of its manifest.
 
     Args:
         objects: the run's objects.
@@ -468,8 +496,9 @@ def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[
     _sync_names(objects.uri)  # of what the manifest names, before it
     fence()
     name = manifest_file(manifest.step, manifest.attempt)
-    write_record(objects, name, manifest, generation=None)
+    _, generation = write_record(objects, name, manifest, generation=None)
     _sync_names(objects.uri)
+    return generation
 
 
 def sync_folder(folder: StoreURI) -> None:

@@ -243,8 +243,24 @@ class Scheduler:
         self._wake(self._choose())
 
 
+class _NoMoves:
+    """Serves every call at once."""
+
+    def turn(self, call):
+        pass
+
+    def at_once(self, calls):
+        return [call() for call in calls]
+
+
 class SimulatedStore:
-    """What `ObjectStore` offers, in memory, one call at a time."""
+    """What `ObjectStore` offers, in memory, one call at a time.
+
+    Attributes:
+        values: what is stored, by key.
+        changed: told, after each change, its key and a store that has the same values, whose calls
+            are no moves.
+    """
 
     if_absent_holds = True
     is_remote = False
@@ -252,6 +268,7 @@ class SimulatedStore:
     def __init__(self, scheduler, uri="memory://model/run"):
         self.uri = parse_uri(uri)
         self.values = {}
+        self.changed = None
         self._stamp = 0
         self._parsed = {}
         self._scheduler = scheduler
@@ -307,14 +324,14 @@ class SimulatedStore:
 
     def delete(self, key):
         self._scheduler.turn(f"delete {key}")
-        self.values.pop(key, None)
+        self._pop(key)
 
     def delete_if(self, key, *, generation):
         self._scheduler.turn(f"delete {key} if unchanged")
         current = self.values.get(key)
         if current is not None and current.generation != generation:
             raise PreconditionFailedError("changed by someone else", path=key, current=current)
-        self.values.pop(key, None)
+        self._pop(key)
 
     def sync(self, name):
         """It keeps what it shows."""
@@ -343,4 +360,15 @@ class SimulatedStore:
         self._stamp += 1
         generation = str(self._stamp).encode()
         self.values[key] = Versioned(bytes(value), generation)
+        self._tell(key)
         return generation
+
+    def _pop(self, key):
+        if self.values.pop(key, None) is not None:
+            self._tell(key)
+
+    def _tell(self, key):
+        if self.changed is not None:
+            still = SimulatedStore(_NoMoves())
+            still.uri, still.values, still._parsed = self.uri, self.values, self._parsed
+            self.changed(key, still)

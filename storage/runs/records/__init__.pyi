@@ -16,9 +16,10 @@ from .attempts import Kept as Kept
 from .attempts import counting as counting
 from .attempts import ensure_newest as ensure_newest
 from .attempts import highest_number as highest_number
+from .attempts import is_begun as is_begun
 from .attempts import judge_attempts as judge_attempts
 from .attempts import list_attempts as list_attempts
-from .attempts import newest_number as newest_number
+from .attempts import run_removed as run_removed
 from .attempts import set_aside as set_aside
 from .attempts import told_steps as told_steps
 from .exports import ExportKey as ExportKey
@@ -89,7 +90,6 @@ from .lease import interrupted_start as interrupted_start
 from .lease import is_dead as is_dead
 from .lease import note_begun as note_begun
 from .lease import note_durable as note_durable
-from .lease import noted_key as noted_key
 from .lease import read_lease as read_lease
 from .lease import release as release
 from .lease import renew as renew

@@ -2,8 +2,13 @@
 
 Every start, takeover, rollback or overwrite creates the next numbered attempt; its number is the
 fencing token, its `base_step` is the last step it keeps. A step (s, n) counts only if no later
-attempt has base_step < s. This is judged at read time from the store alone, so a writer that was
-paused and wakes up after a takeover writes where nobody looks.
+attempt has base_step < s, nor has published the step s' < s that it was begun to overwrite. This is
+judged at read time from the store alone, so a writer that was paused and wakes up after a takeover
+writes where nobody looks, and an overwrite is one event: its manifest.
+
+An overwrite keeps all steps until it is published, so that of a writer that was paused could come
+between steps that others saved meanwhile. It does not count if the attempt after it has begun from
+a step that it would have replaced: when that began, it had not been published.
 
 Every attempt names the one before it, with its base step, and the lease names the newest: a record
 that is lost, damaged or in another's place is missed, and what it said is known all the same. It
@@ -27,10 +32,14 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.records.layout import (
     ATTEMPTS,
+    MANIFESTS,
     MAX_NUMBER,
     RUN_FILE,
+    TRASH,
     attempt_file,
     parse_attempt_file,
+    parse_manifest_file,
+    parse_trash_file,
 )
 from cairn.storage.runs.records.placed import (
     UNREADABLE,
@@ -52,9 +61,12 @@ __all__ = [
     "ensure_newest",
     "free_number",
     "highest_number",
+    "is_begun",
     "judge_attempts",
     "list_attempts",
     "newest_number",
+    "run_removed",
+    "saved_steps",
     "set_aside",
     "told_steps",
 ]
@@ -142,7 +154,8 @@ def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> d
             does not give its place back to what it had overwritten.
         attempts: every attempt of the run.
     """
-    is_aside = set_aside(attempts)
+    saved = list(saved)
+    is_aside = set_aside(attempts, saved)
     held: dict[int, int] = {}
     for step, attempt in saved:
         if not is_aside(step, attempt):
@@ -150,21 +163,45 @@ def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> d
     return dict(sorted(held.items()))
 
 
-def set_aside(attempts: Iterable[Attempt]) -> Callable[[int, int], bool]:
-    """A function of (step, attempt): True if a later attempt went back before that step."""
-    numbers: list[int] = []
+def set_aside(
+    attempts: Iterable[Attempt], saved: Iterable[tuple[int, int]]
+) -> Callable[[int, int], bool]:
+    """A function of (step, attempt): True if a later attempt went back before that step.
+
+    Args:
+        attempts: of the run.
+        saved: (step, attempt) of manifests and tombstones, those of overwrites among them.
+    """
+    ordered = sorted(attempts, key=_number)
+    too_late = {one.number for one, after in pairwise(ordered) if _came_too_late(one, after)}
+    # An attempt saves nothing before the step that it was begun to overwrite.
+    savers = {attempt for _, attempt in saved} - too_late
+    numbers = [one.number for one in ordered]
     lowest_from: list[int] = []
-    for attempt in sorted(attempts, key=lambda one: one.number, reverse=True):
-        numbers.append(attempt.number)
-        lowest_from.append(min([attempt.base_step, *lowest_from[-1:]]))
-    numbers.reverse()
+    for one in reversed(ordered):
+        last = _last_kept(one, has_saved=one.number in savers)
+        lowest_from.append(min([last, *lowest_from[-1:]]))
     lowest_from.reverse()
 
     def is_aside(step: int, attempt: int) -> bool:
         later = bisect_right(numbers, attempt)
-        return later < len(numbers) and lowest_from[later] < step
+        return attempt in too_late or (later < len(numbers) and lowest_from[later] < step)
 
     return is_aside
+
+
+def _last_kept(one: Attempt, *, has_saved: bool) -> int:
+    """The last step of earlier attempts that an attempt keeps by now."""
+    if one.overwrites is None or not has_saved:
+        return one.base_step
+    return min(one.base_step, one.overwrites)
+
+
+def _came_too_late(one: Attempt, after: Attempt) -> bool:
+    """Whether the next attempt keeps a step that `one` would have overwritten by then."""
+    if one.overwrites is None or after.base_attempt is None:
+        return False
+    return after.base_attempt < one.number and after.base_step >= one.overwrites
 
 
 def told_steps(
@@ -190,18 +227,23 @@ def told_steps(
     return told.union((first[number], number) for number in done)
 
 
-def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Attempt]:
+def list_attempts(
+    objects: ObjectStore,
+    newest: Begun | None = None,
+    saved: Collection[tuple[int, int]] = (),
+) -> list[Attempt]:
     """Every attempt of the run, by number.
 
     Args:
         objects: the run's objects.
         newest: as in `judge_attempts`.
+        saved: as there.
 
     Raises:
         UnsupportedFormatError, CorruptionError: an attempt's record can't be read, belongs
             elsewhere or is missing; what counts could be judged by guess only.
     """
-    found = judge_attempts(objects, newest)
+    found = judge_attempts(objects, newest, saved)
     for error in found.problems.values():
         raise error
     return found.known
@@ -210,7 +252,7 @@ def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Att
 def judge_attempts(
     objects: ObjectStore,
     newest: Begun | None = None,
-    writers: Collection[int] = (),
+    saved: Collection[tuple[int, int]] = (),
     listed: Iterable[str] | None = None,
 ) -> AttemptsFound:
     """Every attempt of the run, also where records are lost or damaged.
@@ -218,7 +260,7 @@ def judge_attempts(
     Args:
         objects: the run's objects.
         newest: the newest attempt, if the lease told before; it must be there.
-        writers: numbers of attempts that have written manifests; they must be there.
+        saved: (step, attempt) of manifests and tombstones; their attempts must be there.
         listed: names of what is in their folder, if it has been listed just now.
     """
     names = {
@@ -230,7 +272,8 @@ def judge_attempts(
     known = {names[name]: record.of_number(names[name]) for name, record in records.items()}
     told = dict(one.previous for one in known.values() if one.previous is not None)
     told.update([] if newest is None else [newest])
-    for number in sorted({*told, *writers} - known.keys() - {0}):
+    steps = {number: step for step, number in saved}
+    for number in sorted({*told, *steps} - known.keys() - {0}):
         name = attempt_file(number)
         # By its name: a store may show an old list.
         found = None if name in problems else objects.read(name)
@@ -239,12 +282,12 @@ def judge_attempts(
                 record = parse_record(objects, name, AttemptRecord, found)
                 known[number] = record.of_number(number)
             elif name not in problems:
-                problems[name] = _lost(objects, name)
+                problems[name] = _lost(objects, number, steps.get(number))
         except UNREADABLE as exc:
             problems[name] = exc
         if number in told:
             known.setdefault(number, Attempt(number, told[number], writer="", at=""))
-    numbers = {number for number in writers if attempt_file(number) in problems}
+    numbers = {number for number in steps if attempt_file(number) in problems}
     numbers.update(number for name, number in names.items() if name in problems)
     unknown = numbers.difference(known)
     return AttemptsFound(sorted(known.values(), key=_number), sorted(unknown), problems)
@@ -254,12 +297,13 @@ def _number(attempt: Attempt) -> int:
     return attempt.number
 
 
-def _lost(objects: ObjectStore, name: str) -> CorruptionError:
+def _lost(objects: ObjectStore, number: int, step: int | None) -> CorruptionError:
+    saved = "" if step is None else f", and step {step} of attempt {number}"
     return CorruptionError(
         "the record of an attempt is lost",
-        path=objects.uri / name,
+        path=objects.uri / attempt_file(number),
         expected="a record that others name",
-        found="none",
+        found=f"none{saved}",
         next_step="Restore it from a backup, or see what `cairn repair` can do.",
     )
 
@@ -293,7 +337,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
         FencedError: a later attempt exists, or this one does not any more: the run was removed.
     """
     newest, is_there = objects.at_once(
-        lambda: newest_number(objects), lambda: _is_there(objects, attempt)
+        lambda: newest_number(objects), lambda: is_begun(objects, attempt)
     )
     if newest > attempt.number:
         raise FencedError(
@@ -304,18 +348,23 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
             next_step="Stop this process, or begin a new attempt from the latest step.",
         )
     if not is_there:
-        raise FencedError(
-            "the run was removed",
-            path=objects.uri / attempt_file(attempt.number),
-            expected=f"{RUN_FILE}, and the record of attempt {attempt.number}, which "
-            f"{attempt.writer} writes",
-            found="none, or another's",
-            next_step="Stop this process, or begin the run anew; nothing that this attempt saves "
-            "from now on is listed.",
-        )
+        raise run_removed(objects, attempt)
 
 
-def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
+def run_removed(objects: ObjectStore, attempt: Attempt) -> FencedError:
+    """The error of who writes `attempt`, if that `is_begun` no more."""
+    return FencedError(
+        "the run was removed",
+        path=objects.uri / attempt_file(attempt.number),
+        expected=f"{RUN_FILE}, and the record of attempt {attempt.number}, which "
+        f"{attempt.writer} writes",
+        found="none, or another's",
+        next_step="Stop this process, or begin the run anew; nothing that this attempt saves "
+        "from now on is listed.",
+    )
+
+
+def is_begun(objects: ObjectStore, attempt: Attempt) -> bool:
     """Whether the run and the attempt's record are there still, and no others in their place."""
     run, stored = objects.at_once(
         lambda: objects.read(RUN_FILE),
@@ -328,9 +377,22 @@ def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
     return (record.base_step, record.writer, record.at) == own
 
 
-def free_number(objects: ObjectStore) -> int:
-    """The number of the next attempt, if nobody else takes it."""
-    return highest_number(*objects.entries(ATTEMPTS)) + 1
+def free_number(objects: ObjectStore, saved: Iterable[tuple[int, int]]) -> int:
+    """The number of the next attempt, if nobody else takes it.
+
+    Args:
+        objects: the run's objects.
+        saved: (step, attempt) of manifests and tombstones: the record of an attempt may be lost.
+    """
+    savers = (attempt for _, attempt in saved)
+    return max(highest_number(*objects.entries(ATTEMPTS)), *savers, 0) + 1
+
+
+def saved_steps(objects: ObjectStore) -> list[tuple[int, int]]:
+    """(step, attempt) of every manifest and of every tombstone; from names alone."""
+    manifests, trash = objects.at_once(lambda: objects.list(MANIFESTS), lambda: objects.list(TRASH))
+    keys = [*map(parse_manifest_file, manifests), *map(parse_trash_file, trash)]
+    return [key for key in keys if key is not None]
 
 
 def highest_number(files: Iterable[str], folders: Iterable[str]) -> int:

@@ -5,7 +5,7 @@ a time; what counts is settled by the attempts alone, whatever the clocks say.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, NamedTuple
@@ -20,10 +20,12 @@ from cairn.storage.runs.records.attempts import (
     create_attempt,
     ensure_newest,
     free_number,
+    is_begun,
     list_attempts,
     newest_number,
+    saved_steps,
 )
-from cairn.storage.runs.records.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
+from cairn.storage.runs.records.layout import LEASE_FILE, MAX_NUMBER
 from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.soundness import Probe, begin_probe
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
@@ -43,7 +45,6 @@ __all__ = [
     "is_dead",
     "note_begun",
     "note_durable",
-    "noted_key",
     "read_lease",
     "release",
     "renew",
@@ -234,7 +235,8 @@ def start_attempt(
         UnsoundStoreError: the store does not keep what runs rest on.
     """
     probe = begin_probe(objects.uri)  # answers while the lease is taken
-    number = free_number(objects) if seen is None else seen.highest + 1
+    saved = saved_steps(objects) if seen is None else None
+    number = free_number(objects, saved or ()) if seen is None else seen.highest + 1
     while True:
         if before is not None:
             ensure_newest(objects, before)
@@ -251,7 +253,8 @@ def start_attempt(
             if seen is not None:
                 previous, kept = seen.newest, seen.kept
             else:
-                previous = _newest(objects, lease)
+                saved = saved_steps(objects) if saved is None else saved
+                previous = _newest(objects, lease, saved)
                 kept = base_step() if callable(base_step) else base_step
             keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
             if seen is None:
@@ -302,13 +305,18 @@ def note_begun(objects: ObjectStore, started: Started) -> Held | None:
     return _note(objects, started.attempt, durable, started.held)
 
 
-def _newest(objects: ObjectStore, lease: Lease) -> Begun:
+def _newest(objects: ObjectStore, lease: Lease, saved: Collection[tuple[int, int]]) -> Begun:
     """The newest attempt there is, (0, -1) without any.
+
+    Args:
+        objects: the run's objects.
+        lease: as it was taken.
+        saved: (step, attempt) of manifests and tombstones: their attempts are there, or lost.
 
     Raises:
         UnsupportedFormatError, CorruptionError: the record of an attempt is damaged or missing.
     """
-    newest = list_attempts(objects, lease.begun)[-1:]
+    newest = list_attempts(objects, lease.begun, saved)[-1:]
     return (newest[0].number, newest[0].base_step) if newest else (0, -1)
 
 
@@ -334,27 +342,13 @@ def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
     return replace(begun, instance=before.instance)
 
 
-def noted_key(objects: ObjectStore) -> tuple[int, int] | None:
-    """(step, attempt) that was reported durable last, if it is there and not deleted.
-
-    It is read by name, so that a store that shows an old list can't hide it. Ask while holding the
-    lease.
-    """
-    lease = read_lease(objects)
-    if lease is None or lease.durable is None:
-        return None
-    manifest, trash = manifest_file(*lease.durable), trash_file(*lease.durable)
-    found = objects.read_many([manifest, trash])
-    return lease.durable if found[manifest] is not None and found[trash] is None else None
-
-
 def note_durable(
     objects: ObjectStore, attempt: Attempt, step: int, held: Held | None = None
 ) -> Held | None:
     """Note in the lease that `step`, published in `attempt`, is about to be reported durable.
 
     Does nothing if the lease is another's by now: who took it looked at the manifests after this
-    one was published.
+    one was published. Nor if the run is there no more, or another has begun in its place.
 
     Args:
         objects: the run's objects.
@@ -388,6 +382,8 @@ def _note(
     def noted(held: Lease | None) -> Lease | None:
         if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
             return None
+        if (last is None or held is not last.lease) and not is_begun(objects, attempt):
+            return None  # one that is as it was written last is of the same run
         begun = attempt.number, attempt.base_step
         return held.model_copy(update={"durable": durable(held), "begun": begun})
 

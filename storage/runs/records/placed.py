@@ -8,13 +8,19 @@ place.
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
+from cairn.storage.errors import (
+    CorruptionError,
+    RunNotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned, place_told
@@ -232,8 +238,10 @@ def put_record(objects: ObjectStore, name: str, record: Record) -> None:
 
     Raises:
         StoreFullError: no space or quota left.
+        RunNotFoundError: as in `write_record`.
     """
-    objects.write(name, record.placed(Place(_ids.get(objects) or "", name)).to_bytes())
+    data = record.placed(Place(_ids.get(objects) or "", name)).to_bytes()
+    _ensure_in_a_run(objects, name, objects.write(name, data))
 
 
 def write_record(
@@ -256,9 +264,33 @@ def write_record(
     Raises:
         PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
         StoreFullError: no space or quota left.
+        RunNotFoundError: the run's folder was moved or removed meanwhile; nothing is left there.
     """
     placed = record.placed(Place(_ids.get(objects) or "", name))
     written = objects.write_if(
         name, placed.to_bytes(), generation=generation, same_is_success=same_is_success
     )
+    _ensure_in_a_run(objects, name, written)
     return placed, written
+
+
+def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None:
+    """Take a record back that made a folder anew: on a disk a run can be renamed at any moment.
+
+    What was written before that went with the run. A bucket has no folders; who publishes a step
+    there looks whether the run is there still.
+    """
+    if objects.uri.scheme != "file":
+        return
+    heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that has lost the one has the other
+    if any(os.path.lexists(os.path.join(objects.uri.local_path, head)) for head in heads):
+        return
+    with contextlib.suppress(StorageError):
+        objects.delete_if(name, generation=generation)
+    raise RunNotFoundError(
+        "the run was moved or removed",
+        path=objects.uri / name,
+        expected=f"{RUN_FILE} beside it once it was written",
+        found="none",
+        next_step="Do it again where the run is now.",
+    )

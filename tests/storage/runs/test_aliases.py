@@ -11,6 +11,16 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.records.aliases import HISTORY_KEPT, Alias, AliasWriter
 from cairn.storage.runs.records.layout import alias_file
+from cairn.storage.runs.records.placed import write_run_info
+from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.runs.run import Run
+
+
+@pytest.fixture
+def objects(objects):
+    """Those of a run that exists."""
+    write_run_info(objects, RunInfo(name="run", created="2026-01-01T00:00:00Z"))
+    return objects
 
 
 @pytest.fixture
@@ -162,9 +172,7 @@ def test_racing_movers_lose_nothing(aliases):
 
 
 def test_a_hundred_racing_movers_lose_nothing(tmp_path):
-    from cairn.storage.store.objects import ObjectStore
-
-    race(AliasWriter(ObjectStore.open(tmp_path)), movers=100, moves=1)
+    race(AliasWriter(Run.create(tmp_path / "run").objects), movers=100, moves=1)
 
 
 def test_of_many_equal_moves_exactly_one_wins(aliases):

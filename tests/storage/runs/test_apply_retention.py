@@ -17,6 +17,7 @@ from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.annotations import Annotation, Damage
 from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.retention import (
     BestSteps,
@@ -28,6 +29,7 @@ from cairn.storage.runs.retention import (
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
+from cairn.storage.runs.writer import Writer
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import background_retention
@@ -283,6 +285,21 @@ def test_a_pass_that_was_killed_after_its_tombstones_costs_no_bytes_of_what_is_k
     collect_garbage(run, by="gc", clock=clock)
     assert listed(run) == [3, 4]  # 3 is among the last two now: its tombstone was lifted
     assert not open_files(run.uri).walk(step_dir(1, 2))
+
+
+def test_an_overwrite_since_it_was_judged_costs_no_bytes_of_what_the_policy_keeps_now(run, clock):
+    """It was begun before, so that no attempt tells: its manifest does."""
+    writer = Writer(run, writer="job", clock=clock)
+    attempt = writer.claim(4, overwrite=True)
+    apply_retention(run, RetentionPolicy(keep_last=2), by="t", grace=0, clock=clock)
+    assert listed(run) == [4, 5]
+    write_data(run, 4, attempt)
+    created = "2026-11-21T12:00:00Z"
+    writer.publish(Manifest(step=4, attempt=attempt, created=created, writer="job", items=("m",)))
+    assert listed(run) == [4]
+    writer.close()
+    collect_garbage(run, by="gc", clock=clock)
+    assert listed(run) == [3, 4]
 
 
 def test_a_step_that_a_rollback_is_about_to_need_stays(run, clock):

@@ -1,5 +1,6 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -116,13 +117,35 @@ def test_a_writer_that_wakes_up_after_a_takeover_is_not_seen():
 
 
 def test_set_aside_looks_at_later_attempts_only():
-    is_aside = set_aside([attempt(1, -1), attempt(2, 5), attempt(4, 7)])
+    is_aside = set_aside([attempt(1, -1), attempt(2, 5), attempt(4, 7)], ())
     assert is_aside(6, 1)
     assert not is_aside(5, 1)
     assert not is_aside(7, 2)
     assert is_aside(8, 2)
     assert is_aside(8, 3)
     assert not is_aside(100, 4)
+
+
+def an_overwrite(then=()):
+    """Attempt 2 was begun to overwrite 6 of 3, 6 and 9; `then` are later attempts."""
+    second = replace(attempt(2, 9), base_attempt=1, overwrites=6)
+    return [attempt(1, -1), second, *then]
+
+
+def test_an_overwrite_replaces_nothing_until_it_is_published_and_all_at_once_then():
+    before = {(3, 1), (6, 1), (9, 1)}
+    assert counting(before, an_overwrite()) == {3: 1, 6: 1, 9: 1}
+    assert counting(before | {(6, 2)}, an_overwrite()) == {3: 1, 6: 2}
+    assert counting(before | {(6, 2), (9, 2)}, an_overwrite()) == {3: 1, 6: 2, 9: 2}
+    third = replace(attempt(3, 9), base_attempt=2)
+    went_on = counting(before | {(6, 2), (9, 2), (12, 3)}, an_overwrite([third]))
+    assert went_on == {3: 1, 6: 2, 9: 2, 12: 3}
+
+
+def test_an_overwrite_that_comes_once_another_has_gone_on_from_what_it_replaces_does_not_count():
+    went_on = [replace(attempt(3, 9), base_attempt=1)]
+    saved = {(3, 1), (6, 1), (9, 1), (6, 2), (12, 3)}
+    assert counting(saved, an_overwrite(went_on)) == {3: 1, 6: 1, 9: 1, 12: 3}
 
 
 def test_the_first_attempt_is_one_and_is_stored(objects, clock):

@@ -1,7 +1,10 @@
 """Records that are lost, damaged or in another's place change no history unnoticed."""
 
+import itertools
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +13,21 @@ from cairn.storage.errors import (
     CorruptionError,
     FencedError,
     InvalidURIError,
+    PreconditionFailedError,
+    RunNotFoundError,
     StepNotFoundError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.annotating import annotate_step
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.attempts import AttemptRecord, list_attempts
+from cairn.storage.runs.records.attempts import (
+    AttemptRecord,
+    free_number,
+    list_attempts,
+    saved_steps,
+)
 from cairn.storage.runs.records.layout import (
     LEASE_FILE,
     RUN_FILE,
@@ -24,6 +35,7 @@ from cairn.storage.runs.records.layout import (
     annotation_file,
     attempt_file,
     manifest_file,
+    parse_manifest_file,
     parse_ref,
     trash_file,
 )
@@ -31,12 +43,13 @@ from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.resolving import resolve_step
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
+from cairn.storage.runs.retention import RetentionPolicy, apply_retention, step_facts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import parse_uri
 from tests.storage.stored_runs import make_old, write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)
@@ -63,6 +76,13 @@ def job(run, *steps, writer="job"):
     for step in steps:
         saved(made, run, step)
     made.close()
+
+
+def overwrite(run, step):
+    """A job that overwrites a step, and ends."""
+    writer = Writer(run, writer="job")
+    saved(writer, run, step, overwrite=True)
+    writer.close()
 
 
 def lose(run, name):
@@ -132,9 +152,7 @@ def test_a_job_does_not_go_on_from_before_a_lost_manifest(run):
 
 def test_an_overwritten_step_does_not_come_back_when_its_successor_is_lost(run):
     job(run, 10, 20, 30)
-    writer = Writer(run, writer="job")
-    saved(writer, run, 30, overwrite=True)
-    writer.close()
+    overwrite(run, 30)
     assert run.step(30).attempt == 2
     lose(run, manifest_file(30, 2))
     for act in (run.latest, lambda: run.step(30)):
@@ -160,12 +178,9 @@ def test_the_lost_manifest_of_an_overwrite_does_not_give_its_place_back(run, ste
     nothing_is_deleted(run, manifest_file(step, 2))
 
 
-@pytest.mark.parametrize(("step", "attempt"), [(20, 3), (30, 2)])
+@pytest.mark.parametrize(("step", "attempt"), [(20, 2), (20, 3), (30, 2)])
 def test_an_overwrite_that_is_lost_with_an_attempt_gives_its_place_to_nobody(run, step, attempt):
-    """Nor once the attempt is mended, which is rebuilt from the others.
-
-    The one after it names the step that it went back to, its own the one that it was begun for.
-    """
+    """Nor once the attempt is mended, which is rebuilt from the others."""
     job(run, 10, 20, 30)
     writer = Writer(run, writer="job")
     saved(writer, run, step, overwrite=True)
@@ -174,7 +189,7 @@ def test_an_overwrite_that_is_lost_with_an_attempt_gives_its_place_to_nobody(run
     job(run, 50)
     lose(run, manifest_file(step, 2))
     lose(run, attempt_file(attempt))
-    listed = [one for one in (10, 20, 40, 50) if one != step]
+    listed = [one for one in (10, 20, 40, 50) if one < step or one > 30]
     for mended in (False, True):
         with pytest.raises(CorruptionError, match=rf"manifests/{step}\.2\.json"):
             run.step(step)
@@ -200,7 +215,7 @@ def test_an_overwrite_that_was_removed_with_what_it_had_overwritten_is_not_lost(
     saved(writer, run, 40)
     writer.close()
     job(run, 50)
-    for key in ((20, 2), (20, 1)):
+    for key in ((20, 2), (20, 1), (30, 1)):
         delete_step(run, deletable_step(run, *key), by="me", grace=0)
         collect_garbage(run, by="me")
         assert check_run(run).ok, check_run(run).problems
@@ -210,6 +225,253 @@ def test_an_overwrite_that_was_removed_with_what_it_had_overwritten_is_not_lost(
     assert not run.trashed()
     assert check_run(run).ok, check_run(run).problems
     assert [info.step for info in run.steps()] == [10, 40, 50]
+
+
+def test_an_overwrite_whose_attempt_is_lost_is_one_event_all_the_same(run):
+    """Its manifest tells what the attempt was begun for; so does the attempt that is rebuilt."""
+    job(run, 10, 20, 30)
+    overwrite(run, 20)
+    before = AttemptRecord.parse(run.objects.read(attempt_file(2)).value, "").of_number(2)
+    lose(run, attempt_file(2))
+    for mended in (False, True):
+        assert {info.step: info.attempt for info in run.steps()} == {10: 1, 20: 2}
+        assert run.latest_step() == 20
+        if not mended:
+            repair_run(run, by="me", dry_run=False)
+    (again,) = (one for one in run.attempts() if one.number == 2)
+    for one in (before, again):
+        assert (one.base_step, one.base_attempt, one.overwrites) == (30, 1, 20)
+
+
+def test_what_was_overwritten_stays_aside_when_its_successor_is_deleted_and_removed(run):
+    job(run, 10, 20, 30)
+    overwrite(run, 20)
+    delete_step(run, run.step(20), by="me", grace=0)
+    for _ in range(3):
+        assert [info.step for info in run.steps()] == [10]
+        assert check_run(run).ok, check_run(run).problems
+        collect_garbage(run, by="me")
+    job(run, 40)
+    assert [info.step for info in run.steps()] == [10, 40]
+
+
+def test_a_promotion_of_what_was_overwritten_with_an_earlier_step_is_refused(run):
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    writer.claim(20, overwrite=True)
+    assert promote_step(run, 30, "production", expect=None).attempt == 1  # it is not published yet
+    saved(writer, run, 20, overwrite=True)
+    writer.close()
+    for act in (lambda: run.step(30), lambda: promote_step(run, 30, "candidate", expect=None)):
+        with pytest.raises(StepNotFoundError, match="step 30 set_aside"):
+            act()
+    assert promote_step(run, 20, "candidate", expect=None).attempt == 3
+
+
+STRAYS = {
+    "a manifest": (manifest_file(3, 3), manifest_file(3, 9)),
+    "a tombstone": (trash_file(1, 1), trash_file(3, 9)),
+}
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+def test_no_start_goes_on_beside_what_an_attempt_without_a_record_has_saved(run, stray):
+    for step in (1, 2, 3):
+        job(run, step)
+    delete_step(run, deletable_step(run, 1), by="me")
+    source, name = STRAYS[stray]
+    run.objects.write(name, run.objects.read(source).value)
+    for act in (
+        lambda: job(run, 4),
+        lambda: roll_back(run, 2, by="me"),
+        lambda: collect_garbage(run, by="me"),
+    ):
+        with pytest.raises(CorruptionError, match=r"attempts/9\.json") as refused:
+            act()
+    assert "cairn repair" in str(refused.value)
+    assert [one.number for one in run.attempts()] == [1, 2, 3]
+    (hint,) = (one.hint for one in repair_run(run, by="me") if one.name == attempt_file(9))
+    assert name in hint
+    lose(run, name)
+    job(run, 4)
+    assert [info.step for info in run.steps()] == [2, 3, 4]
+    assert check_run(run).ok, check_run(run).problems
+
+
+def test_a_stray_manifest_can_be_forgotten(run):
+    for step in (1, 2, 3):
+        job(run, step)
+    name = manifest_file(3, 9)
+    run.objects.write(name, run.objects.read(manifest_file(3, 3)).value)
+    repair_run(run, by="me", dry_run=False, forget=[name])
+    assert check_run(run).ok, check_run(run).problems
+    job(run, 4)
+    assert run.latest_step() == 4
+
+
+@pytest.mark.parametrize("kept", [manifest_file(3, 3), trash_file(3, 3)])
+def test_the_number_of_an_attempt_that_has_saved_is_not_used_again(run, kept):
+    for step in (1, 2, 3):
+        job(run, step)
+    run.objects.write(kept, run.objects.read(manifest_file(3, 3)).value)
+    for name in run.objects.list():
+        if (name.startswith("attempts/3") or ".3.json" in name or name == LEASE_FILE) and (
+            name != kept
+        ):
+            lose(run, name)
+    assert free_number(run.objects, saved_steps(run.objects)) == 4
+    with pytest.raises(CorruptionError, match=r"attempts/3\.json"):
+        job(run, 4)
+
+
+def versions_of(run, seen):
+    """Notes what records are, beside what they were."""
+    for name in run.objects.list():
+        if name.endswith(".json"):
+            seen.setdefault(name, {})[run.objects.read(name).value] = None
+
+
+@pytest.fixture
+def long_run(tmp_path):
+    """A run with a way back, an overwrite and an alias; all that its records have been, by name."""
+    run, seen = Run.create(tmp_path / "runs/template"), {}
+    writer = Writer(run, writer="job")
+    acts = [
+        lambda: saved(writer, run, 10),
+        lambda: saved(writer, run, 20),
+        lambda: promote_step(run, 10, "production", expect=None),
+        lambda: saved(writer, run, 30),
+        writer.close,
+        lambda: roll_back(run, 20, by="me"),
+        lambda: job(run, 30, 40),
+        lambda: overwrite(run, 30),
+        lambda: promote_step(run, 30, "production", expect=1),
+        lambda: job(run, 50),
+    ]
+    for act in acts:
+        act()
+        versions_of(run, seen)
+    return run, seen
+
+
+def test_no_start_makes_a_history_of_a_record_that_is_lost_or_as_it_was(long_run):
+    """Each record alone: the start is refused and names one, or goes on from what was written."""
+    template, seen = long_run
+    right = template.step_attempts()
+    assert right == {10: 1, 20: 1, 30: 4, 50: 5}
+    outcomes = {}
+    for name, versions in seen.items():
+        for number, value in enumerate([None, *list(versions)[:-1]]):
+            path = f"{template.uri.local_path}-{name.replace('/', '-')}-{number}"
+            shutil.copytree(template.uri.local_path, path)
+            run = Run(parse_uri(path))
+            if value is None:
+                lose(run, name)
+            else:
+                run.objects.write(name, value)
+            try:
+                run, look = Run.begin(run.uri, environment={})
+                writer = Writer(run, writer="job")
+                number = writer.claim(60, look=look)
+                writer.close()
+                job(run, 60)
+            except CorruptionError:
+                outcomes[name, value is None] = "refused"
+                continue
+            outcomes[name, value is None] = "goes on"
+            listed = run.step_attempts()
+            assert listed.pop(60) > number > 5
+            gone = dict([parse_manifest_file(name)] if name.startswith("manifests/") else [])
+            assert listed == {step: one for step, one in right.items() if gone.get(step) != one}
+    lost = {
+        name for (name, is_lost), outcome in outcomes.items() if is_lost and outcome == "refused"
+    }
+    told = {RUN_FILE, manifest_file(50, 5), *(attempt_file(number) for number in range(1, 6))}
+    assert lost >= told
+    assert outcomes[LEASE_FILE, False] == "goes on"
+
+
+def moved_before(run, monkeypatch, number):
+    """Has the run renamed right before its n-th write from now on; where it is then, if it was."""
+    put, target, count = ObjectStore._put, f"{run.uri.local_path}-moved", itertools.count(1)
+
+    def moving(self, *args):
+        if self is run.objects and next(count) == number:
+            os.rename(run.uri.local_path, target)
+        return put(self, *args)
+
+    monkeypatch.setattr(ObjectStore, "_put", moving)
+    return Path(target)
+
+
+VERBS = {
+    "a save": (lambda run, writer: saved(writer, run, 30), lambda run: run.latest_step() == 30),
+    "an overwrite": (
+        lambda run, writer: saved(writer, run, 10, overwrite=True),
+        lambda run: run.step_attempts() == {10: 2},
+    ),
+    "a promotion": (
+        lambda run, _: promote_step(run, 20, "production", expect=None),
+        lambda run: run.aliases.require("production").step == 20,
+    ),
+    "a deletion": (
+        lambda run, _: delete_step(run, deletable_step(run, 10), by="me"),
+        lambda run: run.trashed() == {(10, 1)},
+    ),
+    "a rollback": (lambda run, _: roll_back(run, 10, by="me"), lambda run: run.latest_step() == 10),
+    "labels": (
+        lambda run, _: annotate_step(run, 10, labels={"a": "b"}),
+        lambda run: step_facts(run)[0].labels == {"a": "b"},
+    ),
+}
+"""What is done, and whether it was."""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_is_done_in_a_run_that_was_renamed_meanwhile(tmp_path, monkeypatch, verb):
+    """At any write: done is what the run shows where it is, and another can begin where it was."""
+    do, is_shown = VERBS[verb]
+    outcomes = []
+    for number in itertools.count(1):
+        run = Run.create(tmp_path / f"run-{number}")
+        job(run, 10, 20)
+        writer = Writer(run, writer="job")
+        with monkeypatch.context() as patch:
+            target = moved_before(run, patch, number)
+            try:
+                do(run, writer)
+                outcomes.append("done")
+            except (FencedError, RunNotFoundError, PreconditionFailedError):
+                outcomes.append("refused")
+        writer.close()
+        if not target.exists():
+            break
+        moved = Run.open(target)
+        assert outcomes[-1] == "refused" or is_shown(moved)
+        assert check_run(moved).ok, check_run(moved).problems
+        job(Run.create(run.uri), 1)
+        assert Run.open(run.uri).latest_step() == 1
+    assert "refused" in outcomes
+    assert outcomes[-1] == "done"
+
+
+def test_a_run_that_is_removed_right_before_a_manifest_has_no_durable_step(run, monkeypatch):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 10)
+    put = ObjectStore._put
+
+    def removing(self, key, *args):
+        if key == manifest_file(20, 1):
+            remove(run)
+        return put(self, key, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "_put", removing)
+        with pytest.raises(FencedError, match="the run was removed"):
+            saved(writer, run, 20)
+    writer.close()
+    assert run.objects.read(manifest_file(20, 1)) is None
+    assert Run.create(run.uri).latest_step() is None
 
 
 def test_an_overwrite_that_failed_and_was_not_given_up_is_not_missed(run):

@@ -7,8 +7,8 @@ show that the search then finds the bug. `CAIRN_FAULTS=long` draws a thousand sc
 """
 
 import functools
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
 from itertools import accumulate
 from unittest.mock import patch
 
@@ -16,12 +16,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.errors import NotFoundError, StorageError
-from cairn.storage.runs import retention, writer
+from cairn.storage.errors import NotFoundError, StorageError, StoreUnavailableError
+from cairn.storage.runs import writer
 from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.history import read_history
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import counting
-from cairn.storage.runs.records.layout import COMMIT_FILE, RUN_FILE, step_dir
+from cairn.storage.runs.records.layout import (
+    COMMIT_FILE,
+    MANIFESTS,
+    RUN_FILE,
+    TRASH,
+    parse_attempt_file,
+    step_dir,
+)
 from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
@@ -32,10 +40,11 @@ from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.records import Place
 from tests.faults.report import trials
-from tests.storage.simulated_store import Actor, ModelClock, Scheduler, SimulatedStore
+from tests.storage.simulated_store import Actor, Killed, ModelClock, Scheduler, SimulatedStore
 
 TTL = 60.0
 JUMP = 200.0
+ATTEMPTS = "cairn.storage.runs.records.attempts"
 
 anywhere = st.dictionaries(st.integers(0, 120), st.integers(0, 11), max_size=5)
 early = st.dictionaries(st.integers(0, 40), st.integers(0, 1), max_size=5)
@@ -52,6 +61,9 @@ soon_after_each_other = st.lists(st.tuples(st.integers(0, 24), st.integers(0, 11
     at_their_moves
 )
 """Finds sooner what needs several processes stopped close together, and later what does not."""
+
+turns = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1)), max_size=5).map(at_their_moves)
+"""Finds sooner what needs two processes to take turns, and none dies."""
 
 
 class ModelFiles:
@@ -95,6 +107,33 @@ class World:
     overwritten: list = field(default_factory=list)
     deleted: list = field(default_factory=list)
     policy: RetentionPolicy | None = None
+    wrong: set = field(default_factory=set)
+
+    def __post_init__(self):
+        self.store.changed = self.look
+
+    def look(self, key, store):
+        """What a reader sees now that `key` has changed, and nobody wrote."""
+        if not (key.startswith((MANIFESTS, TRASH)) or parse_attempt_file(key)):
+            return
+        history = read_history(store)
+        listed = history.listed()
+        for step, number in self.overwritten:
+            for later, other in listed.items():
+                if listed.get(step) == number and later > step and other < number:
+                    self.wrong.add(
+                        f"the new {step}.{number} is listed beside the old {later}.{other}"
+                    )
+        if self.policy is not None:
+            return
+        begun = {one.number: one for one in history.attempts.known}
+        for step, number in listed.items():
+            one = begun[number]
+            base, overwrites = (one.base_step, one.base_attempt), one.overwrites
+            if base[0] in (-1, *self.deleted) or (overwrites is not None and overwrites <= base[0]):
+                continue
+            if listed.get(base[0]) != base[1]:
+                self.wrong.add(f"{step}.{number} is listed, which came after {base[0]}.{base[1]}")
 
     def run(self):
         return ModelRun(self.store, self.clock)
@@ -144,8 +183,12 @@ class Job:
 
         return actor(self.name, body)
 
-    def overwrite(self, step):
-        return actor(self.name, lambda: self.save(step, overwrite=True))
+    def overwrite(self, *steps):
+        def body():
+            for step in steps:
+                self.save(step, overwrite=True)
+
+        return actor(self.name, body)
 
 
 def actor(name, body):
@@ -179,6 +222,7 @@ def world_after(steps, switches, *, closed=False, **limits):
     """A world in which a job has saved `steps` already, and maybe told that it is over."""
     before, made = _past(steps, closed), world(switches, **limits)
     made.store, made.durable = before.store.copied(made.scheduler), list(before.durable)
+    made.store.changed = made.look
     return made
 
 
@@ -198,6 +242,7 @@ def problems(made, *actors):
     made.scheduler.run(*actors)
     run = made.run()
     found = [f"{one.name} failed: {one.error!r}" for one in actors if one.error]
+    found += [*sorted(made.wrong), *taken_back(made)]
     listed = made.listed()
     for step, attempt, name in made.durable:
         # Only an overwrite or a rollback that began later may set it aside.
@@ -219,6 +264,14 @@ def problems(made, *actors):
     if made.policy is not None:
         found += kept_and_gone(made, listed)
     return found
+
+
+def taken_back(made):
+    """Who saved in an attempt after that of another who had replaced them."""
+    savers = [name for _, name in sorted({(number, name) for _, number, name in made.durable})]
+    for at, name in enumerate(savers):
+        if name in savers[:at] and savers[at - 1] != name:
+            yield f"{name} has taken the run back from {savers[at - 1]}"
 
 
 def kept_and_gone(made, listed):
@@ -250,10 +303,10 @@ def two_jobs(switches):
 
 
 def an_overwrite(switches):
-    """A process overwrites a step while its own successor goes on."""
+    """A process overwrites a step, and another, while its own successor goes on."""
     made = world_after((1, 2, 3), switches)
     first, second = Job(made, "first", "job"), Job(made, "second", "job")
-    return problems(made, first.overwrite(2), second.train(3, 4)), made
+    return problems(made, first.overwrite(2, 1), second.train(3, 4)), made
 
 
 def a_deletion(switches):
@@ -335,6 +388,49 @@ search = settings(
 )
 
 
+class FailingStore(SimulatedStore):
+    """Fails once, at one of its writes, before it is done or after it."""
+
+    fails_at, error, is_after = None, None, False
+
+    def _put(self, key, value):
+        self.writes = getattr(self, "writes", 0) + 1
+        if self.writes != self.fails_at:
+            return super()._put(key, value)
+        if self.is_after:
+            super()._put(key, value)
+        raise self.error
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before it is done", "after it"])
+@pytest.mark.parametrize("error", [Killed(), StoreUnavailableError("no answer")], ids=type)
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_overwrite_that_fails_at_any_write_leaves_one_of_two_histories(step, error, is_after):
+    """And who goes on then, the same writer or its successor, goes on from that one."""
+    old, new = {1: 1, 2: 1, 3: 1}, dict.fromkeys(range(1, step), 1)
+    for fails_at in range(1, 50):
+        made = world_after((1, 2, 3), {}, closed=True)
+        made.store.__class__ = FailingStore
+        made.store.fails_at, made.store.error = fails_at, error
+        made.store.is_after = is_after
+        job = Job(made, "first", "job")
+        with suppress(Killed, StorageError):
+            job.save(step, overwrite=True)
+        has_failed, made.store.fails_at = made.store.writes >= fails_at, None
+        seen = made.listed()
+        assert seen in (old, new | {step: 2})
+        if type(error) is Killed:
+            job = Job(made, "second", "job")
+        elif has_failed:
+            seen = old  # a step that has failed does not come back
+        job.save(5)
+        assert {**made.listed(), 5: 0} == {**seen, 5: 0}
+        assert not made.wrong
+        if not has_failed:
+            break
+    assert fails_at > 5
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
 def test_no_interleaving_breaks_a_promise(scenario):
     @search
@@ -390,19 +486,14 @@ def without_looking_for_intents():
     return patch("cairn.storage.runs.trash._is_going", lambda run, key: False)
 
 
-def without_keeping_what_was_written_last():
-    """A policy takes the last step of an overwrite that is not finished for an old one."""
-    decide = retention.decide
-
-    def by_number_alone(facts, policy, **options):
-        decisions = decide(facts, policy, **options)
-        return [replace(one, reasons=_others(one.reasons)) for one in decisions]
-
-    return patch.object(retention, "decide", by_number_alone)
+def without_one_event():
+    """An attempt replaces what its base step says, whatever it was begun to overwrite."""
+    return patch(f"{ATTEMPTS}._last_kept", lambda one, has_saved: one.base_step)
 
 
-def _others(reasons):
-    return tuple(reason for reason in reasons if reason != "written last")
+def without_looking_who_came_too_late():
+    """An overwrite counts though others went on meanwhile from what it replaces."""
+    return patch(f"{ATTEMPTS}._came_too_late", lambda one, after: False)
 
 
 @pytest.mark.parametrize(
@@ -416,13 +507,18 @@ def _others(reasons):
         (without_looking_for_intents, a_deletion),
         (without_looking_at_the_history_again, a_rollback),
         (without_looking_for_intents, a_rollback_while_no_bytes_go),
-        (without_keeping_what_was_written_last, an_overwrite_and_a_policy),
+        (without_one_event, an_overwrite),
+        (without_looking_who_came_too_late, an_overwrite),
     ],
     ids=lambda one: one.__name__,
 )
 def test_without_a_safeguard_the_search_finds_the_bug(safeguard, scenario):
-    switches = soon_after_each_other if scenario is a_deletion else anywhere
-    switches = early if safeguard is without_if_absent else switches
+    by_scenario = {a_deletion: soon_after_each_other, a_rollback_while_no_bytes_go: turns}
+    by_safeguard = {
+        without_if_absent: early,
+        without_looking_who_came_too_late: soon_after_each_other,
+    }
+    switches = by_safeguard.get(safeguard, by_scenario.get(scenario, anywhere))
     with safeguard():
         broken = find(
             switches,

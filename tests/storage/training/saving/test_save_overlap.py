@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import LeaseHeldError, SaveError
-from cairn.storage.runs.records.lease import noted_key, read_lease
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training import checkpointer as checkpointer_module
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
@@ -177,12 +177,12 @@ def test_a_forked_child_is_told_that_the_checkpointer_is_not_its_own(made, monke
 def test_a_restart_does_not_keep_a_line_that_was_deleted(made):
     for step in (1, 2, 3):
         save(made, step).wait()
-    objects = ObjectStore.open(made.uri)
-    assert noted_key(objects) == (3, 1)
-    made.close()
     run = Run.open(made.uri)
+    assert last_to_keep(run) == (3, 1)
+    made.close()
     delete_step(run, run.step(3), by="test", reason="diverged")
-    assert noted_key(objects) is None
+    assert read_lease(run.objects).durable == (3, 1)
+    assert last_to_keep(run) == (2, 1)
 
 
 def test_what_is_called_when_a_save_is_done_may_wait_for_it(made):
