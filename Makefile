@@ -28,7 +28,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families proofs matrix soak check docs screenshots bench format openapi dist materials hooks system clean
+.PHONY: help demo serve test faults fuzz families proofs matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -55,16 +55,25 @@ system:
 	    echo "The dashboard test needs the program 'chromium', which is not on PATH. Install it (Debian: sudo apt-get install chromium) and run make again."; exit 1; \
 	  fi; }
 
+compiler:
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing gcc with apt-get"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev >/dev/null; \
+	  else \
+	    echo "The tests of calls that fail need a C compiler, and none is on PATH. Install one (Debian: sudo apt-get install gcc libc6-dev) and run make again."; exit 1; \
+	  fi; }
+
 demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file or STORE=gcs)
 	$(BIN)/python -m examples.demo --store $(STORE) --folder $(DEMO_DIR)
 
 serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http://127.0.0.1:$(PORT)
 	$(BIN)/python -m examples.demo.serve --store $(STORE) --folder $(DEMO_DIR) --port $(PORT)
 
-test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
+test: $(DEV_STAMP) system compiler  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
-faults: $(DEV_STAMP)  ## inject faults by the hundred (half an hour and more); the counts land in benchmarks/results/faults.json
+faults: $(DEV_STAMP) compiler  ## inject faults by the hundred, and at every call of every verb (an hour); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and about forged stores (11 minutes; CAIRN_FUZZ_SECONDS=3600: an hour of these)

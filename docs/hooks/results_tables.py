@@ -121,6 +121,24 @@ def _faults(rows: Any) -> str:
     )
 
 
+def _failing_calls(rows: Any) -> str:
+    def outcomes(row: Mapping[str, Any]) -> str:
+        return "; ".join(f"{name}: {count:,}" for name, count in sorted(row["outcomes"].items()))
+
+    return _table(
+        ["verb", "changes", "reads", "faults", "outcomes"],
+        (
+            [
+                row["fault"],
+                *(f"{row['calls'][kind]:,}" for kind in ("changes", "reads")),
+                f"{row['cases']:,}",
+                outcomes(row),
+            ]
+            for row in rows
+        ),
+    )
+
+
 def _clicks(results: Mapping[str, Any]) -> str:
     def found(one: Mapping[str, int] | str | None) -> str:
         if one is None or isinstance(one, str):
@@ -181,6 +199,7 @@ TABLES = {
     "storage_gcs_nginx": _storage,
     "control_plane": _control_plane,
     "faults": _faults,
+    "failing_calls": _failing_calls,
     "export": _export,
     "many_hosts": _many_hosts,
     "clicks": _clicks,

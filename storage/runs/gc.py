@@ -129,6 +129,7 @@ def collect_garbage(
     _end_dead_attempt(run, by=by, clock=clock)
     clear_announcements(run, now=clock())
     files = run.files
+    files.sweep("")  # halves of files, and locks of names that nobody may write again
     judge = PolicyJudge(run, clock=clock)
     covers_older = _covers_older(run)  # once: older copies can only go
     removed = []

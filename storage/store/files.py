@@ -203,9 +203,10 @@ class Files(abc.ABC):
         yield
 
     def sweep(self, rel: str) -> None:
-        """Remove what killed writers left directly in the folder `rel`.
+        """Remove what killed writers left in the folder `rel` and below.
 
-        On a disk without locks it stays. Object stores keep no halves of files.
+        Halves of files, and lock files. On a disk without locks they stay. Object stores have
+        neither.
         """
         self._checked_folder(rel)
 

@@ -21,6 +21,7 @@ from cairn.storage.errors import ConfinementError, InvalidURIError, NotFoundErro
 from cairn.storage.store.disk.confinement import Anchor, anchored_folder, check_below, open_below
 from cairn.storage.store.disk.direct_writes import DirectWrites
 from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
 from cairn.storage.store.uri import StoreURI
 
@@ -184,14 +185,21 @@ class LocalFiles(Files):
 
     @override
     def sweep(self, rel: str) -> None:
+        folders = []
         with mapped(self._at(rel)):
             try:
                 with self._anchor(rel) as folder, os.scandir(folder.path) as found:
                     for item in found:
                         if item.name.startswith(TEMPORARY_PREFIX):
                             _sweep(item)
+                        elif item.name.endswith(LOCK_SUFFIX):
+                            remove_stale_lock(item.path.removesuffix(LOCK_SUFFIX))
+                        elif item.is_dir(follow_symlinks=False):
+                            folders.append(item.name)
             except (FileNotFoundError, NotADirectoryError):
                 return
+        for name in folders:  # of which none is open meanwhile, however deep they are
+            self.sweep(f"{rel}/{name}".removeprefix("/"))
 
     @override
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:

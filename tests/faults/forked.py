@@ -166,14 +166,15 @@ def drive(
     return _finding(
         run(
             ["-m", *through, f"tests.faults.{module}", json.dumps(arguments)],
-            env=_variables(environment),
+            env=variables(environment),
             cwd=ROOT,
             timeout=seconds,
         )
     )
 
 
-def _variables(added: Mapping[str, str]) -> dict[str, str]:
+def variables(added: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a driver, with what is `added`."""
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

@@ -9,9 +9,10 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "faults.json"
 SHORT_SEED = 20261121
@@ -66,7 +67,7 @@ def record(
         )
 
 
-def keep(path: Path, row: dict[str, str | int]) -> None:
+def keep(path: Path, row: Mapping[str, Any]) -> None:
     """Put a row into a results file, in the place of the one of the same fault and store."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:  # tests may run in several processes
@@ -79,5 +80,5 @@ def keep(path: Path, row: dict[str, str | int]) -> None:
         file.write(text)
 
 
-def _key(row: dict[str, str | int]) -> tuple[str, str]:
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
     return str(row["fault"]), str(row["store"])

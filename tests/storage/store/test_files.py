@@ -17,6 +17,7 @@ from cairn.storage.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.files import BLOCK_BYTES
 from cairn.storage.store.files_local import TEMPORARY_PREFIX, LocalFiles
 from cairn.storage.store.opening import open_files
@@ -462,10 +463,16 @@ def test_sweep_removes_what_killed_writers_left_and_nothing_else(tmp_path):
     assert subprocess.run([sys.executable, "-c", HALF, str(tmp_path)]).returncode == -9
     alive = files.open_write("kept/alive")
     alive.write(b"alive")
-    assert len(list((tmp_path / "kept").iterdir())) == 3
-    files.sweep("kept")
+    below = tmp_path / "kept/below"
+    below.mkdir()
+    for name in ("gone.__lock", "used.__lock"):
+        (below / name).touch()
+    assert len(list((tmp_path / "kept").iterdir())) == 4
+    with locked_file(str(below / "used")):
+        files.sweep("kept")
+        assert [path.name for path in below.iterdir()] == ["used.__lock"]
     alive.commit()
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"whole", "alive"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"whole", "alive", "below"}
     files.sweep("never/made")
 
 
