@@ -23,7 +23,7 @@ from pydantic import (
 from cairn.storage.arrays import Compression
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store import FreeJson, Moment, Place, Record, few, sha256_of
+from cairn.storage.store import FreeJson, Moment, Place, Record, few, from_rfc3339, sha256_of
 
 __all__ = [
     "CONTENT_FIELDS",
@@ -392,6 +392,7 @@ class ManifestSummary(NamedTuple):
                 nbytes = sum(sizes) if index is None else index["nbytes"]
                 source = (body.get("plain") or {}).get("source")
                 is_size = type(nbytes) is int and 0 <= nbytes <= MAX_BYTES
+                from_rfc3339(created)
                 if is_size and (source is None or isinstance(source, str)):
                     return cls(created, nbytes, sha256_of(data), source)
         except (TypeError, KeyError, ValueError, AttributeError):

@@ -340,6 +340,8 @@ BEYOND = [10**400, float("-inf"), float("inf"), -1, 2.5]
         {"objects": [{}]},
         {"objects": 3},
         {"created": 1},
+        {"created": "/"},
+        {"created": "2026-01-02T03:04:05"},
         *({"objects": [{"name": "model/d/0", "size": size}]} for size in BEYOND),
         *({"index": {"nbytes": size}} for size in BEYOND),
     ],
