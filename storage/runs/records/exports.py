@@ -101,7 +101,7 @@ class ExportManifest(Record):
 
     FORMAT: ClassVar[str] = "cairn.export"
 
-    kind: str
+    kind: Annotated[str, Field(pattern="^(convert|gather)$")]
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     source: str

@@ -15,6 +15,7 @@ from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records import annotations, manifest, step_index
 from cairn.storage.runs.records.annotations import LONGEST_LABEL, MOST_LABELS, Annotation
+from cairn.storage.runs.records.exports import ExportManifest
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
@@ -55,6 +56,16 @@ def test_a_manifest_above_its_bound_hides_no_other_step(run):
     problems = {info.step: info.problem for info in run.steps()}
     assert (problems[3], problems[9]) == (None, None)
     assert f"{name}: expected at most" in problems[6]
+
+
+def test_an_export_of_a_kind_that_no_job_makes_is_damaged():
+    told = {"step": 3, "attempt": 1, "source": "sha256:0", "options": {}, "rule_version": 1}
+    made = ExportManifest(
+        kind="convert", folder="a", created="2026-01-01T00:00:00Z", files=(), **told
+    )
+    for kind in ("..", "verify", ""):
+        with pytest.raises(UnsupportedFormatError, match="fields that don't fit"):
+            ExportManifest.parse(sealed(made, kind=kind), "p")
 
 
 def test_an_annotation_above_its_bound_is_named_and_the_step_stays_listed(run):
