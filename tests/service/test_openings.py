@@ -152,6 +152,7 @@ OPENINGS: Final = {
     "storage/reading/verify.py": {
         "_StepCheck._listed_in: open_files": CONFINED,
         "_StepCheck._read: ObjectStore": CONFINED,
+        "_read_again: open_files": CONFINED,
     },
     "storage/runs/checking.py": {
         "_RunCheck._adopted: open_files": CONFINED,
@@ -240,6 +241,7 @@ OPENINGS: Final = {
         "remove_stale_lock: unlink": LOCK,
     },
     "storage/store/file_checksums.py": {
+        "forget_cached: open_files": CONFINED,
         "read_files: open_files": CONFINED,
     },
     "storage/store/files_gcs.py": {

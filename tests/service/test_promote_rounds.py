@@ -37,7 +37,12 @@ HOLD = [
     "read trash/3.2.json",
     "write hold",
 ]
-LOOK_AGAIN = ["read manifests/3.1.json", "read trash/3.1.intent.json", "read trash/3.1.json"]
+LOOK_AGAIN = [
+    "read annotations/3.1.json",
+    "read manifests/3.1.json",
+    "read trash/3.1.intent.json",
+    "read trash/3.1.json",
+]
 MOVE = ["write aliases/production.json"]
 LET_GO = ["delete hold"]
 

@@ -37,6 +37,7 @@ def test_run_tells_what_it_holds(http, root):
         "lineage": None,
         "latest_step": 9,
         "checkpoint_count": 3,
+        "damaged_count": 0,
         "bytes": 3 * BYTES_PER_STEP,
         "problems": [],
         "lost_records": [],

@@ -81,6 +81,9 @@ class ModelFiles:
     def stat(self, rel):
         raise NotFoundError("not in the model", path=rel)
 
+    def sweep(self, rel=""):
+        pass
+
     def delete_tree(self, rel):
         for key in self._store.list(f"{rel}/"):
             self._store.delete(key)

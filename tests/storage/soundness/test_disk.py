@@ -9,6 +9,7 @@ import pytest
 
 from cairn.storage.errors import StoreFullError, UnsoundStoreError
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
+from cairn.storage.runs.run import Run
 from cairn.storage.soundness import mounts
 from cairn.storage.soundness.disk import disk_problems
 from cairn.storage.soundness.mounts import Mount, mount_of
@@ -39,7 +40,7 @@ def mounted(tmp_path, monkeypatch):
 
 
 def begin(tmp_path):
-    return begin_attempt(ObjectStore.open(tmp_path / "run"), writer="job", base_step=-1)
+    return begin_attempt(Run.create(tmp_path / "run").objects, writer="job", base_step=-1)
 
 
 def failing(monkeypatch, module, name, number):

@@ -38,7 +38,7 @@ def bucket_root(gcs):
 
 
 def begin(uri, writer="job"):
-    return begin_attempt(ObjectStore.open(uri), writer=writer, base_step=-1)
+    return begin_attempt(Run.create(uri).objects, writer=writer, base_step=-1)
 
 
 def save(uri, step=1, writer="job"):
@@ -358,7 +358,7 @@ def test_readers_never_ask(gcs, bucket_root, new_process):
 
 
 def test_stores_of_every_kind_are_asked(objects):
-    begin_attempt(objects, writer="job", base_step=-1)
+    begin(objects.uri)
     root = objects.uri.parent
     assert known(root).store["scheme"] == root.scheme
 

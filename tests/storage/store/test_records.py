@@ -16,10 +16,9 @@ from cairn.storage.runs.records.layout import attempt_file
 from cairn.storage.runs.records.lease import Lease, begin_attempt
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
 from cairn.storage.runs.records.step_index import IndexDirectory
-from cairn.storage.runs.run import RunInfo
+from cairn.storage.runs.run import Run, RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.soundness.record import StoreRecord
-from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json
 from cairn.storage.training.saving.item_parts import _Columns, _PartRecord
 
@@ -120,7 +119,7 @@ def test_every_flipped_bit_of_an_object_is_an_error(record):
 
 
 def test_a_flipped_digit_of_an_attempt_does_not_change_which_steps_count(tmp_path):
-    objects = ObjectStore.open(tmp_path)
+    objects = Run.create(tmp_path / "run").objects
     begin_attempt(objects, writer="job", base_step=12)
     stored = objects.read(attempt_file(1)).value
     objects.write(attempt_file(1), stored.replace(b'"base_step":12', b'"base_step":13'))
