@@ -26,6 +26,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.history import (
+    History,
     Look,
     history_since,
     look_at,
@@ -349,7 +350,7 @@ class Writer:
             return Seen(None, None, newest=(0, -1), highest=0, kept=-1)
         history = history_since(self._objects, look)
         if history is None or self._unsettled is not None:
-            latest, history = self._latest_settled(), None
+            latest, history = self._settled_history().latest(), None
         else:
             latest = history.latest()
         self._latest = None if latest is None else latest[0]
@@ -359,15 +360,16 @@ class Writer:
 
     def _last_to_keep(self) -> Kept:
         """The latest step that is listed now."""
-        latest = self._latest_settled()
+        history = self._settled_history()
+        latest = history.latest()
         if self._skips_damaged:
-            latest = newest_sound(self._run, self._run.history().without(self._unsettled))
+            latest = newest_sound(self._run, history)
         self._latest = None if latest is None else latest[0]
         return -1 if latest is None else latest
 
-    def _latest_settled(self) -> tuple[int, int] | None:
-        """The latest step that is listed, but for one that was given up while it was published."""
-        return read_history(self._objects).without(self._unsettled).latest()
+    def _settled_history(self) -> History:
+        """The history of the run without a step that was given up while it was published."""
+        return read_history(self._objects).without(self._unsettled)
 
     def _exists(self, step: int) -> StepExistsError:
         return StepExistsError(
