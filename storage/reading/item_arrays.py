@@ -32,6 +32,7 @@ from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
     StorageError,
+    UnsupportedFormatError,
     unanswered,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
@@ -41,7 +42,7 @@ from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
 from cairn.storage.reading.read_ahead import ReadAhead
 from cairn.storage.runs import ItemPlaces, LeafRecord
-from cairn.storage.store import ReadProgress, StoreURI, check_tree
+from cairn.storage.store import ReadProgress, StoreURI, check_tree, memory_here
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 
@@ -51,6 +52,10 @@ NODE_POOL = "cache_pool#nodes"
 NEXT_STEP = "Restore the step's files, or use another step."
 MOST_LEAF_CHUNKS = 4 << 20
 """Chunks of one leaf that TensorStore reads: it plans each of them. Of 1 MiB they are 4 TiB."""
+
+MEMORY_OF_A_CHUNK = 4
+"""A chunk that TensorStore reads may have one part in so many of this machine's memory: it is there
+twice while it is decoded, and memory that there is not ends the process."""
 
 _OPENS_AT_ONCE = 256
 _LOCAL_THREADS = max(2, min(4, os.cpu_count() or 2))
@@ -177,6 +182,7 @@ class ItemArrays:
         Raises:
             CorruptionError: it is not there, its description is damaged, it has more chunks than
                 memory is worth, or it lacks digests.
+            UnsupportedFormatError: its chunks are too large for this machine's memory.
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
@@ -189,6 +195,7 @@ class ItemArrays:
                 found=str(count),
                 next_step=NEXT_STEP,
             )
+        self._refuse_large_chunks(path, stored)
         limited = LimitedReads(stored, self._progress, self.uri)
         array: LimitedReads | PackedReads = limited
         shape: tuple[int, ...] = tuple(stored.shape)
@@ -211,6 +218,19 @@ class ItemArrays:
         if self._local is None or cut is None:
             return checked
         return DirectReads(checked, self._local, cut, self._pool)
+
+    def _refuse_large_chunks(self, path: str, stored: ts.TensorStore) -> None:
+        chunk = math.prod(_grid_of(stored)) * stored.dtype.numpy_dtype.itemsize
+        most = memory_here() // MEMORY_OF_A_CHUNK
+        if chunk > most:
+            raise UnsupportedFormatError(
+                "chunks that do not fit into memory",
+                path=self.where(path),
+                expected=f"at most {most} bytes, a quarter of the memory here",
+                found=f"{chunk} bytes in a chunk",
+                next_step="Read it on a machine with more memory, or save it anew: Cairn's chunks "
+                "have some MiB.",
+            )
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -6,8 +6,11 @@ what an answer may read.
 """
 
 import functools
+import math
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BeforeValidator, ValidationInfo
@@ -29,6 +32,7 @@ __all__ = [
     "ensure_within",
     "few",
     "free_context",
+    "memory_here",
     "refuse_crowded",
     "refuse_oversized",
 ]
@@ -44,6 +48,23 @@ MOST_FREE_DEPTH: Final = 64
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
+
+
+_CGROUP_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""Of a container, in both versions; in the first a machine without a limit has a huge one."""
+
+
+@functools.cache
+def memory_here() -> int:
+    """Bytes of memory of this machine, or of its container."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in map(Path, _CGROUP_LIMITS):
+        text = path.read_text().strip() if path.exists() else ""
+        found.append(int(text) if text.isdecimal() else math.inf)
+    return int(min(found))
 
 
 class Bound(NamedTuple):

@@ -260,8 +260,8 @@ class Attack:
         numbers = b"|".join(b"%d" % size for size in sizes)
         return (
             re.compile(b"|".join([*map(re.escape, known), *sums])),
-            # No parts of seconds; and the name of a file that is there.
-            re.compile(b"(?<![0-9.:])(?:" + numbers + rb")(?![0-9])|catalog\.sqlite"),
+            # No parts of seconds or of hexadecimal ETags; and the name of a file that is there.
+            re.compile(rb"(?<![\w.:-])(?:" + numbers + rb")(?![\w-])|catalog\.sqlite"),
         )
 
     def _outside(self) -> dict[Path, tuple[int, ...]]:

@@ -192,6 +192,7 @@ def _databases(abroad: Abroad, there: Path) -> Iterator[Forgery]:
         "1 chunk of 768 MiB that is not there": _Shape(big, big),
         "2**40 chunks": _Shape((2**40,), (1,)),
         "2**60 elements": _Shape((2**60,), (2**60,)),
+        "1 chunk of 2**40 elements that is not there": _Shape((2**40,), (2**40,)),
         "2**45 elements in chunks of 2**20": _Shape((2**45,), (2**20,)),
         "32 axes": _Shape((2,) * 32, (1,) * 32),
     }

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
+from cairn.storage.adoption.adopt import adopt
 from cairn.storage.arrays.blocks import BAND_BYTES
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.errors import (
@@ -22,6 +23,7 @@ from cairn.storage.errors import (
     NotACheckpointError,
     StepNotFoundError,
     StoreUnavailableError,
+    UnsupportedFormatError,
 )
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import LeafRecord
@@ -167,6 +169,20 @@ def test_leaf_of_more_chunks_than_memory_is_worth_is_refused(tmp_path, shape, ch
     ):
         with pytest.raises(CorruptionError, match="too many chunks in a leaf"):
             ask()
+
+
+@pytest.mark.parametrize("shape", [(2**60,), (4,)])
+def test_leaf_of_a_chunk_that_does_not_fit_into_memory_is_refused(tmp_path, shape):
+    """It is decoded whole whatever is wanted; TensorStore ends the process where it has no room."""
+    saving = FORMS["zarr2 no ocdbt"]
+    step = save_plain(parse_uri(tmp_path) / "run", {"w": np.ones(4, np.int8)}, **saving)
+    (described,) = Path(step.local_path).rglob(".zarray")
+    body = json.loads(described.read_text())
+    described.write_text(json.dumps(body | {"shape": shape, "chunks": [2**60]}))
+    with pytest.raises(UnsupportedFormatError, match=r"at most .* a quarter of the memory here"):
+        CheckpointReader.open(step).read("model", "w", index=(0,))
+    (problem,) = adopt(tmp_path / "run", tmp_path / "adopted").problems
+    assert "a quarter of the memory here" in problem
 
 
 def test_meta_comes_back_as_it_was_saved(stored):

@@ -198,7 +198,7 @@ def test_the_page_has_the_table():
 
 
 def test_the_page_has_the_counts():
-    from cairn.storage.reading.item_arrays import MOST_LEAF_CHUNKS
+    from cairn.storage.reading.item_arrays import MEMORY_OF_A_CHUNK, MOST_LEAF_CHUNKS
     from cairn.storage.runs.records import annotations, exports, manifest, step_index
     from cairn.storage.safetensors.format import MAX_HEADER_BYTES
 
@@ -218,6 +218,7 @@ def test_the_page_has_the_counts():
     assert found["chunks of a shard"] == f"{step_index.MOST_CHUNKS:,}"
     plain = found["chunks of a leaf that TensorStore reads, such as of an adopted step"]
     assert plain == f"{MOST_LEAF_CHUNKS:,}"
+    assert f"one part in {MEMORY_OF_A_CHUNK} of the memory" in found["bytes of such a chunk"]
     assert found["files of an export"] == f"{exports._MOST_FILES:,}"
     assert found["header of a safetensors file"] == f"{MAX_HEADER_BYTES:,} bytes"
     text = PAGE.read_text()
