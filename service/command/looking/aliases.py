@@ -7,10 +7,16 @@ import typer
 from cairn.service.client.client import Client
 from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command import completion
-from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
+from cairn.service.command.options import (
+    RootOption,
+    RunArgument,
+    UrlOption,
+    console,
+    errors,
+)
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.schemas import Alias, AliasList, AliasMove
+from cairn.service.schemas import Alias, AliasList, AliasMove, CheckpointState
 
 _TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
 
@@ -39,8 +45,14 @@ def aliases(
             found = client.aliases(run, root=root, refresh=True)
             if json:
                 print_document(AliasList(aliases=found))
-            else:
-                print_table(console, ("alias", *_TITLES), map(_alias, found))
+                return
+            print_table(console, ("alias", *_TITLES), map(_alias, found))
+            damaged = client.checkpoints(run, root=root, state=CheckpointState.DAMAGED)
+            keys = {(one.step, one.attempt) for one in damaged} if found else set()
+            for one in found:
+                if (one.step, one.attempt) in keys:
+                    text = f"{one.alias}: {run}/steps/{one.step} is damaged"
+                    errors.print(text, soft_wrap=True, markup=False)
             return
         history = client.alias_history(run, alias, root=root)
         if json:

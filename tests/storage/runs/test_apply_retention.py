@@ -117,6 +117,20 @@ def test_a_step_found_damaged_since_it_was_judged_stays(run, clock, monkeypatch)
     assert listed(run) == [2, 5, 6, 7]
 
 
+def test_a_kept_step_found_damaged_meanwhile_has_the_next_sound_one_kept(run, clock):
+    calls = []
+
+    def damaged_meanwhile(steps, nbytes):
+        if not calls:
+            note_verified(run, run.step(5), damage=Damage(at="2026-01-02T03:04:05Z"))
+        calls.append(len(steps))
+
+    policy = RetentionPolicy(keep_last=1)
+    done = apply_retention(run, policy, by="me", progress=damaged_meanwhile, clock=clock)
+    assert (listed(run), done.deleted) == ([4, 5], ((1, 1), (2, 1), (3, 1)))
+    assert done.in_use == {(4, 1): "latest, last 1"}
+
+
 def test_a_damaged_step_is_deleted_by_hand(run, clock):
     note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
     delete_step(run, run.step(2), by="ann", clock=clock)
