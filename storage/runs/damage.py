@@ -196,10 +196,10 @@ def shared_problems(
     if files and run.uri.scheme == "file":
         folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
         held = []
-        for one in run.files.held(ATTEMPTS):
-            *folder, name = f"{ATTEMPTS}{one.name}".split("/", 3)
-            if one.identity is not None and "/".join(folder) in folders:
-                held.append((folders["/".join(folder)], name, one.identity))
+        for file in run.files.held(ATTEMPTS):
+            *folder, name = f"{ATTEMPTS}{file.name}".split("/", 3)
+            if file.identity is not None and "/".join(folder) in folders:
+                held.append((folders["/".join(folder)], name, file.identity))
         wrong = {identity: name for owner, name, identity in held if owner == key and name in files}
         for owner, name, identity in sorted(held):
             if owner != key and identity in wrong:

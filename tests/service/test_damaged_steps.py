@@ -276,7 +276,9 @@ def test_pages_say_it_and_ask_for_the_reason(http, verified):
     assert "1 damaged step" in run
     assert 'class="mark damaged"' in run
     assert "1 damaged step" in http.get("/").text
-    assert 'name="despite_damage"' not in http.get("/ui/default/llama/steps/3").text
+    sound = http.get("/ui/default/llama/steps/3").text
+    assert 'name="despite_damage"' not in sound
+    assert "data-often" in sound  # a page that stays open tells, too, once it is found damaged
 
 
 def test_a_rollback_to_a_damaged_step_takes_a_reason(http, root):
