@@ -15,6 +15,7 @@ from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.jobs import artifact_of, done, save_llama, serving, watch
@@ -182,6 +183,9 @@ def test_an_alias_whose_step_is_found_damaged_stays_and_the_command_tells(http, 
     shown = cairn_here("aliases", "served", url=str(http.base_url))
     assert shown.stderr == "production: served/steps/2 is damaged\n"
     assert "production\t2\t" in shown.stdout
+    roll_back(run, 1, by="ann", strand=["production", "staging"])
+    shown = cairn_here("aliases", "served", url=str(http.base_url))
+    assert shown.stderr == "production: served/steps/2 is damaged\n"
 
 
 def test_a_job_that_was_asked_for_before_looks_again(http, asked_before):

@@ -16,7 +16,7 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.schemas import Alias, AliasList, AliasMove, CheckpointState
+from cairn.service.schemas import Alias, AliasList, AliasMove
 
 _TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
 
@@ -47,11 +47,9 @@ def aliases(
                 print_document(AliasList(aliases=found))
                 return
             print_table(console, ("alias", *_TITLES), map(_alias, found))
-            damaged = client.checkpoints(run, root=root, state=CheckpointState.DAMAGED)
-            keys = {(one.step, one.attempt) for one in damaged} if found else set()
-            for one in found:
-                if (one.step, one.attempt) in keys:
-                    text = f"{one.alias}: {run}/steps/{one.step} is damaged"
+            for one in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
+                for name in one.aliases if one.damaged is not None else ():
+                    text = f"{name}: {run}/steps/{one.step} is damaged"
                     errors.print(text, soft_wrap=True, markup=False)
             return
         history = client.alias_history(run, alias, root=root)
