@@ -171,7 +171,7 @@ class VerifyReport:
             All that is noted of the step now.
 
         Raises:
-            StepChangedError: the step is deleted, or about to be.
+            StepChangedError: the step is deleted.
             UnsupportedFormatError, CorruptionError: what is noted can't be read.
             StoreUnavailableError: the store gives no answer.
         """

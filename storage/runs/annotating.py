@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import EllipsisType
 from typing import Any, SupportsIndex
 
@@ -15,7 +15,9 @@ from cairn.storage.runs.records import (
     Damage,
     RunInfo,
     annotation_file,
+    manifest_file,
     read_record,
+    trash_file,
     write_record,
 )
 from cairn.storage.runs.resolving import resolve_checkpoint
@@ -139,7 +141,7 @@ def note_verified(
         All that is noted of the step now.
 
     Raises:
-        StepChangedError: it is deleted, or about to be.
+        StepChangedError: it is deleted.
         UnsupportedFormatError, CorruptionError: what is noted can't be read.
         StoreUnavailableError: the store gives no answer.
     """
@@ -150,7 +152,7 @@ def note_verified(
             return before
         return before.model_copy(update=update)
 
-    with held(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
+    with _kept(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
         return _replaced(run, info, change)
 
 
@@ -174,9 +176,27 @@ def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") 
 
     with (
         contextlib.suppress(StepChangedError),
-        held(run, key, by=by, reason="note that it is damaged"),
+        _kept(run, key, by=by, reason="note that it is damaged"),
     ):
         _replaced(run, StepInfo(*key, StepState.LISTED), change)
+
+
+@contextlib.contextmanager
+def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
+    """Hold a step. One whose deletion has only been declared goes on unheld, as it may stay.
+
+    Raises:
+        StepChangedError: it is deleted.
+    """
+    with contextlib.ExitStack() as hold:
+        try:
+            hold.enter_context(held(run, key, by=by, reason=reason))
+        except StepChangedError:
+            if run.objects.present([trash_file(*key), manifest_file(*key)]) != {
+                manifest_file(*key)
+            }:
+                raise
+        yield
 
 
 def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:

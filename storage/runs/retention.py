@@ -666,7 +666,7 @@ def apply_retention(
     while batch := one.next_batch():
         one.report(progress)
         one.delete(batch)
-    one.look_at_kept()
+    one.look_at_judged()
     one.report(progress)
     return one.outcome()
 
@@ -724,7 +724,7 @@ class _Pass:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
             use = RunUse.of(self._run, self._clock())
-            # Found damaged since it was judged; with its intent there, nobody notes that any more.
+            # Found damaged since it was judged; what is noted later, `look_at_judged` sees.
             damaged = doubtful_steps(self._run, intents)
             if self._changed(use.attempts):
                 self.judge()
@@ -793,10 +793,10 @@ class _Pass:
             kept = self._kept()
         self._lift(use, kept)
 
-    def look_at_kept(self) -> None:
-        """Lift what takes the place of a step that was kept, and has been found damaged since."""
+    def look_at_judged(self) -> None:
+        """Lift what was found damaged since, or takes the place of a kept step that was."""
         sound = [key for key, reasons in self._kept().items() if "damaged" not in reasons]
-        if self._laid and damaged_steps(self._run, sound):
+        if self._laid and damaged_steps(self._run, [*sound, *self._laid]):
             self.judge()
             self._lift(RunUse.of(self._run, self._clock()), self._kept())
 
