@@ -39,18 +39,17 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
     return address.run, run.latest_step
 
 
-def find_attempt(client: Client, address: Address, root: str) -> tuple[str, int, int]:
-    """The run, the step and the attempt that wrote it, of what an address means now.
+def find_checkpoint(client: Client, address: Address, root: str) -> Checkpoint:
+    """The checkpoint that an address means now.
 
     Raises:
         AddressError, NoCheckpointError, ProblemResponseError: As `find_step`; or there is no such
             step.
     """
     if address.alias is not None:
-        aliased = _aliased(client, address, address.alias, root)
-        return address.run, aliased.step, aliased.attempt
+        return _aliased(client, address, address.alias, root)
     run, step = find_step(client, address, root)
-    return run, step, (client.checkpoint(run, step, root=root)).attempt
+    return client.checkpoint(run, step, root=root)
 
 
 def best_step(client: Client, run: str, best: str, root: str) -> int:

@@ -510,14 +510,19 @@ def path(
     in the store itself, without a control plane.
     """
     if is_in_store(checkpoint):
-        from cairn.storage.runs import resolve_checkpoint
+        from cairn.storage.runs import known_damage, resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint, damaged=None)
         folder = found.orbax_uri(info).orbax_path()
+        is_damaged = known_damage(found, (info.step, info.attempt)) is not None
     else:
         with Client(url) as client:
             run, step = find_step(client, Address.parse(checkpoint), root)
-            folder = client.checkpoint(run, step, root=root).uri.removeprefix("file://")
+            noted = client.checkpoint(run, step, root=root)
+        folder, is_damaged = noted.uri.removeprefix("file://"), noted.damaged is not None
+    if is_damaged:
+        text = f"{checkpoint} is damaged: plain Orbax may load other values than were saved"
+        errors.print(text, soft_wrap=True, markup=False)
     if json:
         print_document({"path": folder})
     else:

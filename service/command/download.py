@@ -7,7 +7,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_attempt
+from cairn.service.client.finding import find_checkpoint
 from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, errors
 from cairn.service.command.printing.bars import bytes_bar
@@ -48,7 +48,8 @@ def download_command(
     on where one broke off. For files that PyTorch loads see `cairn pull`.
     """
     with Client(url) as client:
-        run, step, attempt = find_attempt(client, Address.parse(checkpoint), root)
+        wanted = find_checkpoint(client, Address.parse(checkpoint), root)
+        run, step, attempt = wanted.run, wanted.step, wanted.attempt
         with bytes_bar(errors) as bar:
             task = bar.add_task(f"{run}/steps/{step}", total=None)
             files = client.download_step(

@@ -8,7 +8,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_attempt
+from cairn.service.client.finding import find_checkpoint
 from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.client.pull import Pulled, pull
 from cairn.service.command.options import (
@@ -23,7 +23,7 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_line
 from cairn.service.errors import ClientError, OperationFailedError, PullError
-from cairn.service.schemas import Response
+from cairn.service.schemas import Checkpoint, Response
 
 app: Final = typer.Typer()
 
@@ -70,21 +70,20 @@ def pull_command(
     """
     address = Address.parse(checkpoint)
     options = {"dtype": dtype, "max_shard_size": max_shard_size}
-    known: tuple[str, int, int] | None = None
+    known: Checkpoint | None = None
     with Client(url) as client:
         while True:
             try:
-                found = find_attempt(client, address, root)
-                if found != known:
-                    run, step, attempt = found
+                found = find_checkpoint(client, address, root)
+                if known is None or (found.step, found.attempt) != (known.step, known.attempt):
                     pulled = pull(
                         client,
-                        run,
-                        step,
+                        found.run,
+                        found.step,
                         folder,
                         root=root,
                         options=options,
-                        attempt=attempt,
+                        attempt=found.attempt,
                         keep=keep,
                         despite_damage=despite_damage,
                     )
@@ -92,7 +91,13 @@ def pull_command(
                     if watch and known is None:
                         stays = f"Watching {checkpoint} for another step; Ctrl-C ends it."
                         errors.print(stays, soft_wrap=True, markup=False)
-                    known = found
+                elif found.damaged is not None and known.damaged is None:
+                    text = (
+                        f"{found.run}/steps/{found.step} was found damaged since it was pulled. "
+                        f"{folder} serves what was exported of it before, and whole."
+                    )
+                    errors.print(text, soft_wrap=True, markup=False)
+                known = found
             except (ClientError, OperationFailedError, PullError, OSError) as exc:
                 if not watch:
                     raise

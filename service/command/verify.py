@@ -70,8 +70,7 @@ def verify(
         print_document({name: found[name] for name in ("steps", "records") if name in found})
     else:
         _list_found(address.run, found)
-        if damaged:
-            _advise(address.run, found["steps"], good)
+        _advise(address.run, found["steps"], good)
     if not all(sound):
         raise typer.Exit(ExitStatus.DAMAGED)
 
@@ -102,14 +101,20 @@ def _newest_sound(client: Client, run: str, root: str) -> int | None:
 def _advise(run: str, reports: list[dict[str, Any]], good: int | None) -> None:
     """Say what is so of damaged steps from now on, and what to do."""
     for report in reports:
-        if report["sound"]:
-            continue
         step = f"{run}/steps/{report['step']}"
+        if report["sound"]:
+            if not report.get("noted", True):
+                text = "is as it was saved, and that could not be noted: verify it again"
+                errors.print(f"{step} {text}", soft_wrap=True)
+            continue
         if report.get("noted"):
             text = "is damaged: it can't be promoted, and is forked or exported only with a reason"
         else:
             text = "is damaged, and that could not be noted: verify it again"
         errors.print(f"{step} {text}", soft_wrap=True)
+        for other in report.get("shared_with", ()):
+            text = f"is damaged too: it shares files with step {report['step']}"
+            errors.print(f"{run}/steps/{other} {text}", soft_wrap=True)
         errors.print(
             f"{step}: restore its files from a backup, then `cairn verify {step}` lifts it",
             soft_wrap=True,
@@ -158,7 +163,7 @@ def _list_repairs(report: RepairReport) -> None:
 
 
 def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
-    found = "sound" if records["sound"] else "damaged"
+    found = "ok" if records["sound"] else "damaged"
     return ("records", None, found, records["problem_count"], records["count"], None, None, None)
 
 
@@ -190,7 +195,7 @@ def _row(report: dict[str, Any]) -> tuple[Any, ...]:
     return (
         report["step"],
         report["attempt"],
-        "sound" if report["sound"] else "damaged",
+        "ok" if report["sound"] else "damaged",
         report["problem_count"],
         report["files"],
         Size(report["bytes"]),

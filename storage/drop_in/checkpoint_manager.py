@@ -269,9 +269,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         ]
         sound = [one for one in found if not one.damage]
         if self._damaged == "skip" and sound and sound[-1] is not found[-1]:
-            found = found[: found.index(sound[-1]) + 1]
+            cut = found.index(sound[-1]) + 1
             if not self._known:  # it begins here; who is saving by now goes on where it is
-                note_skip(self._uri)
+                note_skip(self._uri, [(one.step, one.attempt) for one in found[cut:]])
+            found = found[:cut]
         self._known = {one.step: one for one in found}
         if kept is not None:
             self._known[kept.step] = kept
@@ -729,7 +730,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
         if step is None and info.step < number:
-            note_skip(self._uri)
+            above = [(one.step, one.attempt) for one in self._steps() if one.step > info.step]
+            note_skip(self._uri, above)
         return info
 
     def _latest(self, number: int) -> StepInfo:

@@ -11,8 +11,8 @@ read, also what `CheckpointReader.iter_blocks` holds.
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, SupportsIndex, TypeGuard, TypeVar
 
@@ -50,6 +50,7 @@ from cairn.storage.runs import (
     MAX_DAMAGED_LEAVES,
     MAX_PROBLEM_CHARACTERS,
     UNREADABLE,
+    Annotation,
     Damage,
     FilePlace,
     LeafRecord,
@@ -64,11 +65,15 @@ from cairn.storage.runs import (
     check_step,
     file_places,
     file_problem,
+    known_damage,
     listed_problems,
     manifest_file,
     missing_problem,
+    note_shared_damage,
+    note_verified,
     read_asset,
     removed_by_owner,
+    shared_problems,
     told_problem,
     whole_contents,
 )
@@ -107,6 +112,9 @@ class VerifyReport:
         extra: files in the step's folder that were not saved with it. They do no harm.
         damaged_leaves: "item: path" of each leaf that can't be read as it was saved; none where the
             manifest or the index can't be read, which alone tells the leaves.
+        shared: problems of other listed steps, by (step, attempt), that have a damaged file or
+            asset of this one, too.
+        noted: the damage that was noted of the step before anything was read.
     """
 
     step: int
@@ -119,6 +127,8 @@ class VerifyReport:
     loads: bool = True
     extra: tuple[str, ...] = ()
     damaged_leaves: tuple[str, ...] = ()
+    shared: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, hash=False)
+    noted: Damage | None = None
 
     @property
     def ok(self) -> bool:
@@ -145,6 +155,37 @@ class VerifyReport:
             problem_count=len(self.problems),
             loads=self.loads,
         )
+
+    def note(self, run: Run, *, by: str = "", job: str = "") -> Annotation:
+        """Note what was found: the step is sound as of now, or damaged, as are `shared` ones.
+
+        Damage that somebody has noted since this verification began stays: its files may have been
+        read before they were damaged.
+
+        Args:
+            run: the run.
+            by: who verified it.
+            job: id of the operation that did, if one did.
+
+        Returns:
+            All that is noted of the step now.
+
+        Raises:
+            StepChangedError: the step is deleted.
+            UnsupportedFormatError, CorruptionError: what is noted can't be read.
+            StoreUnavailableError: the store gives no answer.
+        """
+        at = run.clock()
+        info = StepInfo(self.step, self.attempt, StepState.LISTED)
+        damage = self.damage(at=at, by=by, job=job)
+        noted = note_verified(run, info, damage=damage, by=by, lifts=self.noted)
+        for key, problems in self.shared.items():
+            damage = replace(self, problems=problems, damaged_leaves=(), loads=False).damage(
+                at=at, by=by, job=job
+            )
+            if damage is not None:
+                note_shared_damage(run, key, damage, by=by)
+        return noted
 
     def raise_problems(self, path: object) -> None:
         """Raise what was found, if anything was.
@@ -196,17 +237,18 @@ def verify_step(
                 raise
             step = StepInfo(number, attempt, StepState.LISTED)
     info, name = step, manifest_file(step.step, step.attempt)
+    noted = known_damage(run, (info.step, info.attempt))
     try:
         manifest = _twice(run.uri, [name], lambda: run.manifest(info))
     except UNREADABLE as exc:
-        return _unread(info, started, f"{name}: {_text(exc)}")
+        return _unread(info, started, f"{name}: {_text(exc)}", noted)
     try:
         contents = _twice(
             run.step_uri(info), [INDEX_FILE], lambda: whole_contents(run.objects, manifest)
         )
     except UNREADABLE as exc:
-        return _unread(info, started, f"{INDEX_FILE}: {_text(exc)}")
-    check = _StepCheck(run, run.step_uri(info), manifest, contents)
+        return _unread(info, started, f"{INDEX_FILE}: {_text(exc)}", noted)
+    check = _StepCheck(run, info, manifest, contents)
     check.files(progress)
     check.small_objects()
     check.leaves()
@@ -221,13 +263,18 @@ def verify_step(
         loads=check.loads,
         extra=tuple(check.extra),
         damaged_leaves=tuple(check.damaged_leaves),
+        shared=check.shared(),
+        noted=noted,
     )
 
 
-def _unread(info: StepInfo, started: float, problem: str) -> VerifyReport:
+def _unread(info: StepInfo, started: float, problem: str, noted: Damage | None) -> VerifyReport:
     """Of a step of which nothing can be told, and nothing be loaded."""
     seconds = time.monotonic() - started
-    return VerifyReport(info.step, info.attempt, 0, 0, 0, seconds, (problem,), loads=False)
+    problems = (problem,)
+    return VerifyReport(
+        info.step, info.attempt, 0, 0, 0, seconds, problems, loads=False, noted=noted
+    )
 
 
 def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
@@ -242,15 +289,20 @@ def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
 class _StepCheck:
     """One verification under way."""
 
-    def __init__(self, run: Run, uri: StoreURI, manifest: Manifest, contents: StepContents) -> None:
+    def __init__(
+        self, run: Run, info: StepInfo, manifest: Manifest, contents: StepContents
+    ) -> None:
         self._run = run
-        self._uri = uri
+        self._info = info
+        self._uri = run.step_uri(info)
         self._manifest = manifest
         self._contents = contents
         self._index = contents if isinstance(contents, StepIndex) else None
         self._records = {record.name: record for record in contents.objects}
-        self._places = file_places(uri, contents.objects, manifest.source)
+        self._places = file_places(self._uri, contents.objects, manifest.source)
         self._sound: set[str] = set()
+        self._files: dict[str, str] = {}
+        self._assets: dict[str, str] = {}
         self.problems: list[str] = []
         self.extra: list[str] = []
         self.damaged_leaves: list[str] = []
@@ -302,6 +354,7 @@ class _StepCheck:
                     else:
                         problems[record.name] = again
         self._sound = records.keys() - problems.keys()
+        self._files = problems
         for name in sorted(problems):
             values = holds_values(name) and name not in closed
             self._found(problems[name], loads=values or not self._is_read(name))
@@ -326,6 +379,7 @@ class _StepCheck:
             self._forget_cached(self._sound)
             assets = [asset_file(asset.sha256) for asset in self._manifest.assets]
             forget_cached(self._run.uri, assets)
+            self._assets.clear()
             problems = list(self._small_problems())
         for problem, loads in problems:
             self._found(problem, loads=loads)
@@ -350,7 +404,8 @@ class _StepCheck:
             try:
                 read_asset(self._run.objects, asset)
             except CorruptionError as exc:
-                yield f"asset {asset.name}: {_text(exc)}", False
+                self._assets[asset.sha256] = problem = f"asset {asset.name}: {_text(exc)}"
+                yield problem, False
 
     def leaves(self) -> None:
         """Read the leaves if files of values are damaged, were added, or have no checksum.
@@ -385,6 +440,13 @@ class _StepCheck:
             self.loads = False  # what leads to the leaves is damaged too, and mostly listed above
             if not self.problems:
                 self.problems.append(problem)
+
+    def shared(self) -> dict[tuple[int, int], tuple[str, ...]]:
+        """What is wrong with other steps that have a damaged file, or asset, too."""
+        if not self._files and not self._assets:
+            return {}
+        key = self._info.step, self._info.attempt
+        return shared_problems(self._run, key, files=self._files, assets=self._assets)
 
     def _unreadable_leaves(self, only: Collection[str] = ()) -> dict[str, str]:
         """Why leaves can't be read, by "item: path"; by "" what hides them all.

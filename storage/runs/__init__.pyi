@@ -1,14 +1,17 @@
 from .annotating import annotate as annotate
 from .annotating import annotate_run as annotate_run
 from .annotating import annotate_step as annotate_step
+from .annotating import note_shared_damage as note_shared_damage
 from .annotating import note_verified as note_verified
 from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .damage import OnDamage as OnDamage
+from .damage import damaged_steps as damaged_steps
 from .damage import doubtful_steps as doubtful_steps
 from .damage import known_damage as known_damage
 from .damage import refuse_damaged as refuse_damaged
+from .damage import shared_problems as shared_problems
 from .damage import step_address as step_address
 from .damage import step_damaged as step_damaged
 from .fork import abandon_fork as abandon_fork

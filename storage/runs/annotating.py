@@ -1,10 +1,13 @@
 """What people say of steps and runs that are there already: labels, metrics, what is better."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import EllipsisType
 from typing import Any, SupportsIndex
 
-from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.errors import PreconditionFailedError, StepChangedError
+from cairn.storage.runs.history import StepKey
 from cairn.storage.runs.records import (
     RUN_FILE,
     Annotation,
@@ -12,16 +15,25 @@ from cairn.storage.runs.records import (
     Damage,
     RunInfo,
     annotation_file,
+    manifest_file,
     read_record,
+    trash_file,
     write_record,
 )
 from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
 from cairn.storage.store import StoreURI, rfc3339
 
-__all__ = ["annotate", "annotate_run", "annotate_step", "note_verified", "noted_of"]
+__all__ = [
+    "annotate",
+    "annotate_run",
+    "annotate_step",
+    "note_shared_damage",
+    "note_verified",
+    "noted_of",
+]
 
 
 def annotate(
@@ -108,7 +120,12 @@ def annotate_step(
 
 
 def note_verified(
-    run: Run, info: StepInfo, *, damage: Damage | None = None, by: str = ""
+    run: Run,
+    info: StepInfo,
+    *,
+    damage: Damage | None = None,
+    by: str = "",
+    lifts: Damage | EllipsisType | None = ...,
 ) -> Annotation:
     """Note what verifying a step found: it is sound as of now, or damaged until it is found sound.
 
@@ -117,15 +134,69 @@ def note_verified(
         info: the step.
         damage: what is wrong with it; None: nothing.
         by: who asks.
+        lifts: the damage that a sound step is rid of, which is what was noted when its verification
+            began: if another is noted by now, nothing changes. By default it is rid of any.
+
+    Returns:
+        All that is noted of the step now.
 
     Raises:
-        StepChangedError: it is deleted, or about to be.
+        StepChangedError: it is deleted.
         UnsupportedFormatError, CorruptionError: what is noted can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     update = {"verified": rfc3339(run.clock()) if damage is None else None, "damaged": damage}
-    with held(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
-        return _replaced(run, info, lambda one: one.model_copy(update=update))
+
+    def change(before: Annotation) -> Annotation:
+        if damage is None and lifts is not ... and before.damaged not in (None, lifts):
+            return before
+        return before.model_copy(update=update)
+
+    with _kept(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
+        return _replaced(run, info, change)
+
+
+def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") -> None:
+    """Note that a step is damaged because another one is; not if it is known to be, or deleted.
+
+    Args:
+        run: the run.
+        key: (step, attempt).
+        damage: what is wrong with it.
+        by: who asks.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    update = {"verified": None, "damaged": damage}
+
+    def change(before: Annotation) -> Annotation:
+        return before if before.damaged is not None else before.model_copy(update=update)
+
+    with (
+        contextlib.suppress(StepChangedError),
+        _kept(run, key, by=by, reason="note that it is damaged"),
+    ):
+        _replaced(run, StepInfo(*key, StepState.LISTED), change)
+
+
+@contextlib.contextmanager
+def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
+    """Hold a step. One whose deletion has only been declared goes on unheld, as it may stay.
+
+    Raises:
+        StepChangedError: it is deleted.
+    """
+    with contextlib.ExitStack() as hold:
+        try:
+            hold.enter_context(held(run, key, by=by, reason=reason))
+        except StepChangedError:
+            if run.objects.present([trash_file(*key), manifest_file(*key)]) != {
+                manifest_file(*key)
+            }:
+                raise
+        yield
 
 
 def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:

@@ -5,19 +5,23 @@ A verification that fails notes the damage in the step's annotation, one that su
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from types import EllipsisType
 from typing import Final, Literal
 
 from cairn.storage.errors import StepDamagedError
 from cairn.storage.runs.history import History, StepKey
 from cairn.storage.runs.records import (
+    ATTEMPTS,
     UNREADABLE,
     Annotation,
     Damage,
+    Manifest,
     annotation_file,
     judge_records,
+    manifest_file,
     read_record,
+    step_dir,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
@@ -25,10 +29,12 @@ from cairn.storage.runs.step_states import StepInfo, StepState
 __all__ = [
     "OnDamage",
     "damage_of",
+    "damaged_steps",
     "doubtful_steps",
     "known_damage",
     "newest_sound",
     "refuse_damaged",
+    "shared_problems",
     "step_address",
     "step_damaged",
 ]
@@ -130,21 +136,30 @@ def step_address(run: Run, key: StepKey) -> str:
     return f"{run.uri}/steps/{key[0]}"
 
 
-def newest_sound(run: Run, history: History) -> StepKey | None:
+def newest_sound(
+    run: Run, history: History, *, skipped: Collection[StepKey] = ()
+) -> StepKey | None:
     """The highest listed step that is not known to be damaged; None if there is none.
 
     Args:
         run: the run.
         history: of the run.
+        skipped: steps that are not taken, be they damaged by now or not.
     """
-    listed = [key for key, state in history.states() if state is StepState.LISTED]
+    states = history.states()
+    listed = [key for key, state in states if state is StepState.LISTED and key not in skipped]
     listed.sort(reverse=True)
     for start in range(0, len(listed), _READ_AT_ONCE):
         keys = listed[start : start + _READ_AT_ONCE]
-        damaged, _ = _told(run, keys)
+        damaged = damaged_steps(run, keys)
         if sound := [key for key in keys if key not in damaged]:
             return sound[0]
     return None
+
+
+def damaged_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
+    """Those of the steps of which damage is noted."""
+    return _told(run, keys)[0]
 
 
 def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
@@ -158,3 +173,45 @@ def _told(run: Run, keys: Iterable[StepKey]) -> tuple[set[StepKey], set[StepKey]
     notes, unreadable = judge_records(run.objects, names, Annotation.parse)
     damaged = {names[name] for name, one in notes.items() if one.damaged is not None}
     return damaged, {names[name] for name in unreadable}
+
+
+def shared_problems(
+    run: Run, key: StepKey, *, files: Mapping[str, str], assets: Mapping[str, str]
+) -> dict[StepKey, tuple[str, ...]]:
+    """What is wrong with other listed steps because a step is damaged.
+
+    On a disk steps have a file in common that did not change between them; an asset everywhere.
+
+    Args:
+        run: the run.
+        key: the step.
+        files: of its damaged files, what is wrong with each, by name.
+        assets: the same of its assets, by SHA-256.
+    """
+    try:
+        listed = {one for one in run.step_attempts().items() if one != key}
+    except UNREADABLE:  # another verification of them tells
+        return {}
+    problems: dict[StepKey, list[str]] = {one: [] for one in listed}
+    if files and run.uri.scheme == "file":
+        folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
+        held = []
+        for file in run.files.held(ATTEMPTS):
+            *folder, name = f"{ATTEMPTS}{file.name}".split("/", 3)
+            if file.identity is not None and "/".join(folder) in folders:
+                held.append((folders["/".join(folder)], name, file.identity))
+        wrong = {identity: name for owner, name, identity in held if owner == key and name in files}
+        for owner, name, identity in sorted(held):
+            if owner != key and identity in wrong:
+                found = files[wrong[identity]].removeprefix(f"{wrong[identity]}: ")
+                problems[owner].append(f"{name}: {found} (the same file as that of step {key[0]})")
+    if assets:
+        manifests, _ = judge_records(
+            run.objects, {manifest_file(*one): one for one in listed}, Manifest.parse
+        )
+        for one in listed:
+            manifest = manifests.get(manifest_file(*one))
+            if manifest is not None:
+                used = {asset.sha256 for asset in manifest.assets}
+                problems[one] += [assets[name] for name in sorted(used & assets.keys())]
+    return {one: tuple(lines) for one, lines in problems.items() if lines}

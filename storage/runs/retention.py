@@ -27,7 +27,7 @@ from cairn.storage.errors import (
     StepInUseError,
     StorageError,
 )
-from cairn.storage.runs.damage import doubtful_steps
+from cairn.storage.runs.damage import damaged_steps, doubtful_steps
 from cairn.storage.runs.history import saved_among
 from cairn.storage.runs.records import (
     Annotation,
@@ -642,7 +642,7 @@ def apply_retention(
     """Delete the listed steps that a policy does not keep; each can be had back for a while.
 
     Nothing is deleted that the policy keeps, judged on the history as it is in the end: should the
-    run go back meanwhile, what was deleted is judged again.
+    run go back meanwhile, or a kept step be found damaged, what was deleted is judged again.
 
     Args:
         run: the run.
@@ -666,6 +666,7 @@ def apply_retention(
     while batch := one.next_batch():
         one.report(progress)
         one.delete(batch)
+    one.look_at_judged()
     one.report(progress)
     return one.outcome()
 
@@ -723,7 +724,7 @@ class _Pass:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
             use = RunUse.of(self._run, self._clock())
-            # Found damaged since it was judged; with its intent there, nobody notes that any more.
+            # Found damaged since it was judged; what is noted later, `look_at_judged` sees.
             damaged = doubtful_steps(self._run, intents)
             if self._changed(use.attempts):
                 self.judge()
@@ -790,6 +791,16 @@ class _Pass:
         if self._changed(use.attempts):
             self.judge()
             kept = self._kept()
+        self._lift(use, kept)
+
+    def look_at_judged(self) -> None:
+        """Lift what was found damaged since, or takes the place of a kept step that was."""
+        sound = [key for key, reasons in self._kept().items() if "damaged" not in reasons]
+        if self._laid and damaged_steps(self._run, [*sound, *self._laid]):
+            self.judge()
+            self._lift(RunUse.of(self._run, self._clock()), self._kept())
+
+    def _lift(self, use: RunUse, kept: Mapping[StepKey, tuple[str, ...]]) -> None:
         for key in list(self._laid):
             uses = [*use.of_step(StepInfo(*key, StepState.LISTED)), *kept.get(key, ())]
             if uses:

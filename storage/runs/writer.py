@@ -12,7 +12,7 @@ import getpass
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import SupportsIndex
 from uuid import uuid4
 
@@ -126,7 +126,7 @@ class Writer:
         self._probe: Probe | None = None
         self._claimed: tuple[int, int] | None = None
         self._latest: int | None = None
-        self._skips_damaged = False
+        self._skipped: Collection[tuple[int, int]] | None = None
         self._given_up = False
         self._overwrites: int | None = None
         self._unsettled: tuple[int, int] | None = None
@@ -153,18 +153,22 @@ class Writer:
         """
         self.check()
         held = self.attempt
-        if self._skips_damaged:
+        if self._skipped is not None:
             return self._begin(self._last_to_keep).number
         if held is not None:
             return held.number
         return self._begin(self._last_to_keep, seen=self._looked(look)).number
 
-    def skip_damaged(self) -> None:
+    def skip_damaged(self, skipped: Collection[tuple[int, int]] = ()) -> None:
         """Go on from the newest step that is not known to be damaged, in an attempt of its own.
 
         The next `begin` or `claim` begins it; damaged steps above are set aside then.
+
+        Args:
+            skipped: steps, (step, attempt), that are set aside even if they are sound by then: what
+                is saved does not come from them.
         """
-        self._skips_damaged = True
+        self._skipped = skipped
 
     def claim(
         self, step: SupportsIndex, *, overwrite: bool = False, look: Look | None = None
@@ -191,7 +195,7 @@ class Writer:
         return number
 
     def _attempt_for(self, step: int, overwrite: bool, look: Look | None) -> int:
-        skips = self._skips_damaged  # then `base_step` finds what is the latest
+        skips = self._skipped is not None  # then `base_step` finds what is the latest
         held = None if skips else self.attempt
         seen = self._looked(look) if held is None and not skips else None
         below = not skips and self._latest is not None and step <= self._latest
@@ -323,7 +327,7 @@ class Writer:
         later = not started.goes_back and self._objects.is_remote
         if not later:
             self._lease = note_begun(self._objects, started)
-        self._starting = self._skips_damaged = False
+        self._starting, self._skipped = False, None
         self._given_up = False
         self._overwrites = overwrites
         self._unsettled = None
@@ -362,8 +366,8 @@ class Writer:
         """The latest step that is listed now."""
         history = self._settled_history()
         latest = history.latest()
-        if self._skips_damaged:
-            latest = newest_sound(self._run, history)
+        if self._skipped is not None:
+            latest = newest_sound(self._run, history, skipped=self._skipped)
         self._latest = None if latest is None else latest[0]
         return -1 if latest is None else latest
 

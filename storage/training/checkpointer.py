@@ -612,8 +612,9 @@ class Checkpointer:
         return self._writer.claim(step, overwrite=overwrite, look=look)
 
     def _skip_damaged(self) -> None:
-        if take_skip(self.uri):
-            self._writer.skip_damaged()
+        skipped = take_skip(self.uri)
+        if skipped is not None:
+            self._writer.skip_damaged(skipped)
 
     def _create_run(self) -> Look | None:
         self._writer.check()

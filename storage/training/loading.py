@@ -22,6 +22,7 @@ from cairn.storage.runs import (
     StepInfo,
     StepState,
     check_step,
+    damaged_steps,
     parse_ref,
     resolve_step,
 )
@@ -153,11 +154,13 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
 
     def opened() -> dict[str, Any]:
         run = Run.look_up(ref.run)
-        return {"step": asdict(resolve_step(run, ref, damaged=damaged)), "run": run.id}
+        info = resolve_step(run, ref, damaged=damaged)
+        if damaged == "skip" and (ref.step, ref.alias) == (None, None):
+            above = [key for key in run.step_attempts().items() if key[0] > info.step]
+            note_skip(ref.run, damaged_steps(run, above))  # process 0 alone begins attempts
+        return {"step": asdict(info), "run": run.id}
 
     found = processes.agree(opened)
-    if damaged == "skip" and (ref.step, ref.alias) == (None, None):
-        note_skip(ref.run)
     return Run(ref.run).expected(found["run"]), _told(found["step"])
 
 

@@ -12,6 +12,11 @@ from cairn.service.client.pull import pull
 from cairn.service.errors import ProblemResponseError
 from cairn.service.settings import Settings
 from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.jobs import artifact_of, done, save_llama, serving, watch
 from tests.service.servers import serve
@@ -44,6 +49,7 @@ def damage(run: Path) -> None:
     )
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
+    path.unlink()  # steps 1 and 3 have the same file
     path.write_bytes(data)
 
 
@@ -168,6 +174,20 @@ def test_an_export_from_before_is_refused_and_stays_downloadable(http, exported)
     assert again["result"]["existing"] is True
 
 
+def test_an_alias_whose_step_is_found_damaged_stays_and_the_command_tells(http, root):
+    shutil.copytree(root / "sound", root / "served")
+    run = Run.open(root / "served")
+    promote_step(run, 2, "production", expect=None)
+    promote_step(run, 3, "staging", expect=None)
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
+    shown = cairn_here("aliases", "served", url=str(http.base_url))
+    assert shown.stderr == "production: served/steps/2 is damaged\n"
+    assert "production\t2\t" in shown.stdout
+    roll_back(run, 1, by="ann", strand=["production", "staging"])
+    shown = cairn_here("aliases", "served", url=str(http.base_url))
+    assert shown.stderr == "production: served/steps/2 is damaged\n"
+
+
 def test_a_job_that_was_asked_for_before_looks_again(http, asked_before):
     assert http.post(f"/v1/operations/{asked_before}:resume").status_code == 200
     operation = watch(http, asked_before)
@@ -214,6 +234,12 @@ def test_the_command_says_damaged_and_what_to_do(http, root):
     listed = cairn_here("checkpoints", "llama", url=url)
     assert "\tdamaged\t" in listed.stdout
     assert "llama: 1 damaged step" in listed.stderr
+    titles, *rows = (line.split("\t") for line in cairn_here("top", url=url).stdout.splitlines())
+    shown = {row[1]: row[titles.index("damaged")] for row in rows if row[0] == "default"}
+    assert (shown["llama"], shown["sound"]) == ("1", "")
+    for place in (step, str(root / "llama" / "steps" / "2")):
+        assert f"{place} is damaged: plain Orbax" in cairn_here("path", place, url=url).stderr
+    assert cairn_here("path", "llama/steps/3", url=url).stderr == ""
 
 
 @pytest.mark.parametrize("verb", ["convert", "gather", "fork", "rollback", "pull", "promote"])
@@ -257,7 +283,9 @@ def test_pages_say_it_and_ask_for_the_reason(http, verified):
     assert "1 damaged step" in run
     assert 'class="mark damaged"' in run
     assert "1 damaged step" in http.get("/").text
-    assert 'name="despite_damage"' not in http.get("/ui/default/llama/steps/3").text
+    sound = http.get("/ui/default/llama/steps/3").text
+    assert 'name="despite_damage"' not in sound
+    assert "data-often" in sound  # a page that stays open tells, too, once it is found damaged
 
 
 def test_a_rollback_to_a_damaged_step_takes_a_reason(http, root):

@@ -11,7 +11,7 @@ from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.runs.annotating import annotate_step, note_verified, noted_of
 from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.runs.records.layout import manifest_file
+from cairn.storage.runs.records.layout import annotation_file, manifest_file
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch
@@ -169,7 +169,7 @@ def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
     ran = cairn("verify", "sound/steps/2", url=url)
     assert ran.returncode == 0, ran.stderr
     (row,) = rows(ran.stdout)
-    assert (row["step"], row["found"], row["problems"]) == ("2", "sound", "0")
+    assert (row["step"], row["found"], row["problems"]) == ("2", "ok", "0")
     assert int(row["size"]) > 10_000
 
 
@@ -177,7 +177,7 @@ def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
     ran = cairn("verify", "damaged", "--all", url=url)
     assert ran.returncode == 7
     found = {row["step"]: row["found"] for row in rows(ran.stdout)}
-    assert found == {"records": "sound", "1": "sound", "2": "damaged", "3": "sound"}
+    assert found == {"records": "ok", "1": "ok", "2": "damaged", "3": "ok"}
     assert "damaged/steps/2: model/_METADATA: missing" in ran.stderr
     assert "Traceback" not in ran.stderr
     ran = cairn_here("verify", "damaged", url=url)
@@ -243,6 +243,27 @@ def test_the_command_refuses_what_it_cannot_mean(url):
     ran = cairn_here("verify", "sound/steps/9", url=url)
     assert (ran.returncode, ran.stdout) == (3, "")
     assert "expected step 9" in ran.stderr
+
+
+def test_a_verification_that_could_not_be_noted_says_so(url, root):
+    run = Run.open(shutil.copytree(root / "sound", root / "unnoted"))
+    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
+    flip(root / "unnoted" / annotation_file(2, 1))
+    ran = cairn_here("verify", "unnoted/steps/2", url=url)
+    assert rows(ran.stdout)[0]["found"] == "ok"
+    assert "unnoted/steps/2 is as it was saved, and that could not be noted" in ran.stderr
+    assert "noted" not in cairn_here("verify", "unnoted/steps/3", url=url).stderr
+
+
+def test_steps_that_share_what_is_damaged_are_told_with_the_one_that_was_verified(url, root):
+    run = Run.open(shutil.copytree(root / "sound", root / "assets"))
+    flip(next((root / "assets" / "assets").iterdir()))
+    ran = cairn_here("verify", "assets/steps/2", url=url)
+    assert ran.returncode == 7
+    for step in (1, 3):
+        assert f"assets/steps/{step} is damaged too: it shares files with step 2" in ran.stderr
+        assert noted_of(run, run.step(step)).damaged is not None
+    assert "newest sound" not in ran.stderr
 
 
 def test_a_step_says_when_it_was_last_found_sound(http, root):

@@ -38,18 +38,17 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
     return address.run, run.latest_step
 
 
-async def find_attempt(client: AsyncClient, address: Address, root: str) -> tuple[str, int, int]:
-    """The run, the step and the attempt that wrote it, of what an address means now.
+async def find_checkpoint(client: AsyncClient, address: Address, root: str) -> Checkpoint:
+    """The checkpoint that an address means now.
 
     Raises:
         AddressError, NoCheckpointError, ProblemResponseError: As `find_step`; or there is no such
             step.
     """
     if address.alias is not None:
-        aliased = await _aliased(client, address, address.alias, root)
-        return address.run, aliased.step, aliased.attempt
+        return await _aliased(client, address, address.alias, root)
     run, step = await find_step(client, address, root)
-    return run, step, (await client.checkpoint(run, step, root=root)).attempt
+    return await client.checkpoint(run, step, root=root)
 
 
 async def best_step(client: AsyncClient, run: str, best: str, root: str) -> int:

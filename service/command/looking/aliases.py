@@ -7,7 +7,13 @@ import typer
 from cairn.service.client.client import Client
 from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command import completion
-from cairn.service.command.options import RootOption, RunArgument, UrlOption, console
+from cairn.service.command.options import (
+    RootOption,
+    RunArgument,
+    UrlOption,
+    console,
+    errors,
+)
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
 from cairn.service.schemas import Alias, AliasList, AliasMove
@@ -39,8 +45,12 @@ def aliases(
             found = client.aliases(run, root=root, refresh=True)
             if json:
                 print_document(AliasList(aliases=found))
-            else:
-                print_table(console, ("alias", *_TITLES), map(_alias, found))
+                return
+            print_table(console, ("alias", *_TITLES), map(_alias, found))
+            for one in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
+                for name in one.aliases if one.damaged is not None else ():
+                    text = f"{name}: {run}/steps/{one.step} is damaged"
+                    errors.print(text, soft_wrap=True, markup=False)
             return
         history = client.alias_history(run, alias, root=root)
         if json:

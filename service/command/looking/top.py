@@ -27,7 +27,7 @@ from cairn.storage.runs import check_run_name
 
 app: Final = typer.Typer()
 
-_RUNS: Final = ("root", "run", "latest", "checkpoints", "size", "created (UTC)")
+_RUNS: Final = ("root", "run", "latest", "checkpoints", "damaged", "size", "created (UTC)")
 _SAVES: Final = ("root", "run", "step", "attempt", "written", "latest step has", "a second")
 _JOBS: Final = ("operation", "kind", "state", "done", "total", "a second", "of", "message")
 _SECONDS: Final = 2.0
@@ -150,7 +150,11 @@ def _frame(activity: Activity, problem: str) -> RenderableType:
 
 def _run_rows(activity: Activity) -> list[tuple[Cell, ...]]:
     return [
-        (run.root, run.name, run.latest_step, run.checkpoint_count, Size(run.bytes), run.created)
+        (
+            *(run.root, run.name, run.latest_step),
+            *(run.checkpoint_count, run.damaged_count or None, Size(run.bytes)),
+            run.created,
+        )
         for run in activity.runs
     ]
 

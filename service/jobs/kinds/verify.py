@@ -9,7 +9,7 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result, ope
 from cairn.service.jobs.errors import DamagedError
 from cairn.storage.errors import StepNotFoundError, StorageError
 from cairn.storage.reading import VerifyReport, verify_step
-from cairn.storage.runs import Run, StepInfo, StepState, check_run, note_verified
+from cairn.storage.runs import Run, StepInfo, StepState, check_run
 from cairn.storage.store import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -111,12 +111,11 @@ def _verify(
 def _note(run: Run, info: StepInfo, report: VerifyReport, *, job: str) -> bool:
     """Have the step say that it was verified; whether it does. What was found stands without."""
     try:
-        damage = report.damage(at=run.clock(), by=KIND, job=job)
-        note_verified(run, info, damage=damage, by=KIND)
+        noted = report.note(run, by=KIND, job=job)
     except StorageError as exc:
         logger.warning("%s: verified, and that could not be noted: %s", run.step_uri(info), exc)
         return False
-    return True
+    return report.ok is (noted.damaged is None)
 
 
 def _report(report: VerifyReport) -> dict[str, Any]:
@@ -132,6 +131,7 @@ def _report(report: VerifyReport) -> dict[str, Any]:
         "problem_count": len(report.problems),
         "problems": list(report.problems[:PROBLEMS_KEPT]),
         "extra_files": list(report.extra[:PROBLEMS_KEPT]),
+        "shared_with": sorted(step for step, _ in report.shared),
     }
 
 

@@ -15,9 +15,13 @@ from safetensors.numpy import load_file
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_attempt
+from cairn.service.client.finding import find_checkpoint
 from cairn.service.client.pull import pull
+from cairn.service.command import pull as pull_module
 from cairn.service.errors import PullError
+from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.run import Run
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama
@@ -33,7 +37,7 @@ def saved(tmp_path_factory):
     leaves = save_llama(folder / "store" / "llama", (1, 2, 3))
     (folder / "data").mkdir()
     with running_plane(folder / "store", folder / "data") as (url, _):
-        yield url, leaves
+        yield url, leaves, folder / "store"
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def same(folder, leaves, step):
 
 
 def test_a_folder_serves_what_the_alias_names(saved, client, tmp_path):
-    url, leaves = saved
+    url, leaves, _ = saved
     move(client, 1)
     done = cairn_here("pull", "llama@production", str(tmp_path / "models"), "--json", url=url)
     told = json.loads(done.stdout)
@@ -81,7 +85,7 @@ def test_a_folder_serves_what_the_alias_names(saved, client, tmp_path):
 
 
 def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
-    url, leaves = saved
+    url, leaves, _ = saved
     move(client, 1)
     arguments = ["pull", "llama@production", str(tmp_path / "models"), "--watch", "--every", "0.2s"]
     program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
@@ -94,12 +98,32 @@ def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
         assert process.wait(30) == 130
 
 
+def test_a_watch_says_once_that_what_it_serves_was_found_damaged(saved, monkeypatch, tmp_path):
+    run = Run.open(saved[2] / "llama")
+
+    def another_look(seconds):
+        looks.append(seconds)
+        if len(looks) == 1:
+            note_verified(run, run.step(3), damage=Damage(at="2026-01-02T03:04:05Z"))
+            cairn_here("show", "llama/steps/3", url=saved[0])  # has the server look, too
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    looks = []
+    monkeypatch.setattr(pull_module.time, "sleep", another_look)
+    done = cairn_here("pull", "llama/steps/3", str(tmp_path / "models"), "--watch", url=saved[0])
+    note_verified(run, run.step(3))
+    cairn_here("show", "llama/steps/3", url=saved[0])
+    assert done.stderr.count("llama/steps/3 was found damaged since it was pulled") == 1
+    same(tmp_path / "models", saved[1], 3)
+
+
 def partial_of(folder):
     return list((folder / "partial").rglob("model.safetensors"))
 
 
 def test_a_fetch_that_broke_off_goes_on_where_it_was(saved, client, tmp_path):
-    _, leaves = saved
+    leaves = saved[1]
     fetched = []
 
     class Broken(Exception):
@@ -131,7 +155,7 @@ def test_a_fetch_that_broke_off_goes_on_where_it_was(saved, client, tmp_path):
 
 
 def test_what_is_not_what_was_exported_is_fetched_anew_and_never_served(saved, client, tmp_path):
-    _, leaves = saved
+    leaves = saved[1]
     pulled = pull(client, "llama", 1, tmp_path / "a", root="default", options={})
     part = tmp_path / "b" / "partial" / pulled.folder.name
     part.mkdir(parents=True)
@@ -223,7 +247,7 @@ def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names
 
 
 def test_a_full_disk_serves_what_it_served_and_goes_on_once_there_is_room(saved, tmp_path):
-    url, leaves = saved
+    url, leaves, _ = saved
     for step in (1, 2):
         assert cairn_here("convert", f"llama/steps/{step}", "--watch", url=url).returncode == 0
     pull = f"{sys.executable} -m cairn pull --keep 0 --url {url}"
@@ -256,11 +280,9 @@ def test_a_step_that_is_saved_anew_before_it_is_exported_is_not_served_as_the_on
     saved, client, tmp_path
 ):
     move(client, 2)
-    found = find_attempt(client, Address.parse("llama@production"), "default")
-    assert (
-        found == find_attempt(client, Address.parse("llama/steps/2"), "default") == ("llama", 2, 1)
-    )
-    assert find_attempt(client, Address.parse("llama"), "default") == ("llama", 3, 1)
+    for address, step in (("llama@production", 2), ("llama/steps/2", 2), ("llama", 3)):
+        found = find_checkpoint(client, Address.parse(address), "default")
+        assert (found.run, found.step, found.attempt) == ("llama", step, 1)
     asked = {"root": "default", "options": {}}
     with pytest.raises(PullError, match=r"expected that of attempt 7, found that of attempt 1"):
         pull(client, "llama", 2, tmp_path / "models", attempt=7, **asked)

@@ -23,6 +23,8 @@ from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.annotating import note_verified, noted_of
+from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.records.layout import (
     INDEX_FILE,
     attempt_file,
@@ -725,6 +727,46 @@ def test_the_leaves_that_damage_hits_are_noted(either):
     (Path(run.uri.local_path) / manifest_file(STEP, 1)).write_bytes(b"{}")
     report = verify_step(run, STEP)
     assert (report.ok, report.loads, report.damaged_leaves) == (False, False, ())
+
+
+def test_a_verification_lifts_no_damage_that_was_noted_since_it_began(run):
+    read = verify_step(run, STEP)
+    flip(files_of(run)["meta/data.json"], 9)
+    damage = verify_step(run, STEP).note(run, by="ann").damaged
+    assert damage is not None
+    assert read.note(run, by="ben").damaged == damage
+    flip(files_of(run)["meta/data.json"], 9)
+    assert verify_step(run, STEP).note(run).damaged is None
+
+
+def test_steps_that_share_a_damaged_file_are_damaged_until_they_are_verified(tmp_path):
+    frozen = np.arange(1 << 16, dtype=np.float32)
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        for step, kernel in ((1, frozen), (2, frozen), (3, frozen), (4, frozen + 1)):
+            items = {"model": {"frozen": kernel, "step": np.full(9, step)}}
+            checkpointer.save(step, items, meta={}).wait()
+    run = Run.open(tmp_path / "run")
+    folder = Path(run.step_uri(run.step(1)).local_path)
+    shared = max((folder / "model" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    assert shared.stat().st_nlink == 3
+    flip(shared, 99)
+    note = verify_step(run, 2).note(run, by="ann", job="op-7")
+    assert note.damaged.leaves == ("model: frozen",)
+    for step in (1, 3):
+        damage = noted_of(run, run.step(step)).damaged
+        assert (damage.by, damage.job, damage.loads) == ("ann", "op-7", False)
+        (problem,) = damage.problems
+        assert problem.startswith(f"model/d/{shared.name}: crc32c ")
+        assert problem.endswith(" (the same file as that of step 2)")
+    assert newest_sound(run, run.history()) == (4, 1)
+    note_verified(run, run.step(4), damage=damage)
+    assert newest_sound(run, run.history()) is None
+    assert verify_step(run, 1).note(run).damaged.leaves == ("model: frozen",)
+    assert verify_step(run, 2).note(run).damaged.leaves == ("model: frozen",)
+    assert noted_of(run, run.step(1)).damaged.leaves == ("model: frozen",)  # and no less
+    flip(shared, 99)
+    for step in (1, 2, 3, 4):
+        assert verify_step(run, step).note(run).damaged is None
 
 
 def test_another_record_that_is_amiss_is_no_damage_of_the_step(run):

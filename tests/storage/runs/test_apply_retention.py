@@ -12,7 +12,7 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import retention
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotating import note_verified, noted_of
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.annotations import Annotation, Damage
@@ -115,6 +115,42 @@ def test_a_step_found_damaged_since_it_was_judged_stays(run, clock, monkeypatch)
     save(run, 7, 1)
     assert apply_retention(run, RetentionPolicy(keep_last=2), by="me", clock=clock).deleted == ()
     assert listed(run) == [2, 5, 6, 7]
+
+
+def test_a_kept_step_found_damaged_meanwhile_has_the_next_sound_one_kept(run, clock):
+    calls = []
+
+    def damaged_meanwhile(steps, nbytes):
+        if not calls:
+            note_verified(run, run.step(5), damage=Damage(at="2026-01-02T03:04:05Z"))
+        calls.append(len(steps))
+
+    policy = RetentionPolicy(keep_last=1)
+    done = apply_retention(run, policy, by="me", progress=damaged_meanwhile, clock=clock)
+    assert (listed(run), done.deleted) == ([4, 5], ((1, 1), (2, 1), (3, 1)))
+    assert done.in_use == {(4, 1): "latest, last 1"}
+
+
+def test_a_step_found_damaged_while_its_deletion_is_declared_says_so_if_it_stays(
+    run, clock, monkeypatch
+):
+    """Its deletion is withdrawn, or its tombstone lifted."""
+    damage = Damage(at="2026-01-02T03:04:05Z")
+    intent = retention.declare(run, (5, 1), by="me", reason="", now=clock())
+    note_verified(run, run.step(5), damage=damage)
+    retention.withdraw(run, (5, 1), intent)
+    assert noted_of(run, run.step(5)).damaged == damage
+
+    doubtful = retention.doubtful_steps
+
+    def damaged_after(looked, keys):
+        found = doubtful(looked, keys)
+        note_verified(run, run.step(2), damage=damage)
+        return found
+
+    monkeypatch.setattr(retention, "doubtful_steps", damaged_after)
+    done = apply_retention(run, RetentionPolicy(keep_last=1), by="me", clock=clock)
+    assert (listed(run), done.in_use) == ([2, 4, 5], {(2, 1): "damaged"})
 
 
 def test_a_damaged_step_is_deleted_by_hand(run, clock):

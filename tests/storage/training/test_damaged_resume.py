@@ -143,6 +143,16 @@ def test_a_skip_stays_in_force_if_the_job_ends_before_it_saves(run):
     assert load(run.uri, TARGET)["w"][0] == 20
 
 
+def test_what_was_skipped_is_set_aside_though_it_was_found_sound_meanwhile(run):
+    with Checkpointer(run.uri) as checkpointer:
+        restored = checkpointer.restore(TARGET, damaged="skip")
+        for step in (30, 40):
+            note_verified(run, run.step(step))
+        checkpointer.save(41, {"w": restored["w"] + 1}).wait()
+    assert listed(run) == [10, 20, 41]  # it comes from 20, not from 40
+    assert load(run.uri, TARGET)["w"][0] == 21
+
+
 def test_a_sound_step_that_was_saved_meanwhile_is_never_set_aside(run):
     load(run.uri, TARGET, damaged="skip")
     with Checkpointer(run.uri) as other:
