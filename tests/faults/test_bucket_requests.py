@@ -260,7 +260,8 @@ def test_a_writer_that_wakes_after_its_successor_leaves_what_that_has_saved(gcs,
     """It is at any of the requests of an overwrite then, of another step."""
     bucket = Bucket(gcs, copies, saved)
     act = VERBS["overwrite, held"].begin(bucket.new_run())
-    requests = bucket.requests(act)
+    # All of a process wait for the probe of a store, the successor here too.
+    requests = [one for one in bucket.requests(act) if "/.cairn-" not in one[0][1]]
     died(act)
     if not report.is_long():
         requests = [one for one in requests if one[0][0] == "upload" and OF_SHORT.match(one[0][1])]
