@@ -76,12 +76,14 @@ class Verb:
         begin: gives the verb itself, of a new process.
         already: what a second call raises where the first has done it all.
         agrees: whether what the verb returned is so.
+        attempts: how many there were before it.
     """
 
     prepare: Callable[[StoreURI], object]
     begin: Callable[[StoreURI], Callable[[], Any]]
     already: tuple[type[Exception], ...] = ()
     agrees: Callable[[Any], bool] = lambda _: True
+    attempts: int = 1
 
 
 def saved(uri: StoreURI) -> None:
@@ -115,7 +117,7 @@ def _prune(run: Run) -> None:
 
 
 VERBS = {
-    "first save": Verb(lambda _: None, Job, (StepExistsError,)),
+    "first save": Verb(lambda _: None, Job, (StepExistsError,), attempts=0),
     "save": Verb(saved, lambda uri: Job(uri, 4), (StepExistsError,)),
     "overwrite": Verb(saved, lambda uri: Job(uri, 2, overwrite=True)),
     "overwrite, held": Verb(saved, lambda uri: Job(uri, 2, overwrite=True).begin()),
@@ -147,8 +149,13 @@ VERBS = {
 }
 
 
-def seen(uri: StoreURI) -> dict[str, Any]:
-    """All that is promised of a run, and of the fork beside it; "new" is what was saved since."""
+def seen(uri: StoreURI, attempts: int = 1) -> dict[str, Any]:
+    """All that is promised of a run, and of the fork beside it.
+
+    Args:
+        uri: the run's.
+        attempts: how many had saved before the verb: what later ones have is new.
+    """
     facts: dict[str, Any] = {}
     for run in (opened(uri), opened(uri.parent / "fork")):
         name = run.uri.name
@@ -157,7 +164,9 @@ def seen(uri: StoreURI) -> dict[str, Any]:
         steps = run.steps()
         facts |= {
             f"{name}: problems": list(check_run(run).problems),
-            f"{name}: steps": [(one.step, "old" if one.attempt == 1 else "new") for one in steps],
+            f"{name}: steps": [
+                (one.step, name == "run" and one.attempt <= attempts) for one in steps
+            ],
             f"{name}: latest": run.latest_step(),
             f"{name}: deleted": sorted(step for step, _ in run.trashed()),
             f"{name}: aliases": {one.alias: (one.step, one.attempt) for one in run.aliases.list()},

@@ -125,7 +125,7 @@ def play(bucket, verb, before, after, way, request, kill):
     if kill:
         died(act)
     bucket.gcs.faults.clear()
-    now = seen(uri)
+    now = seen(uri, verb.attempts)
     if now != after and (outcome == "done" or now != before):
         wrong.append(f"{outcome}, and there is {now}")
     again = verb.begin(uri) if kill else act
@@ -137,7 +137,7 @@ def play(bucket, verb, before, after, way, request, kill):
     except StorageError as exc:
         wrong.append(f"the same again raised {exc!r}")
     died(again)
-    if (then := seen(uri)) != after:
+    if (then := seen(uri, verb.attempts)) != after:
         wrong.append(f"{outcome}, and after the same again there is {then}")
     return outcome if fired else "not asked", wrong
 
@@ -147,10 +147,10 @@ def test_a_verb_whose_request_fails_says_the_truth_and_can_be_asked_for_again(na
     verb = VERBS[name]
     bucket = Bucket(gcs, copies, verb.prepare)
     uri = bucket.new_run()
-    before, act = seen(uri), verb.begin(uri)
+    before, act = seen(uri, verb.attempts), verb.begin(uri)
     requests = bucket.requests(act)
     died(act)
-    after = seen(uri)
+    after = seen(uri, verb.attempts)
     if not report.is_long():
         requests = [one for one in requests if one[0][0] == "upload" and OF_SHORT.match(one[0][1])]
     outcomes, wrong = Counter(), []
