@@ -291,7 +291,7 @@ class _Mender:
         times = [one.at for one in attempts.values()]
         return times + [one.created for one in manifests.values()]
 
-    def _attempt(self, name: str, number: int) -> _Fix:
+    def _attempt(self, name: str, number: int) -> _Fix | None:
         history = read_history(self._objects)
         if self._found is None and name not in history.problems:
             return None  # what named it was forgotten

@@ -55,9 +55,6 @@ _OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount"
 _LEFTOVER_SECONDS: Final = 3600
 """After so long a probe has ended, or was killed, whatever the clocks say."""
 
-_TRIES: Final = 2
-"""How often a store beyond a network is probed of which only one lost answer may speak ill."""
-
 _EXIT_SECONDS: Final = 5.0
 """How long a process that ends waits for probes: their threads must not be cut off in a call."""
 
@@ -291,12 +288,15 @@ def _look(folder: StoreURI, mount: Mount | None, answer: _Answer) -> None:
         problems = _on_disk(folder, name, mount, started)
     else:
         objects = ObjectStore.open(folder)
-        for _ in range(_TRIES):
+
+        def probed() -> tuple[list[str], bool]:
             names = [probe_name(started, secrets.token_hex(8)) for _ in range(3)]
             conditions = Conditions(objects, *names)
-            problems = _refusals(conditions, answer)
-            if not conditions.is_doubtful:
-                break
+            return _refusals(conditions, answer), conditions.is_doubtful
+
+        problems, is_doubtful = probed()
+        if is_doubtful:  # a store that breaks its promise does so again
+            problems, _ = probed()
         if not problems:
             _remove_leftovers(objects, started)
     if problems:
