@@ -13,7 +13,7 @@ from typing import Final
 
 from cairn.storage.errors import LeaseHeldError, RecordNotLostError
 from cairn.storage.runs.checking import RunReport, check_run, run_ids
-from cairn.storage.runs.history import judge_lease, read_history
+from cairn.storage.runs.history import History, judge_lease, read_history
 from cairn.storage.runs.records import (
     ATTEMPTS,
     DAMAGED,
@@ -127,7 +127,8 @@ def repair_run(
         run: the run, which need not have a `run.json`.
         by: who asks.
         dry_run: change nothing.
-        forget: names of records that can't be rebuilt, and that the run shall go on without.
+        forget: names of records that can't be rebuilt, or of an attempt whose record can't be, and
+            that the run shall go on without.
         clock: tells the time.
 
     Raises:
@@ -146,7 +147,9 @@ def repair_run(
             holder=lease.writer,
         )
     checked = check_run(run)
-    names = _in_order(checked.unreadable)
+    # First what is to be forgotten of attempts that nothing tells of: then nothing misses these.
+    untold = sorted({*forget}.intersection(_untold(read_history(run.objects)) if forget else ()))
+    names = untold + _in_order({*checked.unreadable}.difference(untold))
     fixes = [_Mender(run, by, forget, clock).fix(name) for name in names]
     repairs = [fix.repair for fix in fixes if fix is not None]
     _refuse_forgetting(run, forget, repairs)
@@ -167,6 +170,13 @@ def repair_run(
     for name in (RUN_FILE, *sorted(RUN_FOLDERS)):
         run.objects.sync(name)  # a repair that died before its sync may have mended it
     return done + _left(check_run(run))
+
+
+def _untold(history: History) -> list[str]:
+    """Manifests and tombstones of attempts of which no record tells the base step."""
+    names = [(number, manifest_file(step, number)) for step, number in history.published]
+    names += [(number, trash_file(step, number)) for step, number in sorted(history.deleted)]
+    return [name for number, name in names if number in history.attempts.unknown]
 
 
 def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
@@ -225,6 +235,8 @@ class _Mender:
     def fix(self, name: str) -> _Fix | None:
         """How the record `name` is mended; None if it is whole by now."""
         self._found = self._objects.read(name)
+        if name in self._forget and name in _untold(read_history(self._objects)):
+            return self._forgotten(name)
         if self._found is not None and self._is_whole(name, self._found):
             return None
         if name == RUN_FILE:
@@ -279,15 +291,17 @@ class _Mender:
         times = [one.at for one in attempts.values()]
         return times + [one.created for one in manifests.values()]
 
-    def _attempt(self, name: str, number: int) -> _Fix:
+    def _attempt(self, name: str, number: int) -> _Fix | None:
         history = read_history(self._objects)
+        if self._found is None and name not in history.problems:
+            return None  # what named it was forgotten
         known = {one.number: one for one in history.attempts.known}
         if number not in known:
-            own = [manifest_file(*key) for key in history.published if key[1] == number]
-            own += [trash_file(*key) for key in history.deleted if key[1] == number]
+            own = [one for one in _untold(history) if one.endswith(f".{number}.json")]
             hint = (
-                "Restore it from a backup: no other record tells its base step. If no attempt of "
-                f"this number was ever begun, remove {', '.join(own) or 'it'}."
+                "Restore it from a backup: no other record tells its base step. Or have "
+                f"{', '.join(own) or 'it'} forgotten: the run goes on as if this attempt had "
+                "saved nothing, and what it had overwritten or gone back before is listed again."
             )
             return _Fix(Repair(name, None, hint))
         base = known[number].base_step

@@ -37,9 +37,13 @@ from cairn.storage.runs.history import (
     trashed_steps,
 )
 from cairn.storage.runs.records import (
+    ALIASES,
+    ANNOTATIONS,
+    ATTEMPTS,
     LEASE_FILE,
     RUN_FILE,
     RUN_FOLDERS,
+    TRASH,
     UNREADABLE,
     Aliases,
     Annotation,
@@ -100,6 +104,8 @@ __all__ = [
 T = TypeVar("T")
 
 _NAMED_IN_ERRORS = 5
+_OF_STEPS: Final = (ALIASES, ANNOTATIONS, TRASH)
+"""Where records name a step and its attempt, and nothing else that would tell another apart."""
 _CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
 _ITEM_MARKERS = (TREE_METADATA, "checkpoint")  # the second of those with all leaves in one file
 _PLAIN_STEP = re.compile(r"(.*_)?[0-9]+\Z")
@@ -194,6 +200,11 @@ def _no_run_begins(folder: StoreURI, found: str, next_step: str) -> InvalidURIEr
     )
 
 
+def _named(names: list[str]) -> str:
+    more = f", and {len(names) - _NAMED_IN_ERRORS} more" * (len(names) > _NAMED_IN_ERRORS)
+    return ", ".join(names[:_NAMED_IN_ERRORS]) + more
+
+
 def refuse_headless(run: "Run", look: Look | None = None) -> None:
     """Raise if there is no `run.json` where other records of a run are: none may begin there.
 
@@ -212,13 +223,42 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
     names += [LEASE_FILE] * (look.lease is not None)
     if not names or objects.read(RUN_FILE) is not None:  # somebody has created it just now
         return
-    more = f", and {len(names) - _NAMED_IN_ERRORS} more" * (len(names) > _NAMED_IN_ERRORS)
     raise CorruptionError(
         "the run has lost its record",
         path=run.uri / RUN_FILE,
         expected="the record that a run begins with",
-        found=f"none, but {', '.join(names[:_NAMED_IN_ERRORS])}{more}",
+        found=f"none, but {_named(names)}",
         next_step="Restore it from a backup, or see what `cairn repair` can do; to begin anew, "
+        "choose another name.",
+    )
+
+
+def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
+    """Raise if there are records of steps where no attempt is: a start would use numbers again.
+
+    What is left of a run that was removed, or that came back from a backup in part, says of steps
+    of the same numbers that they are deleted, or which labels they have.
+
+    Args:
+        run: the run, which may be there already.
+        look: at it.
+        entries: what is in its folder.
+
+    Raises:
+        CorruptionError: so it is.
+    """
+    folders = {f"{one.name}/" for one in entries if one.is_dir}.intersection(_OF_STEPS)
+    if not look.is_empty or not folders:
+        return
+    names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
+    if not names or not look_at(run.objects).is_empty:  # somebody has begun here just now
+        return
+    raise CorruptionError(
+        "the run has lost its attempts",
+        path=run.uri / ATTEMPTS.removesuffix("/"),
+        expected="the records that those of its steps came after",
+        found=f"none, but {_named(names)}",
+        next_step="Restore them from a backup; to begin anew, remove what is left as well, or "
         "choose another name.",
     )
 
@@ -382,6 +422,7 @@ class Run:
             InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
                 it is in a checkpoint or in a folder of another run, or holds checkpoints that
                 are no run's.
+            CorruptionError: records of a run are there, and not those that it begins with.
             UnsupportedFormatError: labels that can't be kept; all are listed.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
@@ -430,6 +471,8 @@ class Run:
             lambda: _unless_absent(open_files(uri).list),
             lambda: recall(uri) if probed else None,
         )
+        if look is not None and entries is not None:
+            _refuse_remains(run, look, entries)
         if exist_ok and known is not None:
             if probed:
                 begin_probe(uri, recalled)

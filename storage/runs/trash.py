@@ -32,6 +32,7 @@ from pydantic import Field
 
 from cairn.storage.errors import (
     PreconditionFailedError,
+    RunNotFoundError,
     StepChangedError,
     StepInFlightError,
     StepInUseError,
@@ -326,12 +327,14 @@ def delete_step(
             it was.
         StepInFlightError: it is being written.
         StepNotFoundError: there is no such step with a manifest.
+        RunNotFoundError: the run was removed meanwhile, and another has begun in its place.
     """
     key = info.step, info.attempt
     now = clock()
     tombstone = Tombstone(
         at=rfc3339(now), expires=rfc3339(now + timedelta(seconds=grace)), by=by, reason=reason
     )
+    run_id = run.id
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
         deleted = read_record(run.objects, trash_file(*key), Tombstone)
@@ -349,6 +352,16 @@ def delete_step(
         except BaseException:
             lift(run, key, generation)
             raise
+        if run.id != run_id:  # as the records tell that were just read
+            with contextlib.suppress(StorageError):
+                run.objects.delete_if(trash_file(*key), generation=generation)
+            raise RunNotFoundError(
+                "the run was removed, and another begun",
+                path=run.uri,
+                expected=f"the run with id {run_id!r}",
+                found=f"the one with id {run.id!r}",
+                next_step="Look at the run that is there now; nothing of it was deleted.",
+            )
     finally:
         withdraw(run, key, intent)
     return tombstone

@@ -17,7 +17,12 @@ _CHANGED: Final = "expected a refusal, found one, but the object had been change
 
 
 class Conditions:
-    """What the store did that it must not, found out in rounds of which none has a wait in it."""
+    """What the store did that it must not, found out in rounds of which none has a wait in it.
+
+    Attributes:
+        is_doubtful: all that is amiss is that the last deletion was refused. So it is where the
+            answer to it was lost, and it was asked for again.
+    """
 
     def __init__(self, objects: ObjectStore, created: str, replaced: str, kept: str) -> None:
         """Nothing is asked yet.
@@ -35,6 +40,7 @@ class Conditions:
         )
         self._now = b""
         self._old = b""
+        self.is_doubtful = False
 
     def creation_problems(self) -> list[str]:
         """Of writes of what is not there, and of what is, and a first deletion; a line each.
@@ -106,6 +112,7 @@ class Conditions:
         for name in left:
             with contextlib.suppress(StorageError):  # a later probe removes it
                 self._objects.delete(name)
+        self.is_doubtful = not whole
         return [] if whole else [f"a write over what was replaced since it was read: {_CHANGED}"]
 
     def _done(self, key: str, value: bytes, generation: bytes | None) -> bytes | None:

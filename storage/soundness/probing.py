@@ -283,13 +283,20 @@ def probe_now(folder: StoreURI) -> None:
 
 def _look(folder: StoreURI, mount: Mount | None, answer: _Answer) -> None:
     started = int(utc_now().timestamp())
-    name = probe_name(started, secrets.token_hex(8))
     if folder.scheme == "file":
+        name = probe_name(started, secrets.token_hex(8))
         problems = _on_disk(folder, name, mount, started)
     else:
         objects = ObjectStore.open(folder)
-        others = [probe_name(started, secrets.token_hex(8)) for _ in range(2)]
-        problems = _refusals(Conditions(objects, name, *others), answer)
+
+        def probed() -> tuple[list[str], bool]:
+            names = [probe_name(started, secrets.token_hex(8)) for _ in range(3)]
+            conditions = Conditions(objects, *names)
+            return _refusals(conditions, answer), conditions.is_doubtful
+
+        problems, is_doubtful = probed()
+        if is_doubtful:  # a store that breaks its promise does so again
+            problems, _ = probed()
         if not problems:
             _remove_leftovers(objects, started)
     if problems:

@@ -68,6 +68,7 @@ def make_old(run):
         if not name.endswith(".json") or b'"format":"cairn.' not in found.value:
             continue
         body = json.loads(found.value)
-        for key in ("checksum", "key", "run", "previous", "base_attempt", "overwrites", "begun"):
+        new = ["checksum", "key", "run", "previous", "base_attempt", "overwrites", "begun"]
+        for key in new + ["token"] * (body["format"] == "cairn.attempt"):
             body.pop(key, None)
         run.objects.write(name, json.dumps(body | {"version": 1}).encode())

@@ -16,6 +16,7 @@ names the step that it keeps as well, with its attempt, and the one that it was 
 a manifest that is lost does not give its place back to what it had overwritten.
 """
 
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -107,7 +108,11 @@ class Attempt:
 
 
 class AttemptRecord(Record):
-    """What `attempts/<n>.json` says; attributes as of `Attempt`."""
+    """What `attempts/<n>.json` says; attributes as of `Attempt`.
+
+    Attributes:
+        token: unique to this write, so that a repeated request can tell its own from another's.
+    """
 
     FORMAT: ClassVar[str] = "cairn.attempt"
 
@@ -117,6 +122,7 @@ class AttemptRecord(Record):
     previous: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
     base_attempt: Number | None = Field(default=None, exclude_if=lambda one: one is None)
     overwrites: Number | None = Field(default=None, exclude_if=lambda one: one is None)
+    token: str = Field(default="", exclude_if=lambda one: not one)
 
     def of_number(self, number: int) -> Attempt:
         """The attempt that has this record."""
@@ -320,11 +326,10 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
         previous=attempt.previous,
         base_attempt=attempt.base_attempt,
         overwrites=attempt.overwrites,
+        token=secrets.token_hex(8),
     )
     try:
-        write_record(
-            objects, attempt_file(attempt.number), record, generation=None, same_is_success=False
-        )
+        write_record(objects, attempt_file(attempt.number), record, generation=None)
     except PreconditionFailedError:
         return None
     return attempt

@@ -7,25 +7,40 @@ import numpy as np
 import pytest
 
 from cairn.storage.errors import (
+    CorruptionError,
     InvalidURIError,
     PreconditionFailedError,
     StepNotFoundError,
     StorageError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.annotating import annotate_step
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.layout import (
+    ASSETS,
+    LEASE_FILE,
+    RUN_FILE,
+    alias_file,
+    annotation_file,
+    attempt_file,
+    trash_file,
+)
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.run import Run, create_run, list_runs
+from cairn.storage.runs.trash import delete_step
 from cairn.storage.runs.usage import run_usage
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.loading import load
 from tests.plain_orbax import manager
 from tests.storage.forks import WRITER
+from tests.storage.stored_runs import begin, end, save
+
+ALIAS, LABELS, TOMBSTONE = alias_file("production"), annotation_file(3, 1), trash_file(3, 1)
 
 
 def steps_of(uri):
@@ -59,6 +74,33 @@ def test_what_is_left_of_a_run_keeps_its_name(tmp_path, record):
         create_run(tmp_path / "demo")
     assert objects.read(record).value == b"{"
     assert (objects.read(RUN_FILE) is None) is (record != RUN_FILE)
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+@pytest.mark.parametrize("left", [[ALIAS], [LABELS], [TOMBSTONE], [ALIAS, LABELS, TOMBSTONE]])
+def test_no_job_starts_among_records_of_steps_whose_attempts_are_lost(root_uri, with_run, left):
+    """It would use a number again, as where the removal of a run was interrupted."""
+    run = Run.create(root_uri / "demo")
+    attempt = begin(run, -1)
+    for step in (3, 6):
+        save(run, step, attempt)
+    end(run)
+    promote_step(run, 6, "production", expect=None)
+    annotate_step(run, 3, labels={"kind": "good"})
+    delete_step(run, run.step(3), by="me")
+    for name in {*run.objects.list()} - {*left} - ({RUN_FILE} if with_run else set()):
+        run.objects.delete(name)
+    run.files.delete_tree("attempts")  # a disk has its folders still
+    with pytest.raises(CorruptionError, match=f"lost its attempts: .*{left[0]}"):
+        Run.begin(root_uri / "demo", environment={})
+    assert run.objects.list() == sorted([*left, *[RUN_FILE] * with_run])
+
+
+def test_a_job_starts_where_nothing_of_a_step_is_left(root_uri):
+    run = Run.create(root_uri / "demo")
+    run.objects.write(f"{ASSETS}{'0' * 64}", b"")
+    save(run, 3, begin(Run.begin(root_uri / "demo", environment={})[0], -1))
+    assert steps_of(root_uri / "demo") == [3]
 
 
 def test_where_no_run_can_be_none_is_made(tmp_path):

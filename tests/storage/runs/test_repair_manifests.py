@@ -5,14 +5,21 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.errors import PreconditionFailedError, RecordNotLostError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import repair
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.layout import INDEX_FILE, alias_file, manifest_file
+from cairn.storage.runs.records.layout import (
+    INDEX_FILE,
+    LEASE_FILE,
+    alias_file,
+    attempt_file,
+    manifest_file,
+    trash_file,
+)
 from cairn.storage.runs.records.step_index import parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
@@ -21,6 +28,7 @@ from cairn.storage.store import utc_now
 from cairn.storage.store.objects import ObjectStore
 from tests.storage.forks import LEAF, WRITER, flipped, save_parent
 from tests.storage.older_steps import as_version_3
+from tests.storage.stored_runs import begin, end, save
 
 
 @pytest.fixture
@@ -120,6 +128,28 @@ def test_a_manifest_can_be_forgotten_instead(run):
     (told,) = repair_run(run, by="me", dry_run=False, forget=[name])
     assert told.done
     assert [info.step for info in run.steps()] == [6]
+
+
+def test_an_attempt_that_nothing_tells_of_is_gone_on_without(run):
+    """Its record is lost with the lease, and none came after it: nothing tells its base step."""
+    attempt = begin(run, 3)
+    for step in (4, 5):
+        save(run, step, attempt)
+    end(run)
+    delete_step(run, run.step(4), by="me")
+    run.objects.delete(attempt_file(attempt))
+    run.objects.delete(LEASE_FILE)
+    names = [manifest_file(4, attempt), manifest_file(5, attempt), trash_file(4, attempt)]
+    hints = {one.name: one.hint for one in repair_run(run, by="me")}
+    assert f"have {', '.join(names)} forgotten" in hints[attempt_file(attempt)]
+    with pytest.raises(RecordNotLostError):
+        repair_run(run, by="me", forget=[manifest_file(6, 1)])
+    done = repair_run(run, by="me", dry_run=False, forget=names)
+    assert [one.name for one in done if one.done] == [*names, LEASE_FILE]
+    assert check_run(run).ok
+    assert run.step_attempts() == {3: 1, 6: 1}
+    later = Run.open(run.uri, clock=lambda: utc_now() + timedelta(hours=1))
+    assert begin(later, 6) == attempt + 1
 
 
 def begin_to_remove(run, step):

@@ -3,13 +3,21 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import StepInFlightError, StepInUseError, StepNotFoundError
+from cairn.storage.errors import (
+    RunNotFoundError,
+    StepInFlightError,
+    StepInUseError,
+    StepNotFoundError,
+)
+from cairn.storage.runs import trash
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.layout import intent_file, manifest_file, trash_file
+from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
 from cairn.storage.runs.writer import Writer
-from tests.storage.stored_runs import publish, write_data
+from cairn.storage.store.objects import ObjectStore
+from tests.storage.stored_runs import begin, end, publish, save, write_data
 
 
 def delete(run, step, **options):
@@ -89,6 +97,33 @@ def test_a_promotion_during_a_deletion_wins(run, monkeypatch):
     with pytest.raises(StepInUseError, match="alias production"):
         delete(run, 6)
     assert run.step(6).state is StepState.LISTED
+
+
+def test_a_deletion_whose_run_was_removed_and_begun_anew_deletes_nothing(
+    root_uri, clock, monkeypatch
+):
+    def saved(name):
+        run = Run.create(root_uri / name / "run", clock=clock)
+        attempt = begin(run, -1)
+        for step in (3, 6, 9):
+            save(run, step, attempt)
+        end(run)
+        return run
+
+    run, another, lay = saved("one"), saved("another"), trash.lay_tombstone
+
+    def replaced(*arguments):
+        """Between the look and the tombstone, by somebody else."""
+        there = ObjectStore(run.uri)
+        there.delete_many(there.list())
+        for name, stored in another.objects.read_many(another.objects.list()).items():
+            there.write(name, stored.value)
+        return lay(*arguments)
+
+    monkeypatch.setattr(trash, "lay_tombstone", replaced)
+    with pytest.raises(RunNotFoundError, match="another begun"):
+        delete(run, 3)
+    assert Run(run.uri, objects=ObjectStore(run.uri)).step_attempts() == {3: 1, 6: 1, 9: 1}
 
 
 def test_removal_begins_only_after_the_grace_time(run, clock):

@@ -268,6 +268,21 @@ def test_a_fork_into_a_run_that_remembers_goes_on(gcs, bucket_root):
     assert fork_run(run, run.step(1), bucket_root / "child", by="me").step == 1
 
 
+def test_a_store_whose_answer_to_a_deletion_is_lost_is_not_called_unsound(gcs, bucket_root):
+    """Asked again it has nothing to delete, which is a refusal."""
+    deletions = []
+
+    def is_last(request):
+        if request.operation == "objects.delete" and "/.cairn-probe-" in request.name:
+            deletions.append(request.name)
+        return len(deletions) == 3  # two are to be refused before
+
+    lost = gcs.faults.add("lost_response", predicate=is_last)
+    save(bucket_root / "run")
+    assert lost.fired == 1
+    assert known(bucket_root) is not None
+
+
 def test_a_store_without_an_answer_is_not_called_unsound_and_asked_again(gcs, bucket_root):
     gcs.faults.add("status", status=403, operation="upload", name=r"\.cairn-", count=6)
     with pytest.raises(StoreUnavailableError, match="refused access"):
