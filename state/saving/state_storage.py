@@ -123,7 +123,7 @@ class StateStorageMixin:
     def load_state(
         cls,
         load_directory: str | os.PathLike[str],
-        device: Any = "cpu",
+        device: Any = None,
         dtype: Any = None,
         param_dtype: Any = None,
         precision: Any = None,
@@ -158,7 +158,8 @@ class StateStorageMixin:
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
-            device: where everything goes if it is not sharded.
+            device: where everything goes if it is not sharded: a device, or a platform such as
+                "cpu"; None is this process's default device.
             dtype: dtype of the computation; None keeps the stored one.
             param_dtype: a dtype casts floating leaves; None keeps the stored ones, and makes those
                 of Hugging Face weights float32.
