@@ -75,8 +75,8 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
         try:
             built = abstract_model(model_class, loaded, settings)
         except Exception as exc:  # of the model's own constructor, whatever it raises
-            checked[key] = _unloadable(model_class, exc)
-            raise checked[key] from exc
+            refusal = checked[key] = _unloadable(model_class, exc)
+            raise refusal from exc
         checked[key] = None
         _warn_of_other(built, nnx.merge(graphdef, *abstract))
 
