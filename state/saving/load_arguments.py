@@ -229,7 +229,7 @@ class LoadArguments:
         wanted = self.device
         if wanted is None:
             platform = named_platform(self.backend, self.platform, None)
-            wanted = platform or jax.config.read("jax_default_device")
+            wanted = platform or jax.config.jax_default_device  # type: ignore[attr-defined]
         if isinstance(wanted, jax.Device):
             return SingleDeviceSharding(wanted)
         try:
