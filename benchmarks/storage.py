@@ -59,6 +59,10 @@ SERVERS = {
     "nginx": "nginx, which sends the bytes, before a server of the GCS protocol, same machine",
 }
 READS = {"restore", "verify"}
+STATE_MEASURES = (
+    *("save_state", "save_train_state", "save_items"),
+    *("save_state_of_many_layers", "save_items_of_many_layers"),
+)
 SAVES = 4
 TABLE_WIDTH = 150
 REPEATED = {"blocked_later", "extra"}
@@ -200,7 +204,7 @@ class Bench:
     def _turn(self, key: str) -> None:
         """What one contender does in a round; it leaves nothing in the store."""
         place = f"{self._root}/{key}"
-        for measure in ("save_while_training", "save_adapters", "many_leaves"):
+        for measure in ("save_while_training", "save_adapters", "many_leaves", *STATE_MEASURES):
             wanted = Measurement(measure, key)
             if wanted in self._wanted:
                 self._measure(wanted, place)

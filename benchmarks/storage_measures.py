@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import storage_limits as limits
 from benchmarks import storage_places as places
+from benchmarks import storage_states as states
 from benchmarks import storage_workload as workload
 from benchmarks.storage_contenders import CONTENDERS, OURS, RUN, Contender
 from benchmarks.storage_memory import PeakMemory
@@ -295,6 +296,11 @@ MEASURES: dict[str, Callable[..., Measured]] = {
         verify,
         save_adapters,
         many_leaves,
+        states.save_state,
+        states.save_train_state,
+        states.save_items,
+        states.save_state_of_many_layers,
+        states.save_items_of_many_layers,
         delete,
     )
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import storage_workload as workload
 from benchmarks.storage_contenders import CONTENDERS, KEPT, OURS
+from benchmarks.storage_states import MANY_LAYERS
 
 RAW = {"file": "raw write + fsync, one thread", "gcs": "one upload of the same bytes"}
 READ = {"file": "one read of the bytes, one thread", "gcs": "one download of the bytes"}
@@ -182,6 +183,12 @@ def _rows(store: str) -> list[Row]:
             "blocked, 50,000 small leaves", 1.5, [OURS], _of("many_leaves", "blocked"),
             _of("many_leaves", "held"), "np.asarray of each leaf",
         ),
+        *_call_of("EasyDeLState.save_state", "save_state", "save_items"),
+        *_call_of("TrainState.save_state", "save_train_state", "save_items"),
+        *_call_of(
+            f"EasyDeLState.save_state of {MANY_LAYERS} layers",
+            "save_state_of_many_layers", "save_items_of_many_layers",
+        ),
         *_timed(
             "restore, 50,000 small leaves", 2.0, [OURS], _of("many_leaves", "restored"),
             _of("many_leaves", "placed"), "device_put of each leaf",
@@ -229,6 +236,18 @@ def _of_the_disk(restorers: Sequence[str], donated: Sequence[str]) -> list[Row]:
             _restore(cache="cold", field="worked"),
             _restore(cache="cold", field="worked", key="orbax"), orbax,
         ),
+    ]  # fmt: skip
+
+
+def _call_of(name: str, measure: str, reference: str) -> list[Row]:
+    """The call that a training job makes, first and later, beside what does its work."""
+    return [
+        row
+        for which in ("first", "later")
+        for row in _timed(
+            f"call of {name}, {which}", 2.0, [OURS], _of(measure, which), _of(reference, which),
+            "Checkpointer.save of the same leaves",
+        )
     ]  # fmt: skip
 
 

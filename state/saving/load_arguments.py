@@ -36,8 +36,8 @@ class LoadArguments:
     """The arguments of `EasyDeLState.load_state`, and what they are for.
 
     Attributes:
-        device: where everything goes unless it is sharded: a device, or a platform such as "cpu",
-            the default, which gives way to `backend` and `platform`.
+        device: where everything goes unless it is sharded: a device, or a platform such as "cpu";
+            None is this process's default device, or the first of `backend` or `platform`.
         dtype: of the computation; None keeps the one it was saved with (Hugging Face: float32).
         param_dtype: None keeps the stored dtypes (Hugging Face: float32); a dtype casts floating
             parameters to it, and optimizer leaves to what the optimizer keeps for such parameters.
@@ -91,7 +91,7 @@ class LoadArguments:
     it, before anything is read.
     """
 
-    device: Any = "cpu"
+    device: Any = None
     dtype: Any = None
     param_dtype: Any = None
     precision: Any = None
@@ -226,11 +226,14 @@ class LoadArguments:
         Raises:
             ArgumentError: if there is no such device.
         """
-        if isinstance(self.device, jax.Device):
-            return SingleDeviceSharding(self.device)
+        wanted = self.device
+        if wanted is None:
+            platform = named_platform(self.backend, self.platform, None)
+            wanted = platform or jax.config.jax_default_device  # type: ignore[attr-defined]
+        if isinstance(wanted, jax.Device):
+            return SingleDeviceSharding(wanted)
         try:
-            platform = named_platform(self.backend, self.platform, self.device)
-            return SingleDeviceSharding(jax.local_devices(backend=platform or self.device)[0])
+            return SingleDeviceSharding(jax.local_devices(backend=wanted)[0])
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(
                 path="device",

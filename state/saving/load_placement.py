@@ -57,8 +57,7 @@ def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
         )
     devices = platform_devices(argument, wanted)
     other = device not in devices if isinstance(device, jax.Device) else device != wanted
-    # "cpu" is what `device` is by default, so that it contradicts nothing.
-    if other and device is not None and device != "cpu":
+    if other and device is not None:
         raise ArgumentError(
             path="device", expected=f"one of {argument}={wanted!r}", found=repr(device)
         )

@@ -1,14 +1,16 @@
-"""Whether `load_state` could rebuild what is about to be saved: asked once, before the first save.
+"""Whether `load_state` could rebuild what is about to be saved: asked once, by the first save.
 
-What it could not is refused while there is nothing to lose; else the first restart would find out.
+What it could not is refused before anything is listed; else the first restart would find out. To
+build the model takes a second or more: that is left to where nobody waits.
 """
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import jax
 from flax import nnx
 
 from cairn.state import registry
@@ -16,65 +18,105 @@ from cairn.state.adapt import abstract_model
 from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
 from cairn.state.errors import ConfigError
 from cairn.state.paths import too_wide, tree_problems
+from cairn.state.saving.description import ModelDescription
 
 __all__ = ["refuse_unloadable"]
 
 logger = logging.getLogger("cairn.save")
 
 _SHOWN: Final = 5
-_CHECKED: WeakKeyDictionary[type[Any], set[str]] = WeakKeyDictionary()
-"""What was found loadable: model class -> the config and settings that it was built with."""
+_CHECKED: WeakKeyDictionary[type[Any], dict[str, ConfigError | None]] = WeakKeyDictionary()
+"""What was found: model class -> the config and settings that it was built with -> why no load
+could build it; None if one can."""
 
 
-def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
-    """Raise if `load_state` would always refuse a checkpoint with this meta.
+def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], None] | None:
+    """Raise if `load_state` would always refuse a checkpoint of this state, as far as a look tells.
 
-    The model is built from it without arrays, as a load does; of each class, config and settings
-    once in a process. A module without a config is for a TrainState to load. A model may have other
-    leaves than its config gives it: then the log says that a load needs more than the checkpoint;
-    and other attributes, such as a dropout's rate: then it says what they will be.
+    For the rest the model is built without arrays, as a load does; of each class, config and
+    settings once in a process. A module without a config is for a TrainState to load. A model may
+    have other leaves than its config gives it: then the log says that a load needs more than the
+    checkpoint; and other attributes, such as a dropout's rate: then it says what they will be.
 
     Args:
-        model: the model.
-        meta: what is stored of it.
-        tree: its variables.
+        state: an `EasyDeLState`.
+        described: what is stored of its model.
+
+    Returns:
+        What builds the model, and raises ConfigError if that can't be; it holds no array, and any
+        thread may call it. None if that was done before, or is done here: a mesh that the caller
+        has set is its thread's alone.
 
     Raises:
-        ConfigError: the model can't be built from what is stored, or has variables that are no
-            arrays of JAX, and can't become one.
+        ConfigError: no load could build the model, or it has variables that are no arrays of JAX,
+            and can't become one.
     """
-    model_class = type(model)
+    model_class, own, meta = described
     config, settings = meta["config"], meta["module"]
     if config is None:
-        return
-    checked = _CHECKED.setdefault(model_class, set())
-    key = json.dumps([_name(type(model.config)), config, settings], sort_keys=True, default=str)
+        return None
+    checked = _CHECKED.setdefault(model_class, {})
+    key = json.dumps([_name(type(own)), config, settings], sort_keys=True, default=str)
     if key in checked:
-        return
+        if (refusal := checked[key]) is not None:
+            raise refusal.with_traceback(None)
+        return None
     try:
-        described = abstract_model(model_class, AutoEasyDeLConfig.from_dict(config), settings)
-    except Exception as exc:  # of the model's own constructor, whatever it raises
-        raise ConfigError(
-            "load_state could not load this checkpoint",
-            path=f"save_state: {model_class.__name__}",
-            expected="a model that can be built from the config, dtypes and adapters it is stored "
-            "with",
-            found=f"{type(exc).__name__}: {exc}",
-            next_step="set the model_type of the config's own class, and let the model's "
-            "__init__ take config, dtype, param_dtype, precision and rngs alone",
-        ) from exc
-    _refuse_other_class(
-        model_class, type(model.config), type(getattr(described, "config", model.config))
-    )
+        loaded = AutoEasyDeLConfig.from_dict(config)
+    except ConfigError as exc:
+        raise _unloadable(model_class, exc) from exc
+    _refuse_other_class(model_class, type(own), type(loaded))
+    tree = nnx.merge_state(state.graphstate, state.graphother)
     _refuse_too_wide(model_class, tree)
-    checked.add(key)
-    if registry.is_hidden(model_class):
+    graphdef = state.graphdef
+    abstract = jax.tree.map(_abstract, (state.graphstate, state.graphother))
+
+    def build() -> None:
+        try:
+            built = abstract_model(model_class, loaded, settings)
+        except Exception as exc:  # of the model's own constructor, whatever it raises
+            refusal = checked[key] = _unloadable(model_class, exc)
+            raise refusal from exc
+        checked[key] = None
+        _warn_of_other(built, nnx.merge(graphdef, *abstract))
+
+    if not jax.sharding.get_abstract_mesh().empty:
+        build()
+        return None
+    return build
+
+
+def _abstract(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
+
+
+def _unloadable(model_class: type[Any], cause: Exception) -> ConfigError:
+    return ConfigError(
+        "load_state could not load this checkpoint",
+        path=f"save_state: {model_class.__name__}",
+        expected="a model that can be built from the config, dtypes and adapters it is stored with",
+        found=f"{type(cause).__name__}: {cause}",
+        next_step="set the model_type of the config's own class, and let the model's __init__ "
+        "take config, dtype, param_dtype, precision and rngs alone",
+    )
+
+
+def _warn_of_other(built: Any, own: Any) -> None:
+    """Say what a load makes otherwise than the model is.
+
+    Args:
+        built: the model as a load builds it, without arrays.
+        own: the model that is saved, without arrays.
+    """
+    if registry.is_hidden(type(own)):
         logger.warning(
             "load_state will make another %s: a class that was defined later has its module and "
             "name; give it another name, or pass model_class= to load_state",
-            _name(model_class),
+            _name(type(own)),
         )
-    changed = _changed(_attributes(described), _attributes(model))
+    changed = _changed(_attributes(built), _attributes(own))
     if changed:
         logger.warning(
             "the model has attributes that its config does not give it, and that are not saved; "
@@ -82,7 +124,7 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
             "after a load (%s)",
             "; ".join(changed),
         )
-    problems = tree_problems(nnx.state(described), tree)
+    problems = tree_problems(nnx.state(built), nnx.state(own))
     if problems:
         more = f" and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
         logger.warning(

@@ -4,7 +4,7 @@ JAX makes arrays of such numbers that give way to the dtypes of others (weakly t
 are is stored too, as it decides the dtype of what is computed with them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,17 +34,22 @@ def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
+def weak_leaves(items: Mapping[str, Any], leaves: Iterable[Any]) -> dict[str, list[str]]:
     """Returns the paths of the arrays that are weakly typed, by item; items without any have none.
 
     The meta of a checkpoint keeps them as `weak`.
+
+    Args:
+        items: trees by name.
+        leaves: of all of them: to name leaves takes longer, and few states have a weak one.
     """
-    # To name leaves takes longer than to look at them, and few states have a weak one.
-    return {
+    if not any(map(_is_weak, leaves)):
+        return {}
+    weak = {
         item: sorted(named.path for named in named_leaves(tree) if _is_weak(named.leaf))
         for item, tree in items.items()
-        if any(map(_is_weak, jax.tree.leaves(tree)))
     }
+    return {item: paths for item, paths in weak.items() if paths}
 
 
 class NumberForms:

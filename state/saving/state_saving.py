@@ -18,23 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, abstract_model, check_mergeable, module_settings
+from cairn.state.adapt import PackedParam, abstract_model, check_mergeable
 from cairn.state.config import FrozenJSON
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, TreeStructureError
-from cairn.state.paths import is_variable, tree_problems, variable_paths
-from cairn.state.registry import class_identity
+from cairn.state.paths import is_variable, tree_problems
 from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
+from cairn.state.saving.description import ModelDescription, describe
 from cairn.state.saving.loadable import refuse_unloadable
 from cairn.state.saving.number_forms import python_numbers, weak_leaves
 from cairn.state.saving.progress import say, size_text
-from cairn.state.sharding import leaf_bytes
 from cairn.state.weights import MERGED_ITEM
 from cairn.storage.arrays import Compression
 from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
-from cairn.storage.training import Checkpointer, SaveHandle, processes
+from cairn.storage.training import Checkpointer, SaveHandle, call_of_save, processes
 
 __all__ = [
     "SaveArguments",
@@ -78,6 +77,7 @@ class SkippedSave(SaveHandle):
         return f"SkippedSave(step={self.step}, {self.uri})"
 
 
+@call_of_save()
 def save_easydel_state(
     state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
 ) -> SaveHandle:
@@ -94,16 +94,16 @@ def save_easydel_state(
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    # Not `state.model`: what its user did to that module is not in the state.
-    model = state.merge(state.graphstate)
-    config = getattr(model, "config", None)
+    described = describe(state)
+    config = described.config
     if not arguments.mismatch_allowed:
-        _check_against_config(model, config)
+        _check_against_config(state, described)
     tree = nnx.merge_state(state.graphstate, state.graphother)
     if arguments.float_dtype is not None:
         tree = cast_parameters(tree, arguments.float_dtype)
     merged = None
     if arguments.merge_lora:
+        model = state.merge(state.graphstate)
         _check_adapters(model)
         merged = functools.partial(_merged, model, arguments.float_dtype)
     items = {"model": tree}
@@ -111,15 +111,16 @@ def save_easydel_state(
         items["optimizer"] = state.opt_state
     if jax.tree.leaves(state.added_fields):
         items["fields"] = state.added_fields
+    leaves = jax.tree.leaves(items)
     meta: dict[str, Any] = {
-        **_description(model),
-        "trainable": _unusual_split(model, state.graphstate),
+        **described.meta,
         "tx_init": state.tx_init,
         "hyperparameters": state.hyperparameters,
-        "weak": weak_leaves(items),
+        "weak": weak_leaves(items, leaves),
     }
+    check = None
     if arguments.enable is None or arguments.enable:
-        refuse_unloadable(model, meta, tree)
+        check = refuse_unloadable(state, described)
     if state.added_fields:
         meta["fields"] = field_forms(state)
         meta["python_numbers"] = python_numbers({"fields": state.added_fields})
@@ -133,9 +134,11 @@ def save_easydel_state(
         items,
         meta,
         arguments,
+        leaves=leaves,
         info=info,
         assets=assets,
         merged=merged,
+        check=check,
     )
 
 
@@ -163,9 +166,9 @@ def check_loadable(state: Any) -> None:
         ConfigError: if the state's model can't be built from what is stored of it.
     """
     if hasattr(state, "graphstate"):
-        model = state.merge(state.graphstate)
-        tree = nnx.merge_state(state.graphstate, state.graphother)
-        refuse_unloadable(model, _description(model), tree)
+        check = refuse_unloadable(state, describe(state))
+        if check is not None:
+            check()
 
 
 def check_options(state: Any, options: Mapping[str, Any]) -> None:
@@ -188,24 +191,6 @@ def check_options(state: Any, options: Mapping[str, Any]) -> None:
         _check_adapters(state.merge(state.graphstate))
 
 
-def _description(model: Any) -> dict[str, Any]:
-    """Returns what a load builds the model from."""
-    config = getattr(model, "config", None)
-    return {
-        **class_identity(type(model)),
-        "model_type": getattr(config, "model_type", None),
-        "config": None if config is None else config.to_dict(),
-        "module": module_settings(model),
-    }
-
-
-def _unusual_split(model: Any, graphstate: Any) -> list[str] | None:
-    """Returns what is trained, by path, if a model of this class would not be split so itself."""
-    own = variable_paths(graphstate)
-    usual = variable_paths(nnx.state(model, getattr(model, "trainable_filter", nnx.Param)))
-    return None if own == usual else own
-
-
 def store(
     state_step: Any,
     save_directory: str | os.PathLike[str],
@@ -213,9 +198,11 @@ def store(
     meta: Mapping[str, Any],
     arguments: SaveArguments,
     *,
+    leaves: Sequence[Any],
     info: ModelInfo | None = None,
     assets: Mapping[str, bytes] | None = None,
     merged: Callable[[], Any] | None = None,
+    check: Callable[[], object] | None = None,
 ) -> SaveHandle:
     """Hands items and meta to the run's checkpointer; the one path of every kind of state.
 
@@ -225,9 +212,11 @@ def store(
         items: trees by name.
         meta: JSON.
         arguments: those of `save_state`.
+        leaves: of all items.
         info: of the model.
         assets: files that go with the model.
         merged: makes the item `merged`, once all processes are known to take part in it.
+        check: fails the save if it raises, in the background.
 
     Raises:
         ArgumentError: if an argument is not what it must be, or not the same on every process.
@@ -242,7 +231,7 @@ def store(
         enabled = arguments.enable is None or _flag("enable", arguments.enable)
         _refuse_no_time(arguments.deadline)
         Annotation.of(arguments.labels, None)  # raises, if it can't be kept
-        _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
+        _refuse_donated([state_step, *leaves])
         step = _number(state_step) if arguments.step is None else check_step(arguments.step)
         full_meta = {
             "format": META_FORMAT,
@@ -288,11 +277,11 @@ def store(
             labels=arguments.labels,
             overwrite=bool(arguments.overwrite),
             compression=arguments.compression,
+            check=check,
         )
-        nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
         say(
             arguments.verbose,
-            f"saving step {step} ({size_text(nbytes)}) to {handle.uri}; "
+            f"saving step {step} ({size_text(handle.nbytes)}) to {handle.uri}; "
             f"training waited {handle.blocked_seconds:.3f} s",
         )
         if arguments.wait:
@@ -377,17 +366,19 @@ def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
     return ref.run
 
 
-def _check_against_config(model: Any, config: Any) -> None:
+def _check_against_config(state: Any, described: ModelDescription) -> None:
+    model_class, config, meta = described
     if config is None:
         raise ArgumentError(
-            path="mismatch_allowed", expected="a model with a config", found=type(model).__name__
+            path="mismatch_allowed", expected="a model with a config", found=model_class.__name__
         )
-    described = abstract_model(type(model), config, module_settings(model))
-    problems = tree_problems(nnx.state(described), nnx.state(model))
+    built = abstract_model(model_class, config, meta["module"])
+    own = nnx.merge_state(state.graphstate, state.graphother)
+    problems = tree_problems(nnx.state(built), own)
     if problems:
         raise TreeStructureError(
             f"{len(problems)} leaves differ from what the config describes",
-            path=type(model).__name__,
+            path=model_class.__name__,
             expected="the model that its config builds",
             next_step="correct the config, or save with mismatch_allowed=True",
             problems=problems,

@@ -88,7 +88,8 @@ class StateStorageMixin:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
             ConfigError: if `load_state` could never load it, such as for a config whose
-                `model_type` is unknown; found out at the first save.
+                `model_type` is unknown. What only building the model tells fails the first save
+                (SaveError from `wait`), and is raised here from then on.
             UnsupportedFormatError: if `compression` is not one of those.
             UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
@@ -122,7 +123,7 @@ class StateStorageMixin:
     def load_state(
         cls,
         load_directory: str | os.PathLike[str],
-        device: Any = "cpu",
+        device: Any = None,
         dtype: Any = None,
         param_dtype: Any = None,
         precision: Any = None,
@@ -157,7 +158,8 @@ class StateStorageMixin:
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
-            device: where everything goes if it is not sharded.
+            device: where everything goes if it is not sharded: a device, or a platform such as
+                "cpu"; None is this process's default device.
             dtype: dtype of the computation; None keeps the stored one.
             param_dtype: a dtype casts floating leaves; None keeps the stored ones, and makes those
                 of Hugging Face weights float32.

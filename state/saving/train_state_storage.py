@@ -12,13 +12,14 @@ from cairn.state.saving.number_forms import NumberForms, python_numbers, weak_le
 from cairn.state.saving.state_saving import SaveArguments, store
 from cairn.state.sharding import home_of, place_step
 from cairn.storage.runs import OnDamage
-from cairn.storage.training import SaveHandle
+from cairn.storage.training import SaveHandle, call_of_save
 
 __all__ = ["load_train_state", "save_train_state"]
 
 _ONLY = "value"
 
 
+@call_of_save()
 def save_train_state(
     state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
 ) -> SaveHandle:
@@ -38,15 +39,16 @@ def save_train_state(
         items["optimizer"] = _as_item(state.opt_state)
     if jax.tree.leaves(state.added_fields):
         items["fields"] = state.added_fields
+    leaves = jax.tree.leaves(items)
     meta = {
         "model_class": None,
         "model_type": None,
         "config": None,
         "tx_init": None,
         "python_numbers": python_numbers(items),
-        "weak": weak_leaves(items),
+        "weak": weak_leaves(items, leaves),
     }
-    return store(state.step, save_directory, items, meta, arguments)
+    return store(state.step, save_directory, items, meta, arguments, leaves=leaves)
 
 
 def load_train_state(

@@ -26,6 +26,7 @@ from .save_policy import SavePolicy as SavePolicy
 from .saving import SaveHandle as SaveHandle
 from .saving import SaveState as SaveState
 from .saving import SharingPolicy as SharingPolicy
+from .saving import call_of_save as call_of_save
 from .saving import prepare_metrics as prepare_metrics
 from .saving import record_outcome as record_outcome
 from .saving import record_refusal as record_refusal

@@ -45,6 +45,7 @@ from cairn.storage.store import (
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.loading import StepChoice, load
+from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving import (
     FileOrigins,
     HeldItems,
@@ -58,6 +59,7 @@ from cairn.storage.training.saving import (
     SharingPolicy,
     Unchanged,
     begin_step,
+    call_time,
     failure,
     job_environment,
     kinds_of_leaves,
@@ -136,6 +138,7 @@ class Checkpointer:
         self._buffers = KeptBuffers.asked_for(keep_buffers, host_memory)
         self._host_memory = host_memory
         self._unchanged: dict[str, Unchanged] = {}
+        self._plan = TreePlan()
         self._origins = FileOrigins()
         self._lock = threading.RLock()
         self._closed = False
@@ -233,6 +236,7 @@ class Checkpointer:
         labels: Mapping[str, str] | None = None,
         overwrite: bool = False,
         compression: Compression | None = None,
+        check: Callable[[], object] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
         """Start to save `step`; when this returns, the arrays may be donated or deleted.
@@ -257,6 +261,8 @@ class Checkpointer:
                 durable; until then they stay listed.
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
+            check: called once, on each process, in another thread while the step is written. If it
+                raises, the save fails, and the step is not listed.
             deadline: how long this may wait for the save before it, for the store, and for waves of
                 arrays (`host_memory`), in seconds. Past it nothing is saved, and the save before
                 goes on. By default it may wait for as
@@ -289,14 +295,16 @@ class Checkpointer:
             "labels": labels,
             "compression": compression,
         }
+        called = call_time()
         try:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")
             with within(deadline):
-                handle, work = self._save(step, items, given, overwrite=overwrite)
+                handle, work = self._save(step, items, given, overwrite=overwrite, check=check)
         except Exception as exc:
             record_refusal(exc, step=_number_of(step), uri=self.uri)
             raise
+        handle.blocked_seconds = time.monotonic() - called
         try:
             record_started(handle)
         finally:
@@ -310,9 +318,9 @@ class Checkpointer:
         given: Mapping[str, Any],
         *,
         overwrite: bool,
+        check: Callable[[], object] | None,
     ) -> "tuple[SaveHandle, _BackgroundWork]":
         """The save, and its work, which begins once it is told to."""
-        started = time.monotonic()
         with self._locked(), ExitStack() as stack:
             save, arrays = processes.together(
                 lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
@@ -352,6 +360,7 @@ class Checkpointer:
                         clock=self._clock,
                         by=self.writer_id,
                         origins=self._origins,
+                        check=check,
                     )
                 )
                 del arrays
@@ -372,7 +381,6 @@ class Checkpointer:
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
                 raise failure(exc, folder) from exc
-        handle.blocked_seconds = time.monotonic() - started
         return handle, work
 
     @property
@@ -574,7 +582,9 @@ class Checkpointer:
                 next_step="End this process: its next start goes on from the latest step.",
             )
         stack.enter_context(no_collections())
-        save, arrays = prepare(step, items, **given, started=self._host_memory is None)
+        save, arrays = prepare(
+            step, items, **given, plan=self._plan, started=self._host_memory is None
+        )
         if self._buffers is not None and self._buffers.limit is not None:
             self._buffers.check(to_copy(arrays, self._known).nbytes)
         return save, arrays

@@ -7,14 +7,15 @@ stored, but stay those of the module that is restored into.
 
 import sys
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import jax
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.training.trees import holds, is_variable
+from cairn.storage.training.trees import flatten, holds, is_variable
 
-__all__ = ["OpenedItems", "as_items", "open_modules"]
+__all__ = ["OpenedItems", "TreePlan", "as_items", "open_modules"]
 
 _SINGLE_ITEM: Final = "state"
 """The name of a tree that is given without one."""
@@ -98,6 +99,45 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
     return OpenedItems(jax.tree.unflatten(structure, opened), close)
 
 
+class TreePlan:
+    """What the trees of the last save looked like, for as long as they look so.
+
+    A job saves the same trees again and again. To walk them in Python, and to look for modules in
+    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike.
+    """
+
+    def __init__(self) -> None:
+        self._structure: Any = None
+        self._paths: dict[str, tuple[str, ...]] = {}
+
+    def flatten(self, given: Any) -> dict[str, dict[str, Any]]:
+        """By item the leaves by path, as `trees.flatten` gives them of what is stored.
+
+        Args:
+            given: the items of a save, see `as_items`.
+
+        Raises:
+            UnsupportedFormatError: this is no tree.
+            UnsupportedLeafError: keys that can't be stored.
+        """
+        trees = as_items(given).trees
+        names = sorted(trees, key=str)
+        leaves, structure = jax.tree.flatten([trees[name] for name in names])
+        if names == [*self._paths] and _is_same(structure, self._structure):
+            left = iter(leaves)
+            return {
+                name: dict(zip(paths, islice(left, len(paths)), strict=True))
+                for name, paths in self._paths.items()
+            }
+        opened = open_modules(trees).trees
+        flat = {name: flatten(opened[name]) for name in names}
+        self._structure = None
+        if all(opened[name] is trees[name] for name in names):
+            self._structure = structure
+            self._paths = {name: tuple(paths) for name, paths in flat.items()}
+        return flat
+
+
 def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
     """The states of modules, each Variable in the first that holds it, and the way back."""
     nnx = sys.modules["flax.nnx"]
@@ -147,3 +187,11 @@ def _nnx_kinds() -> tuple[type, ...]:
 def _equinox_kinds() -> tuple[type, ...]:
     equinox = sys.modules.get("equinox")
     return () if equinox is None else (equinox.Module,)
+
+
+def _is_same(structure: Any, before: Any) -> bool:
+    """Whether two structures are equal, as far as what they hold beside leaves can be compared."""
+    try:
+        return before is not None and bool(structure == before)
+    except Exception:  # of what somebody else's nodes hold
+        return False

@@ -1,5 +1,6 @@
 """EasyDeLState.load_state, load_optimizer: which checkpoint, which dtype, which optimizer."""
 
+import inspect
 from pathlib import Path
 
 import jax
@@ -48,6 +49,18 @@ def test_device_holds_everything_that_is_not_sharded(saved):
     assert {leaf.device for leaf in jax.tree.leaves(load(run, device=device))} == {device}
     first = jax.devices("cpu")[0]
     assert {leaf.device for leaf in jax.tree.leaves(load(run, device="cpu"))} == {first}
+
+
+def test_device_is_by_default_the_one_where_jax_puts_what_it_makes(saved):
+    """Our departure: "cpu", as the document has it, would put a job's state beside its GPU."""
+    run, _ = saved
+    assert inspect.signature(EasyDeLState.load_state).parameters["device"].default is None
+    assert {leaf.device for leaf in jax.tree.leaves(load(run))} == {jnp.zeros(1).device}
+    with jax.default_device(jax.devices()[3]):
+        assert {leaf.device for leaf in jax.tree.leaves(load(run))} == {jax.devices()[3]}
+        assert {leaf.device for leaf in jax.tree.leaves(load(run, device="cpu"))} == {
+            jax.devices("cpu")[0]
+        }
 
 
 def test_dtype_is_the_computations(saved):

@@ -4,6 +4,8 @@ from .file_origins import FileOrigins as FileOrigins
 from .kept_buffers import KeptBuffers as KeptBuffers
 from .save_handle import SaveHandle as SaveHandle
 from .save_handle import SaveState as SaveState
+from .save_handle import call_of_save as call_of_save
+from .save_handle import call_time as call_time
 from .save_handle import superseded_save as superseded_save
 from .save_job import SaveJob as SaveJob
 from .save_job import failure as failure

@@ -3,15 +3,47 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 
 from cairn.storage.errors import SaveError, StorageError
 from cairn.storage.store import StoreURI
 
-__all__ = ["SaveHandle", "SaveState", "refused_save", "superseded_save"]
+__all__ = [
+    "SaveHandle",
+    "SaveState",
+    "call_of_save",
+    "call_time",
+    "refused_save",
+    "superseded_save",
+]
 
 logger = logging.getLogger(__name__)
+
+
+_called: ContextVar[float | None] = ContextVar("cairn_save_called", default=None)
+"""When the call began that is about to save, on the clock of `time.monotonic`."""
+
+
+@contextmanager
+def call_of_save() -> Iterator[None]:
+    """Around what a caller of `Checkpointer.save` does first: its own caller waits for that too.
+
+    `SaveHandle.blocked_seconds` counts from here.
+    """
+    token = _called.set(call_time())
+    try:
+        yield
+    finally:
+        _called.reset(token)
+
+
+def call_time() -> float:
+    """When the call began that saves, on the clock of `time.monotonic`; now, if none is told."""
+    called = _called.get()
+    return time.monotonic() if called is None else called
 
 
 class SaveState(StrEnum):
@@ -41,7 +73,7 @@ class SaveHandle:
         attempt: the attempt it is written in; 0 if nothing is written.
         uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
             written.
-        blocked_seconds: how long `save` kept its caller.
+        blocked_seconds: how long the call kept its caller: `save_state`, or `Checkpointer.save`.
         nbytes: bytes of the arrays, where known.
         waves: in how many the arrays came to the host; of more than one all but the last were
             written before `save` returned.

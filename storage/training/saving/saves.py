@@ -43,7 +43,7 @@ from cairn.storage.runs import (
 from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
 from cairn.storage.training.iterators import TakenState, take_states
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
-from cairn.storage.training.modules import as_items, open_modules
+from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving.held_arrays import (
     HeldArray,
     HostView,
@@ -68,7 +68,6 @@ from cairn.storage.training.saving.staging import (
     planned_waves,
 )
 from cairn.storage.training.saving.unchanged import Unchanged
-from cairn.storage.training.trees import flatten
 
 __all__ = [
     "HeldItems",
@@ -168,12 +167,14 @@ def prepare(
     metrics: Mapping[str, Any] | None,
     labels: Mapping[str, str] | None,
     compression: Compression | None,
+    plan: TreePlan,
     overwrite: bool = False,
     started: bool = True,
 ) -> tuple[Save, dict[str, Item]]:
     """What is stored, and its arrays by item, whose transfers are started unless not `started`.
 
-    Other args as in `Checkpointer.save`.
+    `plan` is what there is to know of the trees of the save before; other args as in
+    `Checkpointer.save`.
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
@@ -195,14 +196,12 @@ def prepare(
             expected=f"None or one of {', '.join(map(repr, get_args(Compression)))}",
             found=repr(compression),
         )
-    flat: dict[str, dict[str, Any]] = {}
+    flat = plan.flatten(items)
     views: dict[str, dict[str, HostView]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
-    trees = open_modules(as_items(items).trees).trees
-    for name, tree in trees.items():
+    for name in flat:
         _check_name(name)
-        flat[name] = flatten(tree)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
         stored[name], forms[name] = store_form(rest)
@@ -229,7 +228,7 @@ def prepare(
     nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
     save = Save(
         step=number,
-        names=tuple(sorted([*trees, META_ITEM])),
+        names=tuple(sorted([*flat, META_ITEM])),
         nbytes=nbytes,
         meta=copied,
         iterators=states,

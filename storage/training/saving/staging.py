@@ -218,6 +218,7 @@ class Staging:
                 self._there, self._at = dict(there), number
                 self._writing = set(there)
                 self._changed.notify_all()
+            del there  # once it is written nobody holds it while the next is copied
         return True
 
     def end(self, error: BaseException | None) -> None:

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,6 +19,8 @@ from cairn.state.module.base import EasyDeLBaseModule
 from cairn.state.saving import loadable
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
+from cairn.storage.errors import SaveError
+from cairn.storage.runs import Run
 from cairn.storage.training.save_policy import SavePolicy
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
@@ -53,6 +56,20 @@ class Fuller(EasyDeLBaseModule):
     def __init__(self, config, size, rngs, **settings):
         super().__init__(config=config, **settings)
         self.linear = nnx.Linear(size, size, rngs=rngs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshedConfig(EDPretrainedConfig):
+    model_type: str = "meshed-of-the-tests"
+
+
+class Meshed(EasyDeLBaseModule):
+    """Can be built where a mesh is set, and nowhere else."""
+
+    def __init__(self, config, rngs, **settings):
+        super().__init__(config=config, **settings)
+        spec = jax.sharding.PartitionSpec("tp")
+        self.weight = nnx.Param(jax.lax.with_sharding_constraint(jnp.ones(2), spec))
 
 
 class Counting(MyModel):
@@ -95,12 +112,40 @@ def nothing_checked(monkeypatch):
 
 def test_the_first_save_refuses_what_no_load_could_rebuild(unloadable, tmp_path):
     state, found = unloadable
+    if "size" in found:  # only building the model tells
+        with pytest.raises(SaveError):
+            state.save_state(tmp_path / "other", step=1, wait=True, verbose=False)
     for _ in range(2):
         with pytest.raises(ConfigError, match="load_state could not load this") as caught:
             state.save_state(tmp_path / "run", step=1, verbose=False)
         assert found in str(caught.value)
         assert caught.value.next_step
     assert not (tmp_path / "run").exists()
+
+
+def test_what_only_building_the_model_tells_fails_the_first_save_and_refuses_the_next(tmp_path):
+    """It takes a second to build one: nobody waits for that, and nothing is listed before."""
+    state = EasyDeLState.create(model=Fuller(FullerConfig(), 4, nnx.Rngs(0)))
+    with pytest.raises(SaveError, match="load_state could not load this") as failed:
+        state.save_state(tmp_path / "run", verbose=False).wait()
+    assert isinstance(failed.value.__cause__, ConfigError)
+    for run in ("run", "other"):
+        with pytest.raises(ConfigError, match="argument: 'size'"):
+            state.save_state(tmp_path / run, verbose=False)
+    assert not (tmp_path / "other").exists()
+    run = Run.open(tmp_path / "run")
+    assert run.steps() == []
+    assert not [*(tmp_path / "run").rglob("manifest.ocdbt")]  # nor is what was written kept
+
+
+def test_a_model_is_built_where_the_caller_has_set_a_mesh(tmp_path):
+    """A mesh is its thread's: another thread could not build a model that needs one."""
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("tp",), axis_types=auto, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        state = EasyDeLState.create(model=Meshed(MeshedConfig(), nnx.Rngs(0)))
+        state.save_state(tmp_path / "run", wait=True, verbose=False)
+        assert EasyDeLState.load_state(tmp_path / "run", verbose=False).model.weight.shape == (2,)
 
 
 def test_the_first_step_of_a_saver_refuses_it_though_nothing_is_due(unloadable, tmp_path):

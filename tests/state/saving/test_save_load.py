@@ -1,5 +1,6 @@
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run, create_run
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import read_meta
 from cairn.storage.training.save_policy import SavePolicy
 from cairn.storage.training.saving.save_handle import SaveState
 from tests.state.forward import outputs_of
@@ -606,3 +608,35 @@ def test_a_state_that_trains_a_part_comes_back_training_that_part(tmp_path):
     embedding = "embed_tokens", "embedding"
     before, after = model.params[embedding[0]], other.model.params[embedding[0]]
     assert np.array_equal(before[embedding[1]], after[embedding[1]])
+
+
+def test_each_save_says_what_the_state_is_then(tmp_path):
+    """What follows from its structure is kept from save to save, as long as that is the same."""
+    model = my_model()
+    graphdef, trained, frozen = nnx.split(model, nnx.PathContains("layers"), ...)
+    _, usual, others = nnx.split(model, nnx.Param, ...)
+    part = EasyDeLState.create(graphdef=graphdef, graphstate=trained, graphother=frozen)
+    whole = part.replace(graphstate=usual, graphother=others)
+
+    def meta_of(state, step):
+        state.save_state(tmp_path / "run", step=step, wait=True, verbose=False)
+        run = Run.open(tmp_path / "run")
+        return read_meta(run.step_uri(run.step(step)))
+
+    for step in (1, 3):
+        assert [path.split("/")[0] for path in meta_of(part, step)["trainable"]] == ["layers"] * 4
+        assert meta_of(whole, step + 1)["trainable"] is None
+    object.__setattr__(part.model.config, "hidden_size", 65)  # frozen, and yet
+    assert meta_of(part, 5)["config"] == part.model.config.to_dict()
+
+
+def test_the_time_that_a_save_blocks_is_that_of_the_whole_call(sgd_state, tmp_path):
+    class Slow:
+        def __index__(self):
+            time.sleep(0.2)
+            return 1
+
+    began = time.monotonic()
+    handle = sgd_state.save_state(tmp_path / "run", step=Slow(), verbose=False)
+    assert 0.2 <= handle.blocked_seconds <= time.monotonic() - began
+    handle.wait()

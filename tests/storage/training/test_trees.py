@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cairn.storage.arrays.leaf_paths import path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.training import trees
+from cairn.storage.training.modules import TreePlan, as_items, open_modules
 
 
 class Pair(NamedTuple):
@@ -196,3 +197,35 @@ def test_leaves_are_named_and_ordered_as_jax_does(tree):
 
 def text_of(key):
     return str(next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)))
+
+
+def test_a_plan_gives_what_each_tree_has_however_the_one_before_looked():
+    """A job may save other trees by turns: what was seen of one is not taken for another's."""
+    module = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    turns = [
+        {"model": {"a": 1, "b": (2, None)}},
+        {"model": {"a": 3, "b": (4, None)}},
+        {"model": {"a": 5, "c": (6, None)}},
+        {"model": {"a": 7, "c": (None, 8)}},
+        {"other": {"a": 7, "c": (None, 8)}},
+        {"model": {"a": 9}, "other": {"c": 1}},
+        {"other": {"c": 2}, "model": {"a": 3}},
+        {"model": {"a": module}, "other": {"c": 4}},
+        {"model": {"a": module, "b": module}, "other": {"c": 4}},
+        {"model": {"a": {"kernel": 1, "bias": 2}}, "other": {"c": 4}},
+        {"model": nnx.state(module), "other": {"c": 4}},
+        {"a": 1, "b": 2},
+    ]
+    plan = TreePlan()
+    for items in turns:
+        for _ in range(2):  # the second time by the plan
+            opened = open_modules(as_items(items).trees).trees
+            expected = {name: trees.flatten(tree) for name, tree in opened.items()}
+            found = plan.flatten(items)
+            assert found.keys() == expected.keys()
+            for name, leaves in found.items():
+                assert [*leaves] == [*expected[name]]
+                assert all(leaves[path] is leaf for path, leaf in expected[name].items())
+    for _ in range(2):
+        with pytest.raises(UnsupportedLeafError, match="twice"):
+            plan.flatten({"model": {"a": FlatTwice()}})

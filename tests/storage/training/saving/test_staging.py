@@ -451,7 +451,7 @@ with Checkpointer(root, host_memory=limit) as checkpointer:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "elsewhere"])
-def test_the_peak_of_memory_is_what_was_granted_and_what_writers_have(tmp_path, kind):
+def test_the_peak_of_memory_is_what_was_granted_and_one_leaf(tmp_path, kind):
     """384 MiB in leaves of 16; without a limit the copies are as large as the state."""
 
     def measured(limit):
@@ -462,7 +462,7 @@ def test_the_peak_of_memory_is_what_was_granted_and_what_writers_have(tmp_path, 
 
     waves, extra = measured(48)
     assert waves == 8
-    assert extra < 48 + 112
+    assert extra <= 48 + 16
     if kind == "numpy":  # arrays of a CPU's device have no copies without a limit
         waves, extra = measured(0)
         assert (waves, extra >= 350) == (1, True)

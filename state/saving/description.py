@@ -1,0 +1,91 @@
+"""What a checkpoint says of its model: enough to build it again, without its arrays.
+
+Most of it follows from the static part of a state, which is one object over the steps of a job: it
+is worked out at the first save, since to merge a model takes longer than to hold its arrays.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+from flax import nnx
+
+from cairn.state.adapt import module_settings
+from cairn.state.paths import variable_paths
+from cairn.state.registry import class_identity
+
+__all__ = ["ModelDescription", "describe"]
+
+_KEPT: Final = 8
+"""States of different structure that one job saves by turns."""
+
+
+class ModelDescription(NamedTuple):
+    """What is stored of the model of a state.
+
+    Attributes:
+        model_class: its class.
+        config: its config, None if it has none.
+        meta: what a load builds it from, and what of it is trained; JSON.
+    """
+
+    model_class: type[Any]
+    config: Any
+    meta: Mapping[str, Any]
+
+
+class _Known(NamedTuple):
+    graphdef: Any
+    structure: Any
+    description: ModelDescription
+
+
+_known: dict[int, _Known] = {}
+"""By the id of the graphdef, which is held so that no other gets it."""
+
+
+def describe(state: Any) -> ModelDescription:
+    """What is stored of the model of an `EasyDeLState`.
+
+    Raises:
+        ConfigError: the config has fields that JSON can't hold.
+    """
+    structure = jax.tree.structure((state.graphstate, state.graphother))
+    known = _known.get(id(state.graphdef))
+    if known is not None and _is_still(known, structure):
+        return known.description
+    # Not `state.model`: what its user did to that module is not in the state.
+    model = state.merge(state.graphstate)
+    config = getattr(model, "config", None)
+    meta = {
+        **class_identity(type(model)),
+        "model_type": getattr(config, "model_type", None),
+        "config": None if config is None else config.to_dict(),
+        "module": module_settings(model),
+        "trainable": _unusual_split(model, state.graphstate, state.graphother),
+    }
+    description = ModelDescription(type(model), config, meta)
+    _known.pop(id(state.graphdef), None)
+    _known[id(state.graphdef)] = _Known(state.graphdef, structure, description)
+    for oldest in list(_known)[:-_KEPT]:
+        _known.pop(oldest, None)
+    return description
+
+
+def _is_still(known: _Known, structure: Any) -> bool:
+    """Whether a state of the same graphdef is described so: its config may have been changed."""
+    config = known.description.config
+    try:
+        alike = bool(structure == known.structure)
+    except Exception:  # of what somebody's Variables have beside their values
+        return False
+    return alike and (config is None or config.to_dict() == known.description.meta["config"])
+
+
+def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:
+    """What is trained, by path, if a model of this class would not be split so itself."""
+    usual = nnx.filter_state(
+        nnx.merge_state(graphstate, graphother), getattr(model, "trainable_filter", nnx.Param)
+    )
+    own = variable_paths(graphstate)
+    return None if own == variable_paths(usual) else own
