@@ -6,7 +6,6 @@ what an answer may read.
 """
 
 import functools
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -63,8 +62,8 @@ def memory_here() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, _CGROUP_LIMITS):
         text = path.read_text().strip() if path.exists() else ""
-        found.append(int(text) if text.isdecimal() else math.inf)
-    return int(min(found))
+        found += [int(text)] * text.isdecimal()
+    return min(found)
 
 
 class Bound(NamedTuple):
