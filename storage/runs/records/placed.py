@@ -283,7 +283,7 @@ def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None
     if objects.uri.scheme != "file":
         return
     heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that has lost the one has the other
-    if any(os.path.lexists(os.path.join(objects.uri.local_path, head)) for head in heads):
+    if any(_may_be_there(os.path.join(objects.uri.local_path, head)) for head in heads):
         return
     with contextlib.suppress(StorageError):
         objects.delete_if(name, generation=generation)
@@ -294,3 +294,14 @@ def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None
         found="none",
         next_step="Do it again where the run is now.",
     )
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether there is a file, or a disk that can't tell: what is written is not taken back then."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,5 +1,6 @@
 """Records that are lost, damaged or in another's place change no history unnoticed."""
 
+import errno
 import itertools
 import json
 import os
@@ -453,6 +454,27 @@ def test_nothing_is_done_in_a_run_that_was_renamed_meanwhile(tmp_path, monkeypat
         assert Run.open(run.uri).latest_step() == 1
     assert "refused" in outcomes
     assert outcomes[-1] == "done"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_disk_that_can_not_tell_where_the_run_is_takes_nothing_back(run, monkeypatch, verb):
+    """A lease that was taken back so left a run that nobody could begin."""
+    do, is_shown = VERBS[verb]
+    job(run, 10, 20)
+    look = os.lstat
+
+    def failing(path, **options):
+        if str(path).endswith(("run.json", "lease.json")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look(path, **options)
+
+    writer = Writer(run, writer="job")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", failing)
+        do(run, writer)
+    writer.close()
+    assert is_shown(run)
+    assert check_run(run).ok
 
 
 def test_a_run_that_is_removed_right_before_a_manifest_has_no_durable_step(run, monkeypatch):
