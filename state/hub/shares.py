@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from cairn.state.conversion import Array, Box, Rule, is_floating
 from cairn.state.hub.slices import Slice, read_slices, slice_bytes
 from cairn.state.weights import WeightSource
-from cairn.storage.arrays import aligned_empty
+from cairn.storage.arrays import aligned_empty, fill
 
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 
@@ -188,7 +188,7 @@ def _own(values: Array, dtype: np.dtype[Any]) -> Array:
     if is_own and values.dtype == dtype and values.flags.c_contiguous:
         return values
     (ours,) = aligned_empty([values.shape], dtype)
-    ours[...] = values
+    fill(ours, values)
     return ours
 
 

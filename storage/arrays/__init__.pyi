@@ -7,6 +7,7 @@ from .blocks import boxes as boxes
 from .blocks import chunk_boxes as chunk_boxes
 from .blocks import chunk_count as chunk_count
 from .blocks import copy_permuted as copy_permuted
+from .blocks import fill as fill
 from .chunk_digests import FILE_PREFIX as FILE_PREFIX
 from .chunk_digests import ChunkDigests as ChunkDigests
 from .chunk_digests import DigestedBox as DigestedBox

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes
 import numpy as np
 
 Box = tuple[slice, ...]
@@ -32,6 +35,12 @@ _THIN = 16
 # Bytes that part the rows of a tile: rows that are a power of two apart would share few cache sets.
 _PADDING = 64
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOAT32 = np.dtype(np.float32)
+_LARGE_BYTES = 4 << 20
+"""From here on threads share a copy."""
+_THREADS = min(16, os.cpu_count() or 1)
 
 
 def boxes(
@@ -138,8 +147,38 @@ def split_axis(shape: Sequence[int], limit: int) -> int:
     return next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= limit)
 
 
+def fill(out: np.ndarray, values: np.ndarray) -> None:
+    """Sets `out` to `values`, cast as NumPy does it, by as many threads as there are cores.
+
+    Values that lie with their last two axes swapped, as the transpose of an array does, are copied
+    in tiles.
+
+    Args:
+        out: of the same shape, in C order.
+        values: in any order.
+    """
+    swapped = (*range(values.ndim - 2), values.ndim - 1, values.ndim - 2)
+    turned = values.ndim > 1 and abs(values.strides[-2]) < abs(values.strides[-1])
+    source, axes = (values.transpose(swapped), swapped) if turned else (values, (*range(out.ndim),))
+    axis = next((one for one, size in enumerate(out.shape) if size > 1), None)
+    if out.nbytes < _LARGE_BYTES or axis is None:
+        copy_permuted(source, axes, out)
+        return
+    there = axes[axis]  # where this axis lies in the source
+    count = min(_THREADS, out.shape[axis])
+    steps = [out.shape[axis] * part // count for part in range(count + 1)]
+
+    def copy(part: int) -> None:
+        cut = slice(steps[part], steps[part + 1])
+        whole = slice(None)
+        copy_permuted(source[(*[whole] * there, cut)], axes, out[(*[whole] * axis, cut)])
+
+    with ThreadPoolExecutor(count, "cairn-fill") as pool:
+        list(pool.map(copy, range(count)))
+
+
 def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> None:
-    """Copies `source`, its axes permuted as by `np.transpose`, into `out` of the same dtype.
+    """Copies `source`, its axes permuted as by `np.transpose`, into `out`, cast as NumPy does it.
 
     Swapping the last two axes, the usual case, goes in tiles that fit the cache.
     """
@@ -147,31 +186,42 @@ def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> N
     # Element types that NumPy does not know natively are copied item by item: as integers of the
     # same width they go as fast as any.
     width = _UNSIGNED.get(source.dtype.itemsize)
-    if width is not None:
+    if width is not None and source.dtype == out.dtype:
         source, out = source.view(width), out.view(width)
     identity = tuple(range(source.ndim))
     if axes != identity and axes == (*identity[:-2], identity[-1], identity[-2]):
         for head in np.ndindex(*source.shape[:-2]):
             _transpose_in_tiles(source[head], out[head])
     else:
-        np.copyto(out, source.transpose(axes))
+        _cast(out, source.transpose(axes))
+
+
+def _cast(out: np.ndarray, values: np.ndarray) -> None:
+    """Sets `out` to `values`."""
+    if (values.dtype, out.dtype) == (_BFLOAT16, _FLOAT32):  # NumPy asks ml_dtypes for each of them
+        np.left_shift(values.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
+    else:
+        np.copyto(out, values, casting="unsafe")
 
 
 def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
     """Copies tile by tile, to and fro in whole cache lines; only within the cache with strides."""
     if min(source.shape) < _THIN:
-        out[...] = source.T
+        _cast(out, source.T)
         return
-    padded = _TILE_COLUMNS + _PADDING // source.itemsize
-    tile = np.empty((_TILE_ROWS, padded), source.dtype)
-    turned = np.empty((_TILE_COLUMNS, _TILE_ROWS), source.dtype)
+    # Cast while rows are whole; then it is only bits that are turned.
+    bits = _UNSIGNED.get(out.itemsize, out.dtype)
+    padded = _TILE_COLUMNS + _PADDING // out.itemsize
+    tile = np.empty((_TILE_ROWS, padded), out.dtype)
+    turned = np.empty((_TILE_COLUMNS, _TILE_ROWS), bits)
+    out = out.view(bits)
     for row in range(0, source.shape[0], _TILE_ROWS):
         for column in range(0, source.shape[1], _TILE_COLUMNS):
             part = source[row : row + _TILE_ROWS, column : column + _TILE_COLUMNS]
             rows, columns = part.shape
             held = tile[:rows, :columns]
-            held[...] = part
-            turned[:columns, :rows] = held.T
+            _cast(held, part)
+            turned[:columns, :rows] = held.view(bits).T
             out[column : column + columns, row : row + rows] = turned[:columns, :rows]
 
 

@@ -16,6 +16,7 @@ from cairn.storage.arrays.blocks import (
     chunk_boxes,
     chunk_count,
     copy_permuted,
+    fill,
 )
 from cairn.storage.reading.block_stream import BlockPlan
 
@@ -154,3 +155,47 @@ def test_transposed_copies_equal_numpy_whatever_the_size(shape):
         back = np.zeros_like(source)
         copy_permuted(source.transpose(0, 2, 1), (0, 2, 1), back)  # of what lies in strides
         assert np.array_equal(back, source)
+
+
+ORDERS = {
+    "C": lambda shape, made: made(shape),
+    "turned": lambda shape, made: made((*shape[:-2], shape[-1], shape[-2])).swapaxes(-1, -2),
+    "reversed": lambda shape, made: made(shape)[..., ::-1],
+    "all axes": lambda shape, made: made(shape[::-1]).T,
+    "a part": lambda shape, made: made(tuple(size + 3 for size in shape))[
+        (slice(1, -2),) * len(shape)
+    ],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "shape", [(3, 40, 50), (1, 1200, 1300), (70_000, 20), (3, 500_000)], ids=str
+)
+def test_fill_sets_what_numpy_would_however_the_values_lie(order, shape):
+    """Large ones by several threads; of every dtype that weights come in and go to."""
+    numbers = np.random.default_rng(0)
+    floats = np.float16, ml_dtypes.bfloat16, np.float32
+    pairs = [*itertools.product(floats, repeat=2), (np.int8, np.int8), (np.uint8, np.float32)]
+    for theirs, ours in pairs:
+        values = ORDERS[order](
+            shape,
+            lambda size, theirs=theirs: (100 * numbers.random(size, np.float32)).astype(theirs),
+        )
+        expected, out = np.empty(shape, ours), np.empty(shape, ours)
+        expected[...] = values
+        fill(out, values)
+        assert out.tobytes() == expected.tobytes(), (theirs, ours)
+
+
+def test_fill_keeps_every_bit_of_numbers_that_are_none():
+    bits = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).reshape(256, 256)
+    for values in (bits, bits.T):
+        for dtype in (ml_dtypes.bfloat16, np.float32):
+            expected, out = np.empty((256, 256), dtype), np.empty((256, 256), dtype)
+            expected[...] = values
+            fill(out, values)
+            assert out.tobytes() == expected.tobytes()
+    fill(np.empty((0, 3), np.float32), np.empty((0, 3), np.float16))
+    fill(scalar := np.zeros((), np.float32), np.ones((), np.float16))
+    assert scalar == 1
