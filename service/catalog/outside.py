@@ -4,7 +4,7 @@ What goes through it has an entry in the audit trail before it is to be seen in 
 has none was made by somebody else: it gets one now, as `outside`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -51,15 +51,16 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
     if row.sequence <= since:
         return False  # what was deleted was put back
     again = before is None or row.sequence > before.sequence + 1  # made after a deletion
-    for outcome, actor, detail, _ in _entries(session, run, "alias.promote", row.alias):
-        if outcome == "done":
+    for entry in _entries(session, run, "alias.promote", row.alias):
+        detail = entry.detail
+        if entry.outcome == "done":
             same = (detail.get("sequence"), detail.get("manifest_digest"))
             if same == (row.sequence, row.manifest_digest):
                 return True
             continue
         expect = detail.get("expect")
         fits = again if expect is None else expect + 1 == row.sequence
-        if fits and detail["step"] == row.step and actor == plain_actor(row.by):
+        if fits and detail["step"] == row.step and entry.actor == plain_actor(row.by):
             return True
     return False
 
@@ -68,16 +69,16 @@ def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Whether the move that brought an alias where it is was entered as one of somebody else."""
     noted = _entries(session, run, "alias.promote", row.alias, outcomes=(OUTSIDE,))
     return any(
-        (detail["sequence"], detail["step"], detail["manifest_digest"])
+        (one.detail["sequence"], one.detail["step"], one.detail["manifest_digest"])
         == (row.sequence, row.step, row.manifest_digest)
-        for _, _, detail, _ in noted
+        for one in noted
     )
 
 
 def is_deletion_asked_for(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Whether an entry asked for the deletion of an alias that was last seen as `row`."""
     found = _entries(session, run, "alias.delete", row.alias)
-    return any(detail.get("expect") == row.sequence for _, _, detail, _ in found)
+    return any(one.detail.get("expect") == row.sequence for one in found)
 
 
 def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
@@ -126,10 +127,11 @@ def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
     """The last deletion of an alias of this run that was made here or noticed; None without one."""
     outcomes = (None, "done", "failed", OUTSIDE)
     found = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
-    made = [one for one in found if {"sequence", "attempt"} <= one[2].keys()]
-    if not made:
+    deletions = [one for one in found if {"sequence", "attempt"} <= one.detail.keys()]
+    if not deletions:
         return None
-    _, actor, detail, at = max(made, key=lambda one: int(one[2]["sequence"]))
+    last = max(deletions, key=lambda one: int(one.detail["sequence"]))
+    detail = last.detail
     return LostRecord(
         record=alias_file(alias),
         alias=alias,
@@ -138,9 +140,9 @@ def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
         manifest_digest=detail.get("manifest_digest"),
         sequence=detail["sequence"],
         deleted=True,
-        by=actor,
+        by=last.actor,
         reason="",
-        at=at,
+        at=last.at,
     )
 
 
@@ -148,6 +150,15 @@ def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
     """Sequence number of the last deletion that was seen here, of this run; 0 without one."""
     found = seen_alias_deletion(session, run, alias)
     return 0 if found is None else found.sequence or 0
+
+
+class _Entry(NamedTuple):
+    """What is asked of an entry of the audit trail; attributes as of `AuditRow`."""
+
+    outcome: str | None
+    actor: str
+    detail: dict[str, Any]
+    at: datetime
 
 
 def _entries(
@@ -158,8 +169,8 @@ def _entries(
     *,
     outcomes: Collection[str | None] = (None, "done", "failed"),
     since: datetime | None = None,
-) -> Iterable[tuple[str | None, str, dict[str, Any], datetime]]:
-    """Outcome, actor, detail and time of what may have been made of an alias."""
+) -> list[_Entry]:
+    """What may have been done to an alias, as the audit trail has it."""
     asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,
@@ -168,8 +179,8 @@ def _entries(
     )
     if since is not None:
         asked = asked.where(AuditRow.at >= since)
-    found = ((outcome, actor, detail, at) for outcome, actor, detail, at in session.execute(asked))
-    return (one for one in found if one[0] in outcomes)
+    entries = (_Entry(*row) for row in session.execute(asked))
+    return [one for one in entries if one.outcome in outcomes]
 
 
 def _entry(run: RunRow, action: str, by: str, detail: dict[str, object]) -> AuditRow:
