@@ -62,7 +62,8 @@ def memory_here() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, _CGROUP_LIMITS):
         text = path.read_text().strip() if path.exists() else ""
-        found += [int(text)] * text.isdecimal()
+        if text.isdecimal():  # "max" is none
+            found.append(int(text))
     return min(found)
 
 
