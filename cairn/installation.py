@@ -27,6 +27,7 @@ MODULES: Final = {
         "ml_dtypes",
         "numpy",
         "tensorstore",
+        "xxhash",
     ),
     "server": (
         "alembic",

@@ -20,9 +20,9 @@ import itertools
 import math
 import queue
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,20 +31,19 @@ from cairn.storage.store import splitmix64
 
 __all__ = [
     "ALGORITHM",
-    "WORDS_AT_ONCE",
-    "KeyedSum",
     "box_digest",
-    "box_sum",
     "digest_chunks",
     "digest_text",
     "parse_digest",
-    "scratch",
     "total",
 ]
 
 ALGORITHM: Final = "keyed-sum-64"
 
 _MASK: Final = 2**64 - 1
+_WORD: Final = 4
+"""Bytes of a word."""
+
 _LOW: Final = 4096
 _KEYS: Final = 1 << 14
 """Keys held at a time: their words and they stay in the cache."""
@@ -79,20 +78,6 @@ _scratch: Final[queue.SimpleQueue[Digests]] = queue.SimpleQueue()
 the sum of what is put there."""
 
 
-class KeyedSum(NamedTuple):
-    """A sum over the words of a leaf, each with the key of its position.
-
-    Attributes:
-        word: bytes of a word: 4 or 8. Rows along the last axis begin with a whole one.
-        seed: of the keys; "keyed-sum-64" has 0.
-        row_sums: the sum of each row of words, given the keys of its columns.
-    """
-
-    word: int
-    seed: int
-    row_sums: Callable[[Words, Digests], Digests]
-
-
 def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
     """The digest of a part of a leaf.
 
@@ -102,23 +87,18 @@ def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
         values: the part's elements, in native byte order.
         origin: index of its first element in the leaf.
     """
-    return box_sum(values, origin, _DIGEST)
-
-
-def box_sum(values: np.ndarray, origin: Sequence[int], kind: KeyedSum) -> int:
-    """The sum of this kind over a part of a leaf; else as `box_digest`."""
     if values.size == 0:
         return 0
     if values.ndim == 0:
         values, origin = values.reshape(1), (0,)
-    words = _as_words(values, origin, kind.word)
+    words = _as_words(values, origin)
     if words is not None:
-        return _words_sum(words, _word_origin(values, origin, kind.word), kind)
+        return _words_sum(words, _word_origin(values, origin))
     found = 0
     for box in boxes(values.shape, max(1, _COPIED // values.itemsize)):
         part = values[box]
         at = [start + cut.start for start, cut in zip(origin, box, strict=True)]
-        found += _words_sum(_padded(part, at, kind.word), _word_origin(part, at, kind.word), kind)
+        found += _words_sum(_padded(part, at), _word_origin(part, at))
     return found & _MASK
 
 
@@ -155,22 +135,22 @@ def parse_digest(text: str) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def _as_words(values: np.ndarray, origin: Sequence[int], word: int) -> Words | None:
+def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
     """A view of the part as rows of words; None if its bytes don't lie so."""
     size, bits = values.itemsize, _bits(values.dtype)
-    whole = (values.shape[-1] * size) % word == 0 and (origin[-1] * size) % word == 0
+    whole = (values.shape[-1] * size) % _WORD == 0 and (origin[-1] * size) % _WORD == 0
     if not whole or bits < 8 or values.strides[-1] != size:
         return None
-    return values.view(_UNSIGNED[word])
+    return values.view(np.uint32)
 
 
-def _padded(values: np.ndarray, origin: Sequence[int], word: int) -> Words:
+def _padded(values: np.ndarray, origin: Sequence[int]) -> Words:
     """The part copied into rows of words, zeros where a word holds none of it."""
     size, bits = values.itemsize, _bits(values.dtype)
-    before = origin[-1] * size % word
+    before = origin[-1] * size % _WORD
     row = values.shape[-1] * size
-    words = -(-(before + row) // word)
-    copy = np.zeros((*values.shape[:-1], words * word), np.uint8)
+    words = -(-(before + row) // _WORD)
+    copy = np.zeros((*values.shape[:-1], words * _WORD), np.uint8)
     # NumPy copies foreign dtypes item by item; as integers they go at full speed.
     as_type = _UNSIGNED.get(size, values.dtype)
     into, source = copy[..., before : before + row].view(as_type), values.view(as_type)
@@ -181,11 +161,11 @@ def _padded(values: np.ndarray, origin: Sequence[int], word: int) -> Words:
         into[...] = source
     if bits < 8:
         copy &= np.uint8(2**bits - 1)
-    return copy.view(_UNSIGNED[word])
+    return copy.view(np.uint32)
 
 
-def _word_origin(values: np.ndarray, origin: Sequence[int], word: int) -> tuple[int, ...]:
-    return (*origin[:-1], origin[-1] * values.itemsize // word)
+def _word_origin(values: np.ndarray, origin: Sequence[int]) -> tuple[int, ...]:
+    return (*origin[:-1], origin[-1] * values.itemsize // _WORD)
 
 
 @lru_cache(maxsize=64)
@@ -195,7 +175,7 @@ def _bits(dtype: np.dtype[Any]) -> int:
     return int(found[1]) if found else 8 * dtype.itemsize
 
 
-def _words_sum(words: Words, origin: tuple[int, ...], kind: KeyedSum) -> int:
+def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
     """The sum over rows of words.
 
     As many trailing axes as have few enough keys make up a row; rows are summed each with the same
@@ -203,7 +183,7 @@ def _words_sum(words: Words, origin: tuple[int, ...], kind: KeyedSum) -> int:
     """
     shape = words.shape
     if words.size <= _FEW and words.flags.c_contiguous:
-        return int(kind.row_sums(words.reshape(1, -1), _keys(kind.seed, 0, origin, shape))[0])
+        return int(_row_sums(words.reshape(1, -1), _keys(0, origin, shape))[0])
     first = next(
         (axis for axis in range(len(shape)) if math.prod(shape[axis:]) <= _KEYS), len(shape) - 1
     )
@@ -211,23 +191,23 @@ def _words_sum(words: Words, origin: tuple[int, ...], kind: KeyedSum) -> int:
     narrow = columns < _NARROW
     # Rows that do not follow one another in memory may be copied, as narrow ones are.
     together = words.flags.c_contiguous and not narrow
-    rows_at_once = _KEYS if together else max(1, _COPIED // kind.word // columns)
+    rows_at_once = _KEYS if together else max(1, _COPIED // _WORD // columns)
     found = 0
     for box in boxes(shape[:first], min(_KEYS, rows_at_once)):
         starts = [origin[axis] + part.start for axis, part in enumerate(box)]
-        row_keys = _keys(kind.seed, 0, tuple(starts), tuple(part.stop - part.start for part in box))
+        row_keys = _keys(0, tuple(starts), tuple(part.stop - part.start for part in box))
         rows = words[box].reshape(len(row_keys), columns)
         if narrow and len(rows) > columns:
-            keys = _keys(kind.seed, first, origin[first:], shape[first:])
-            found += _dot(kind.row_sums(np.ascontiguousarray(rows.T), row_keys), keys)
+            keys = _keys(first, origin[first:], shape[first:])
+            found += _dot(_row_sums(np.ascontiguousarray(rows.T), row_keys), keys)
             continue
         for start in range(0, columns, _KEYS):
             part = rows[:, start : start + _KEYS]
             if columns <= _KEYS:
-                keys = _keys(kind.seed, first, origin[first:], shape[first:])
+                keys = _keys(first, origin[first:], shape[first:])
             else:
-                keys = _keys(kind.seed, first, (origin[first] + start,), (part.shape[1],))
-            found += _dot(kind.row_sums(part, keys), row_keys)
+                keys = _keys(first, (origin[first] + start,), (part.shape[1],))
+            found += _dot(_row_sums(part, keys), row_keys)
     return found & _MASK
 
 
@@ -268,30 +248,27 @@ def scratch(rows: int, columns: int) -> Iterator[Words]:
         _scratch.put(memory)
 
 
-_DIGEST: Final = KeyedSum(word=4, seed=0, row_sums=_row_sums)
-
-
 def _dot(sums: Digests, keys: Digests) -> int:
     return int(np.einsum("i,i->", sums, keys))
 
 
 @lru_cache(maxsize=8)
-def _keys(seed: int, axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests:
+def _keys(axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests:
     """The keys of a box of the axes from `axis` on, flattened; at most `_KEYS` of them."""
     if not starts:
         return np.ones(1, np.uint64)
-    found = _axis_keys(seed, axis, starts[0], sizes[0])
+    found = _axis_keys(axis, starts[0], sizes[0])
     for number in range(1, len(starts)):
-        keys = _axis_keys(seed, axis + number, starts[number], sizes[number])
+        keys = _axis_keys(axis + number, starts[number], sizes[number])
         found = (found[:, np.newaxis] * keys).reshape(-1)
     found.setflags(write=False)
     return found
 
 
-def _axis_keys(seed: int, axis: int, start: int, size: int) -> Digests:
+def _axis_keys(axis: int, start: int, size: int) -> Digests:
     first, last = start // _LOW, (start + size - 1) // _LOW
-    high = [_high_key(seed, axis, block) for block in range(first, last + 1)]
-    low = _low_keys(seed, axis)
+    high = [_high_key(axis, block) for block in range(first, last + 1)]
+    low = _low_keys(axis)
     skipped = start - first * _LOW
     if first == last:
         return low[skipped : skipped + size] * np.uint64(high[0])
@@ -300,11 +277,11 @@ def _axis_keys(seed: int, axis: int, start: int, size: int) -> Digests:
 
 
 @lru_cache(maxsize=256)
-def _high_key(seed: int, axis: int, block: int) -> int:
-    return splitmix64(splitmix64(seed + 2 * axis) + block) | 1
+def _high_key(axis: int, block: int) -> int:
+    return splitmix64(splitmix64(2 * axis) + block) | 1
 
 
 @lru_cache(maxsize=16)
-def _low_keys(seed: int, axis: int) -> Digests:
-    first = splitmix64(seed + 2 * axis + 1)
+def _low_keys(axis: int) -> Digests:
+    first = splitmix64(2 * axis + 1)
     return np.array([splitmix64(first + number) | 1 for number in range(_LOW)], np.uint64)

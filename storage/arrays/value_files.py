@@ -24,7 +24,7 @@ import numpy as np
 
 from cairn.storage.arrays.chunk_digests import DigestedBox
 from cairn.storage.arrays.digests import box_digest
-from cairn.storage.arrays.fingerprints import box_fingerprint
+from cairn.storage.arrays.fingerprints import fingerprint
 from cairn.storage.arrays.four_bits import unpack, unpacked_shape
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER, ValueRef
 from cairn.storage.arrays.value_sinks import Buffer, ValueSink
@@ -282,9 +282,9 @@ def _encoded(
     lengths: list[int] = []
     for origin, part in _placed_chunks(shard):
         digests.append(_digest(part, origin, shard.packed))
-        if shard.fingerprinted:
-            prints.append(box_fingerprint(part, origin))
         data: Buffer = bytes_of(np.ascontiguousarray(part))
+        if shard.fingerprinted:
+            prints.append(fingerprint(data))
         if shard.compression is not None:
             data = zstd.compress(data, _ZSTD_LEVEL)
             lengths.append(len(data) + CRC_BYTES)
@@ -310,8 +310,8 @@ def _placed_chunks(
 def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
     """True if the chunks of a shard have these; looks no further than the first other."""
     return math.prod(_counts(shard)) == len(expected) and all(
-        box_fingerprint(part, origin) == one
-        for (origin, part), one in zip(_placed_chunks(shard), expected, strict=True)
+        fingerprint(bytes_of(np.ascontiguousarray(part))) == one
+        for (_, part), one in zip(_placed_chunks(shard), expected, strict=True)
     )
 
 
