@@ -297,7 +297,7 @@ def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None
 
 
 def _may_be_there(path: str) -> bool:
-    """Whether there is a file, or a disk that can't tell: what is written is not taken back then."""
+    """Whether there is a file, or a disk that can't tell: nothing is taken back then."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
