@@ -4,9 +4,12 @@ What it could not is refused before anything is listed; else the first restart w
 build the model takes a second or more: that is left to where nobody waits.
 """
 
+import functools
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -25,9 +28,8 @@ __all__ = ["refuse_unloadable"]
 logger = logging.getLogger("cairn.save")
 
 _SHOWN: Final = 5
-_CHECKED: WeakKeyDictionary[type[Any], dict[str, ConfigError | None]] = WeakKeyDictionary()
-"""What was found: model class -> the config and settings that it was built with -> why no load
-could build it; None if one can."""
+_CHECKED: WeakKeyDictionary[type[Any], dict[str, bool]] = WeakKeyDictionary()
+"""Model class -> config and settings -> whether a load could build it, when that was last tried."""
 
 
 def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], None] | None:
@@ -44,8 +46,8 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
 
     Returns:
         What builds the model, and raises ConfigError if that can't be; it holds no array, and any
-        thread may call it. None if that was done before, or is done here: a mesh that the caller
-        has set is its thread's alone.
+        thread may call it, once. None if that was done before, or is done here: what failed before
+        may have failed for lack of memory, and what a caller sets, such as a mesh, is its thread's.
 
     Raises:
         ConfigError: no load could build the model, or it has variables that are no arrays of JAX,
@@ -57,9 +59,7 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
         return None
     checked = _CHECKED.setdefault(model_class, {})
     key = json.dumps([_name(type(own)), config, settings], sort_keys=True, default=str)
-    if key in checked:
-        if (refusal := checked[key]) is not None:
-            raise refusal.with_traceback(None)
+    if checked.get(key):
         return None
     try:
         loaded = AutoEasyDeLConfig.from_dict(config)
@@ -75,15 +75,29 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
         try:
             built = abstract_model(model_class, loaded, settings)
         except Exception as exc:  # of the model's own constructor, whatever it raises
-            refusal = checked[key] = _unloadable(model_class, exc)
-            raise refusal from exc
-        checked[key] = None
+            checked[key] = False
+            raise _unloadable(model_class, exc) from exc
+        checked[key] = True
         _warn_of_other(built, nnx.merge(graphdef, *abstract))
 
-    if not jax.sharding.get_abstract_mesh().empty:
+    if key in checked or not _is_alike_elsewhere():
         build()
         return None
-    return build
+    return functools.partial(copy_context().run, build)
+
+
+def _is_alike_elsewhere() -> bool:
+    """Whether JAX makes the same of a model in another thread: if not, it traces again there.
+
+    A mesh, or x64, may be set for a thread alone, and JAX does not tell of all that can be.
+    """
+    traced: list[None] = []
+    trace = jax.jit(lambda: traced.append(None)).eval_shape
+    trace()
+    other = threading.Thread(target=trace)
+    other.start()
+    other.join()
+    return len(traced) == 1
 
 
 def _abstract(leaf: Any) -> Any:

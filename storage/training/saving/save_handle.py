@@ -73,7 +73,8 @@ class SaveHandle:
         attempt: the attempt it is written in; 0 if nothing is written.
         uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
             written.
-        blocked_seconds: how long the call kept its caller: `save_state`, or `Checkpointer.save`.
+        blocked_seconds: how long the call kept its caller: that of the state, of the saver, of the
+            manager, or `Checkpointer.save`.
         nbytes: bytes of the arrays, where known.
         waves: in how many the arrays came to the host; of more than one all but the last were
             written before `save` returned.
