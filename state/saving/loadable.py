@@ -32,7 +32,9 @@ _CHECKED: WeakKeyDictionary[type[Any], dict[str, bool]] = WeakKeyDictionary()
 """Model class -> config and settings -> whether a load could build it, when that was last tried."""
 
 
-def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], None] | None:
+def refuse_unloadable(
+    state: Any, described: ModelDescription, tree: Any
+) -> Callable[[], None] | None:
     """Raise if `load_state` would always refuse a checkpoint of this state, as far as a look tells.
 
     For the rest the model is built without arrays, as a load does; of each class, config and
@@ -43,6 +45,7 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
     Args:
         state: an `EasyDeLState`.
         described: what is stored of its model.
+        tree: its variables.
 
     Returns:
         What builds the model, and raises ConfigError if that can't be; it holds no array, and any
@@ -57,6 +60,7 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
     config, settings = meta["config"], meta["module"]
     if config is None:
         return None
+    _refuse_too_wide(model_class, tree)
     checked = _CHECKED.setdefault(model_class, {})
     key = json.dumps([_name(type(own)), config, settings], sort_keys=True, default=str)
     if checked.get(key):
@@ -66,8 +70,6 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
     except ConfigError as exc:
         raise _unloadable(model_class, exc) from exc
     _refuse_other_class(model_class, type(own), type(loaded))
-    tree = nnx.merge_state(state.graphstate, state.graphother)
-    _refuse_too_wide(model_class, tree)
     graphdef = state.graphdef
     abstract = jax.tree.map(_abstract, (state.graphstate, state.graphother))
 

@@ -282,6 +282,8 @@ def test_variables_that_jax_holds_in_another_dtype_are_refused_at_the_first_save
     counted.save_state(tmp_path / "run", wait=True, verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "run", model_class=Counting, verbose=False)
     assert loaded.model.count.get_value() == 3
+    with pytest.raises(ConfigError, match="in another dtype"):  # also once its class is known
+        state.save_state(tmp_path / "run", step=1, verbose=False)
 
 
 def test_attributes_that_the_config_does_not_give_are_told_of_at_the_first_save(tmp_path, caplog):
