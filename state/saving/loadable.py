@@ -94,9 +94,9 @@ def _is_alike_elsewhere() -> bool:
     A mesh, or x64, may be set for a thread alone, and JAX does not tell of all that can be.
     """
     traced: list[None] = []
-    trace = jax.jit(lambda: traced.append(None)).eval_shape
-    trace()
-    other = threading.Thread(target=trace)
+    probe = jax.jit(lambda: traced.append(None))
+    jax.eval_shape(probe)
+    other = threading.Thread(target=jax.eval_shape, args=(probe,))
     other.start()
     other.join()
     return len(traced) == 1
