@@ -59,7 +59,6 @@ from cairn.storage.training.saving import (
     SharingPolicy,
     Unchanged,
     begin_step,
-    call_time,
     failure,
     job_environment,
     kinds_of_leaves,
@@ -69,6 +68,7 @@ from cairn.storage.training.saving import (
     record_outcome,
     record_refusal,
     record_started,
+    take_call_time,
     to_copy,
 )
 from cairn.storage.training.skipped_damage import take_skip
@@ -295,7 +295,7 @@ class Checkpointer:
             "labels": labels,
             "compression": compression,
         }
-        called = call_time()
+        called = take_call_time()
         try:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")

@@ -103,8 +103,8 @@ class TreePlan:
     """What the trees of the last save looked like, for as long as they look so.
 
     A job saves the same trees again and again. To walk them in Python, and to look for modules in
-    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike. Keys that
-    are equal, such as 1 and True, are the same to it, as they are for a function that it compiled.
+    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike. Keys
+    that are equal, such as 1 and True, are the same to it, as they are to a function it compiled.
     """
 
     def __init__(self) -> None:
