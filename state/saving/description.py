@@ -79,7 +79,10 @@ def _is_still(known: _Known, structure: Any) -> bool:
         alike = bool(structure == known.structure)
     except Exception:  # of what somebody's Variables have beside their values
         return False
-    return alike and (config is None or config.to_dict() == known.description.meta["config"])
+    # As text: True and 1 are equal, and not the same JSON.
+    return alike and (
+        config is None or repr(config.to_dict()) == repr(known.description.meta["config"])
+    )
 
 
 def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:

@@ -238,7 +238,7 @@ class LoadArguments:
             raise ArgumentError(
                 path="device",
                 expected="a jax.Device, or a platform such as 'cpu'",
-                found=f"{self.device!r}: {error}",
+                found=f"{wanted!r}: {error}",
             ) from error
 
     def _check_mesh(self) -> None:

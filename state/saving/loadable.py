@@ -4,9 +4,12 @@ What it could not is refused before anything is listed; else the first restart w
 build the model takes a second or more: that is left to where nobody waits.
 """
 
+import functools
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -25,12 +28,13 @@ __all__ = ["refuse_unloadable"]
 logger = logging.getLogger("cairn.save")
 
 _SHOWN: Final = 5
-_CHECKED: WeakKeyDictionary[type[Any], dict[str, ConfigError | None]] = WeakKeyDictionary()
-"""What was found: model class -> the config and settings that it was built with -> why no load
-could build it; None if one can."""
+_CHECKED: WeakKeyDictionary[type[Any], dict[str, bool]] = WeakKeyDictionary()
+"""Model class -> config and settings -> whether a load could build it, when that was last tried."""
 
 
-def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], None] | None:
+def refuse_unloadable(
+    state: Any, described: ModelDescription, tree: Any
+) -> Callable[[], None] | None:
     """Raise if `load_state` would always refuse a checkpoint of this state, as far as a look tells.
 
     For the rest the model is built without arrays, as a load does; of each class, config and
@@ -41,11 +45,12 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
     Args:
         state: an `EasyDeLState`.
         described: what is stored of its model.
+        tree: its variables.
 
     Returns:
         What builds the model, and raises ConfigError if that can't be; it holds no array, and any
-        thread may call it. None if that was done before, or is done here: a mesh that the caller
-        has set is its thread's alone.
+        thread may call it, once. None if that was done before, or is done here: what failed before
+        may have failed for lack of memory, and what a caller sets, such as a mesh, is its thread's.
 
     Raises:
         ConfigError: no load could build the model, or it has variables that are no arrays of JAX,
@@ -55,19 +60,16 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
     config, settings = meta["config"], meta["module"]
     if config is None:
         return None
+    _refuse_too_wide(model_class, tree)
     checked = _CHECKED.setdefault(model_class, {})
     key = json.dumps([_name(type(own)), config, settings], sort_keys=True, default=str)
-    if key in checked:
-        if (refusal := checked[key]) is not None:
-            raise refusal.with_traceback(None)
+    if checked.get(key):
         return None
     try:
         loaded = AutoEasyDeLConfig.from_dict(config)
     except ConfigError as exc:
         raise _unloadable(model_class, exc) from exc
     _refuse_other_class(model_class, type(own), type(loaded))
-    tree = nnx.merge_state(state.graphstate, state.graphother)
-    _refuse_too_wide(model_class, tree)
     graphdef = state.graphdef
     abstract = jax.tree.map(_abstract, (state.graphstate, state.graphother))
 
@@ -75,15 +77,29 @@ def refuse_unloadable(state: Any, described: ModelDescription) -> Callable[[], N
         try:
             built = abstract_model(model_class, loaded, settings)
         except Exception as exc:  # of the model's own constructor, whatever it raises
-            refusal = checked[key] = _unloadable(model_class, exc)
-            raise refusal from exc
-        checked[key] = None
+            checked[key] = False
+            raise _unloadable(model_class, exc) from exc
+        checked[key] = True
         _warn_of_other(built, nnx.merge(graphdef, *abstract))
 
-    if not jax.sharding.get_abstract_mesh().empty:
+    if key in checked or not _is_alike_elsewhere():
         build()
         return None
-    return build
+    return functools.partial(copy_context().run, build)
+
+
+def _is_alike_elsewhere() -> bool:
+    """Whether JAX makes the same of a model in another thread: if not, it traces again there.
+
+    A mesh, or x64, may be set for a thread alone, and JAX does not tell of all that can be.
+    """
+    traced: list[None] = []
+    probe = jax.jit(lambda: traced.append(None))
+    jax.eval_shape(probe)
+    other = threading.Thread(target=jax.eval_shape, args=(probe,))
+    other.start()
+    other.join()
+    return len(traced) == 1
 
 
 def _abstract(leaf: Any) -> Any:

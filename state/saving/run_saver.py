@@ -32,6 +32,7 @@ from cairn.storage.training import (
     SavePolicy,
     SaveState,
     SharingPolicy,
+    call_of_save,
     default_writer_id,
     exit_guard,
     prepare_metrics,
@@ -215,6 +216,7 @@ class RunSaver:
             raise ArgumentError(path="preempt", expected="a policy with on_preemption=True")
         self._preemption.announce()
 
+    @call_of_save()
     def step(
         self,
         state: Saveable,
@@ -291,6 +293,7 @@ class RunSaver:
             raise refusal
         return None if reason is None else self._supersede(number, reason)
 
+    @call_of_save()
     def save(
         self,
         state: Saveable,

@@ -120,7 +120,7 @@ def save_easydel_state(
     }
     check = None
     if arguments.enable is None or arguments.enable:
-        check = refuse_unloadable(state, described)
+        check = refuse_unloadable(state, described, tree)
     if state.added_fields:
         meta["fields"] = field_forms(state)
         meta["python_numbers"] = python_numbers({"fields": state.added_fields})
@@ -166,7 +166,8 @@ def check_loadable(state: Any) -> None:
         ConfigError: if the state's model can't be built from what is stored of it.
     """
     if hasattr(state, "graphstate"):
-        check = refuse_unloadable(state, describe(state))
+        tree = nnx.merge_state(state.graphstate, state.graphother)
+        check = refuse_unloadable(state, describe(state), tree)
         if check is not None:
             check()
 

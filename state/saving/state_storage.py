@@ -89,7 +89,7 @@ class StateStorageMixin:
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
             ConfigError: if `load_state` could never load it, such as for a config whose
                 `model_type` is unknown. What only building the model tells fails the first save
-                (SaveError from `wait`), and is raised here from then on.
+                (SaveError from `wait`), and is raised here by each later one.
             UnsupportedFormatError: if `compression` is not one of those.
             UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes

@@ -68,6 +68,7 @@ from cairn.storage.training import (
     SaveHandle,
     SaveState,
     agreed_step,
+    call_of_save,
     check_on_damage,
     load,
     note_skip,
@@ -312,6 +313,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         now = KnownStep(step, datetime.now(UTC), None)
         return bool(self._saves.should_save(now, steps, context=context))
 
+    @call_of_save()
     def save(
         self,
         step: SupportsIndex,

@@ -59,7 +59,6 @@ from cairn.storage.training.saving import (
     SharingPolicy,
     Unchanged,
     begin_step,
-    call_time,
     failure,
     job_environment,
     kinds_of_leaves,
@@ -69,6 +68,7 @@ from cairn.storage.training.saving import (
     record_outcome,
     record_refusal,
     record_started,
+    take_call_time,
     to_copy,
 )
 from cairn.storage.training.skipped_damage import take_skip
@@ -262,7 +262,7 @@ class Checkpointer:
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
             check: called once, on each process, in another thread while the step is written. If it
-                raises, the save fails, and the step is not listed.
+                raises on one, the save fails on all, and the step is not listed.
             deadline: how long this may wait for the save before it, for the store, and for waves of
                 arrays (`host_memory`), in seconds. Past it nothing is saved, and the save before
                 goes on. By default it may wait for as
@@ -295,7 +295,7 @@ class Checkpointer:
             "labels": labels,
             "compression": compression,
         }
-        called = call_time()
+        called = take_call_time()
         try:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")
@@ -354,13 +354,12 @@ class Checkpointer:
                         handle=handle,
                         save=save,
                         items=held,
-                        write=begin_step(folder, held, save.meta, save.iterators, key),
+                        write=begin_step(folder, held, save.meta, save.iterators, key, check),
                         objects=self._run.objects,
                         writer=self._writer,
                         clock=self._clock,
                         by=self.writer_id,
                         origins=self._origins,
-                        check=check,
                     )
                 )
                 del arrays

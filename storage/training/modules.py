@@ -103,12 +103,12 @@ class TreePlan:
     """What the trees of the last save looked like, for as long as they look so.
 
     A job saves the same trees again and again. To walk them in Python, and to look for modules in
-    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike.
+    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike. Keys
+    that are equal, such as 1 and True, are the same to it, as they are to a function it compiled.
     """
 
     def __init__(self) -> None:
-        self._structure: Any = None
-        self._paths: dict[str, tuple[str, ...]] = {}
+        self._last: tuple[Any, dict[str, tuple[str, ...]]] = (None, {})
 
     def flatten(self, given: Any) -> dict[str, dict[str, Any]]:
         """By item the leaves by path, as `trees.flatten` gives them of what is stored.
@@ -123,18 +123,19 @@ class TreePlan:
         trees = as_items(given).trees
         names = sorted(trees, key=str)
         leaves, structure = jax.tree.flatten([trees[name] for name in names])
-        if names == [*self._paths] and _is_same(structure, self._structure):
+        before, paths = self._last
+        if names == [*paths] and _is_same(structure, before) and not _any_module(leaves):
             left = iter(leaves)
             return {
-                name: dict(zip(paths, islice(left, len(paths)), strict=True))
-                for name, paths in self._paths.items()
+                name: dict(zip(own, islice(left, len(own)), strict=True))
+                for name, own in paths.items()
             }
         opened = open_modules(trees).trees
         flat = {name: flatten(opened[name]) for name in names}
-        self._structure = None
-        if all(opened[name] is trees[name] for name in names):
-            self._structure = structure
-            self._paths = {name: tuple(paths) for name, paths in flat.items()}
+        planned = all(opened[name] is trees[name] for name in names)
+        self._last = (
+            (structure, {name: tuple(own) for name, own in flat.items()}) if planned else (None, {})
+        )
         return flat
 
 
@@ -187,6 +188,11 @@ def _nnx_kinds() -> tuple[type, ...]:
 def _equinox_kinds() -> tuple[type, ...]:
     equinox = sys.modules.get("equinox")
     return () if equinox is None else (equinox.Module,)
+
+
+def _any_module(leaves: list[Any]) -> bool:
+    """Whether one of them is a module that JAX takes for a leaf, as `pytree=False` has it."""
+    return any(issubclass(kind, _nnx_kinds()) for kind in {*map(type, leaves)})
 
 
 def _is_same(structure: Any, before: Any) -> bool:

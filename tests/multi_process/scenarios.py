@@ -236,6 +236,15 @@ def disagree(run: str, other: str) -> dict[str, Any]:
     found["load_directory"] = error_of(load(uri=run if first else other))
     found["load_state"] = error_of(load(param_dtype=None if first else "bfloat16"))
     found["same step again"] = error_of(save(step=1))
+
+    def check() -> None:
+        if not first:
+            time.sleep(1)  # the others are done with everything else
+            raise ValueError("refused by process 1")
+
+    refused = Checkpointer.for_run(other).save(1, {"model": state.params}, check=check)
+    found["check"] = error_of(lambda: refused.wait(SAVE_SECONDS))
+    found["listed"] = Checkpointer.for_run(other).steps()
     return found
 
 

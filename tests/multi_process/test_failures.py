@@ -83,6 +83,13 @@ def test_metrics_measured_by_each_process_are_those_of_process_0(disagreed):
     assert [told["metrics"] for told in disagreed] == [{"seconds": 0.0}] * 2
 
 
+def test_a_check_that_refuses_on_one_process_fails_the_save_on_all(disagreed):
+    for told in disagreed:
+        assert "SaveError" in told["check"]["kinds"]
+        assert "refused by process 1" in told["check"]["text"]
+        assert told["listed"] == []
+
+
 @pytest.fixture(scope="module")
 def broken(launch, bucket, gcs_server, tmp_path_factory):
     """Two processes, of which the second meets one failure after the other, and is killed."""

@@ -5,8 +5,8 @@ from .kept_buffers import KeptBuffers as KeptBuffers
 from .save_handle import SaveHandle as SaveHandle
 from .save_handle import SaveState as SaveState
 from .save_handle import call_of_save as call_of_save
-from .save_handle import call_time as call_time
 from .save_handle import superseded_save as superseded_save
+from .save_handle import take_call_time as take_call_time
 from .save_job import SaveJob as SaveJob
 from .save_job import failure as failure
 from .save_job import job_environment as job_environment

@@ -106,6 +106,7 @@ class StepWrite:
         meta: Mapping[str, Any],
         iterators: Mapping[str, TakenState],
         key: str,
+        check: Callable[[], object] | None = None,
     ) -> None:
         """Of a new step; `begin_step` begins it.
 
@@ -115,8 +116,10 @@ class StepWrite:
             meta: its item of JSON.
             iterators: the states of this process's iterators, by name.
             key: under which the processes of the job meet; used once.
+            check: called beside the writers; nothing is committed if it raises.
         """
         self.key = key
+        self._check = check
         self._folder = folder
         self._items = items
         self._meta = meta
@@ -241,13 +244,21 @@ class StepWrite:
             raise SaveError("the save was given up", path=self._folder)
         processes.meet(self.key, "made")
         trees = {name: item for name, item in self._items.items() if item.arrays}
-        with ThreadPoolExecutor(len(trees) + 1, "cairn-item") as pool:
+        with ThreadPoolExecutor(len(trees) + 2, "cairn-item") as pool:
+            checked = pool.submit(self._check or _nothing)
             beside = pool.submit(self._write_beside, folder)
             writing = {
                 name: pool.submit(write_item, folder / name, item) for name, item in trees.items()
             }
         self._files += beside.result()
         self._written = {name: one.result() for name, one in writing.items()}
+        if (refusal := checked.exception()) is not None:
+            raise SaveError(
+                "the save was refused by its check, and nothing is listed",
+                path=self._folder,
+                found=str(refusal),
+                next_step="What was stored before is untouched; mend the cause and save again.",
+            ) from refusal
         if jax.process_count() == 1:
             self._complete(folder, [])
             return
@@ -350,6 +361,7 @@ def begin_step(
     meta: Mapping[str, Any],
     iterators: Mapping[str, TakenState],
     key: str,
+    check: Callable[[], object] | None = None,
 ) -> StepWrite:
     """The write of a step into `folder`, which must not exist; see `StepWrite`.
 
@@ -357,10 +369,14 @@ def begin_step(
     process that is left to `StepWrite.result`. With several it uses devices, whose order of use
     must be the same in all: then it has begun when this returns.
     """
-    write = StepWrite(folder, items, meta, iterators, key)
+    write = StepWrite(folder, items, meta, iterators, key, check)
     if jax.process_count() > 1:
         write.begin()
     return write
+
+
+def _nothing() -> None:
+    pass
 
 
 def _refuse_taken(folder: StoreURI) -> None:

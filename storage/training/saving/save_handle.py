@@ -15,35 +15,41 @@ __all__ = [
     "SaveHandle",
     "SaveState",
     "call_of_save",
-    "call_time",
     "refused_save",
     "superseded_save",
+    "take_call_time",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-_called: ContextVar[float | None] = ContextVar("cairn_save_called", default=None)
-"""When the call began that is about to save, on the clock of `time.monotonic`."""
+_called: ContextVar[list[float] | None] = ContextVar("cairn_save_called", default=None)
+"""When the call began that is about to save, on the clock of `time.monotonic`; empty once it has
+saved, or is over: a task that began within it may outlive it."""
 
 
 @contextmanager
 def call_of_save() -> Iterator[None]:
     """Around what a caller of `Checkpointer.save` does first: its own caller waits for that too.
 
-    `SaveHandle.blocked_seconds` counts from here.
+    `SaveHandle.blocked_seconds` of the first save within it counts from here.
     """
-    token = _called.set(call_time())
+    if _called.get():
+        yield
+        return
+    began = [time.monotonic()]
+    token = _called.set(began)
     try:
         yield
     finally:
+        began.clear()
         _called.reset(token)
 
 
-def call_time() -> float:
-    """When the call began that saves, on the clock of `time.monotonic`; now, if none is told."""
-    called = _called.get()
-    return time.monotonic() if called is None else called
+def take_call_time() -> float:
+    """When the call began that saves now, on the clock of `time.monotonic`; for one save only."""
+    began = _called.get()
+    return began.pop() if began else time.monotonic()
 
 
 class SaveState(StrEnum):
@@ -73,7 +79,8 @@ class SaveHandle:
         attempt: the attempt it is written in; 0 if nothing is written.
         uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
             written.
-        blocked_seconds: how long the call kept its caller: `save_state`, or `Checkpointer.save`.
+        blocked_seconds: how long the call kept its caller: that of the state, of the saver, of the
+            manager, or `Checkpointer.save`.
         nbytes: bytes of the arrays, where known.
         waves: in how many the arrays came to the host; of more than one all but the last were
             written before `save` returned.

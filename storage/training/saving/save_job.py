@@ -12,8 +12,7 @@ import platform
 import shutil
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -73,7 +72,6 @@ class SaveJob:
         clock: tells the time.
         by: id of the writer.
         origins: of the files of the step before.
-        check: fails the save if it raises.
     """
 
     handle: SaveHandle
@@ -85,7 +83,6 @@ class SaveJob:
     clock: Clock
     by: str
     origins: FileOrigins
-    check: Callable[[], object] | None = None
 
     def run(self) -> None:
         """Write the step, publish it, and finish the handle with what came of it."""
@@ -95,7 +92,7 @@ class SaveJob:
         try:
             with no_collections():
                 self.items.describe()
-            written = processes.wait_for(self._checked(), key)
+            written = processes.wait_for(self.write.result, key)
             if processes.is_primary():
                 with no_collections():
                     self._publish(written)
@@ -123,27 +120,6 @@ class SaveJob:
         handle.finish(error)
         if error is None and processes.is_primary():
             listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
-
-    def _checked(self) -> Callable[[], Mapping[str, WrittenItem]]:
-        """What waits for the step to be written, and for the check, which begins now."""
-        if self.check is None:
-            return self.write.result
-        beside = ThreadPoolExecutor(1, "cairn-check")
-        checked = beside.submit(self.check)
-        beside.shutdown(wait=False)
-
-        def result() -> Mapping[str, WrittenItem]:
-            written = self.write.result()
-            if (refusal := checked.exception()) is not None:
-                raise SaveError(
-                    "the save was refused by its check, and nothing is listed",
-                    path=self.handle.uri,
-                    found=str(refusal),
-                    next_step="What was stored before is untouched; mend the cause and save again.",
-                ) from refusal
-            return written
-
-        return result
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri

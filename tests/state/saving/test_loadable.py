@@ -1,6 +1,8 @@
 """What `load_state` would always refuse, the first save refuses, and a saver's first step."""
 
 import logging
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -72,6 +74,23 @@ class Meshed(EasyDeLBaseModule):
         self.weight = nnx.Param(jax.lax.with_sharding_constraint(jnp.ones(2), spec))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PickyConfig(EDPretrainedConfig):
+    model_type: str = "picky-of-the-tests"
+
+
+class Picky(EasyDeLBaseModule):
+    """Can be built where something is so, and nowhere else."""
+
+    is_so = staticmethod(lambda: True)
+
+    def __init__(self, config, rngs, **settings):
+        super().__init__(config=config, **settings)
+        self.weight = nnx.Param(jnp.ones(2))
+        if not self.is_so():
+            raise RuntimeError("not so")
+
+
 class Counting(MyModel):
     """Keeps numbers that are no arrays."""
 
@@ -138,14 +157,54 @@ def test_what_only_building_the_model_tells_fails_the_first_save_and_refuses_the
     assert not [*(tmp_path / "run").rglob("manifest.ocdbt")]  # nor is what was written kept
 
 
-def test_a_model_is_built_where_the_caller_has_set_a_mesh(tmp_path):
+@pytest.mark.filterwarnings("ignore:.with mesh.*deprecated:DeprecationWarning")
+@pytest.mark.parametrize("setting", [jax.set_mesh, lambda mesh: mesh])
+def test_a_model_is_built_where_the_caller_has_set_a_mesh(tmp_path, setting):
     """A mesh is its thread's: another thread could not build a model that needs one."""
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((1,), ("tp",), axis_types=auto, devices=jax.devices()[:1])
-    with jax.set_mesh(mesh):
+    with setting(mesh):
         state = EasyDeLState.create(model=Meshed(MeshedConfig(), nnx.Rngs(0)))
         state.save_state(tmp_path / "run", wait=True, verbose=False)
         assert EasyDeLState.load_state(tmp_path / "run", verbose=False).model.weight.shape == (2,)
+
+
+@contextmanager
+def own_variable():
+    token = OWN.set(True)
+    yield
+    OWN.reset(token)
+
+
+OWN = ContextVar("own", default=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_so"),
+    [
+        (lambda: jax.enable_x64(True), lambda: jax.config.jax_enable_x64),
+        (lambda: jax.default_device(jax.devices()[1]), lambda: jax.config.jax_default_device),
+        (own_variable, OWN.get),
+    ],
+    ids=["x64", "default_device", "ContextVar"],
+)
+def test_a_model_is_built_as_the_caller_would_build_it(tmp_path, monkeypatch, setting, is_so):
+    monkeypatch.setattr(Picky, "is_so", staticmethod(is_so))
+    with setting():
+        state = EasyDeLState.create(model=Picky(PickyConfig(), nnx.Rngs(0)))
+        state.save_state(tmp_path / "run", wait=True, verbose=False)
+
+
+def test_a_model_that_could_not_be_built_is_tried_again(tmp_path, monkeypatch):
+    """It may have failed for lack of memory, or for what the user has put right since."""
+    state = EasyDeLState.create(model=Picky(PickyConfig(), nnx.Rngs(0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(Picky, "is_so", lambda self: False)
+        with pytest.raises(SaveError):
+            state.save_state(tmp_path / "run", verbose=False).wait()
+        with pytest.raises(ConfigError):
+            state.save_state(tmp_path / "run", verbose=False)
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
 
 
 def test_the_first_step_of_a_saver_refuses_it_though_nothing_is_due(unloadable, tmp_path):
@@ -223,6 +282,8 @@ def test_variables_that_jax_holds_in_another_dtype_are_refused_at_the_first_save
     counted.save_state(tmp_path / "run", wait=True, verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "run", model_class=Counting, verbose=False)
     assert loaded.model.count.get_value() == 3
+    with pytest.raises(ConfigError, match="in another dtype"):  # also once its class is known
+        state.save_state(tmp_path / "run", step=1, verbose=False)
 
 
 def test_attributes_that_the_config_does_not_give_are_told_of_at_the_first_save(tmp_path, caplog):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -347,6 +348,16 @@ def test_a_state_whose_memory_went_to_a_training_step_is_not_saved_at_the_end(ur
         terminate()
     assert listed(uri) == [7]
     assert "preempted after step 8, whose state is gone" in caplog.text
+
+
+def test_a_save_blocks_for_as_long_as_the_call_of_the_saver_takes(uri):
+    class Slow:
+        def __index__(self):
+            time.sleep(0.2)
+            return 1
+
+    with RunSaver(uri, policy=SavePolicy(every_steps=1)) as saver:
+        assert saver.step(at(1), step=Slow()).blocked_seconds >= 0.2
 
 
 def test_the_saver_does_not_keep_a_state_alive(uri):

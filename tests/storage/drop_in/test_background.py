@@ -46,6 +46,21 @@ def test_a_step_that_has_to_stay_is_listed_again(tmp_path: Path) -> None:
         assert steps(manager) == [1, 2]
 
 
+def test_a_save_blocks_for_as_long_as_the_call_takes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow:
+        def __index__(self) -> int:
+            time.sleep(0.2)
+            return 1
+
+    caplog.set_level("INFO", "cairn.save")
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(Slow(), args=ocp.args.StandardSave({"x": jnp.ones(2)}))
+    (told,) = (text for text in caplog.messages if "outcome=durable" in text)
+    assert float(told.partition("blocked_seconds=")[2].split()[0]) >= 0.2
+
+
 def test_a_save_that_fails_deletes_nothing_and_all_before_it_are_listed(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "run", options=Options(max_to_keep=1)) as manager:
         save(manager, 1)

@@ -72,6 +72,20 @@ def test_a_saved_step_is_listed_once_the_handle_says_durable(checkpointer, run_u
     assert [(info.step, info.state) for info in run.steps()] == [(3, StepState.LISTED)]
 
 
+@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+def test_a_save_whose_check_raises_fails_and_leaves_nothing(checkpointer, run_uri, raised):
+    def check():
+        raise raised("not good enough")
+
+    handle = save(checkpointer, 1, check=check)
+    with pytest.raises(SaveError, match="not good enough"):
+        handle.wait()
+    assert Run.open(run_uri).steps() == []
+    assert open_files(run_uri / "attempts/1").list() == []
+    save(checkpointer, 1, check=lambda: None).wait()
+    assert checkpointer.steps() == [1]
+
+
 def test_plain_orbax_reads_the_attempt_as_its_own_root(checkpointer, run_uri):
     """No Cairn in how it is read: the root lists the steps, each item loads bit-equal."""
     for step in (3, 6):

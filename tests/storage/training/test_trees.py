@@ -199,6 +199,11 @@ def text_of(key):
     return str(next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)))
 
 
+class NoPytree(nnx.Module, pytree=False):
+    def __init__(self):
+        self.weight = nnx.Param(1)
+
+
 def test_a_plan_gives_what_each_tree_has_however_the_one_before_looked():
     """A job may save other trees by turns: what was seen of one is not taken for another's."""
     module = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
@@ -212,6 +217,8 @@ def test_a_plan_gives_what_each_tree_has_however_the_one_before_looked():
         {"other": {"c": 2}, "model": {"a": 3}},
         {"model": {"a": module}, "other": {"c": 4}},
         {"model": {"a": module, "b": module}, "other": {"c": 4}},
+        {"model": {"a": 1}, "other": {"c": 4}},
+        {"model": {"a": NoPytree()}, "other": {"c": 4}},  # a leaf for JAX, as the one before
         {"model": {"a": {"kernel": 1, "bias": 2}}, "other": {"c": 4}},
         {"model": nnx.state(module), "other": {"c": 4}},
         {"a": 1, "b": 2},

@@ -11,6 +11,7 @@ from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES,
 from cairn.storage.errors import SaveError
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving.saves import HeldItems, prepare
 from cairn.storage.training.saving.sharing_policy import SharingPolicy
 from cairn.storage.training.saving.unchanged import Unchanged
@@ -115,6 +116,7 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
         metrics=None,
         labels=None,
         compression=None,
+        plan=TreePlan(),
     )
 
     class Slow(Unchanged):

@@ -1,6 +1,8 @@
 import importlib
 import logging
 import threading
+import time
+from contextvars import copy_context
 
 import pytest
 from prometheus_client import REGISTRY
@@ -11,8 +13,10 @@ from cairn.storage.training.saving import save_metrics
 from cairn.storage.training.saving.save_handle import (
     SaveHandle,
     SaveState,
+    call_of_save,
     refused_save,
     superseded_save,
+    take_call_time,
 )
 from cairn.storage.training.saving.save_metrics import (
     record_outcome,
@@ -101,6 +105,19 @@ def test_what_follows_a_save_can_not_make_it_fail(handle, caplog):
     handle.finish(None)
     handle.wait()
     assert "no metrics today" in caplog.text
+
+
+def test_a_call_s_time_is_that_of_its_first_save_and_of_no_task_that_outlives_it():
+    with call_of_save():
+        inside = time.monotonic()
+        with call_of_save():
+            task = copy_context()
+            assert take_call_time() <= inside
+            assert take_call_time() >= inside
+    with call_of_save():
+        other = copy_context()
+    after = time.monotonic()
+    assert min(task.run(take_call_time), other.run(take_call_time)) >= after
 
 
 def test_each_outcome_is_one_line_in_the_log_and_one_count(handle, caplog):

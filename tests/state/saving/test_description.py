@@ -1,0 +1,54 @@
+"""What a save says of its model is what it would say if nothing were kept from saves before."""
+
+import random
+
+import jax.numpy as jnp
+from flax import nnx
+
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.saving import description
+from tests.state.my_model import my_model
+
+
+def states():
+    """States of one job: by turns saved whole, in part, adapted, and in other dtypes."""
+    model = my_model()
+    graphdef, trained, frozen = nnx.split(model, nnx.PathContains("layers"), ...)
+    _, usual, others = nnx.split(model, nnx.Param, ...)
+    part = EasyDeLState.create(graphdef=graphdef, graphstate=trained, graphother=frozen)
+    whole = part.replace(graphstate=usual, graphother=others)
+    adapted = my_model()
+    before = EasyDeLState.create(model=adapted)
+    adapted.apply_lora_to_layers(2, rngs=nnx.Rngs(0))
+    with_adapters = EasyDeLState.create(model=adapted)
+    merged = EasyDeLState.create(model=with_adapters.model.unwrap_lora_to_layers())
+    quantized = my_model()
+    quantized.quantize("8bit", quantization_pattern="layers")
+    return [
+        part,
+        whole,
+        before,
+        with_adapters,
+        merged,
+        EasyDeLState.create(model=quantized),
+        EasyDeLState.create(model=my_model(dtype=jnp.bfloat16)),
+        EasyDeLState.create(model=my_model(param_dtype=jnp.bfloat16)),
+        EasyDeLState.create(model=my_model()),
+        EasyDeLState.create(model=my_model(precision="highest")),
+    ]
+
+
+def test_what_is_said_of_a_model_is_what_it_is_now(monkeypatch):
+    turns = random.Random(0)
+    made = states()
+    sizes = [64, 64, 65, 1, True]
+    for _ in range(60):
+        state = turns.choice(made)
+        if turns.random() < 0.3:  # frozen, and yet
+            object.__setattr__(state.model.config, "hidden_size", turns.choice(sizes))
+        for _ in range(2):
+            said = description.describe(state)
+        with monkeypatch.context() as patched:
+            patched.setattr(description, "_known", {})
+            anew = description.describe(state)
+        assert repr(said) == repr(anew)
