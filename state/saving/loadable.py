@@ -71,7 +71,9 @@ def refuse_unloadable(
         raise _unloadable(model_class, exc) from exc
     _refuse_other_class(model_class, type(own), type(loaded))
     graphdef = state.graphdef
-    abstract = jax.tree.map(_abstract, (state.graphstate, state.graphother))
+    leaves, structure = jax.tree.flatten((state.graphstate, state.graphother))
+    abstract = [_abstract(leaf) for leaf in leaves]
+    del leaves
 
     def build() -> None:
         try:
@@ -80,7 +82,7 @@ def refuse_unloadable(
             checked[key] = False
             raise _unloadable(model_class, exc) from exc
         checked[key] = True
-        _warn_of_other(built, nnx.merge(graphdef, *abstract))
+        _warn_of_other(built, nnx.merge(graphdef, *jax.tree.unflatten(structure, abstract)))
 
     if key in checked or not _is_alike_elsewhere():
         build()

@@ -33,7 +33,13 @@ from cairn.state.weights import MERGED_ITEM
 from cairn.storage.arrays import Compression
 from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
-from cairn.storage.training import Checkpointer, SaveHandle, call_of_save, processes
+from cairn.storage.training import (
+    Checkpointer,
+    SaveHandle,
+    call_of_save,
+    no_collections,
+    processes,
+)
 
 __all__ = [
     "SaveArguments",
@@ -94,40 +100,43 @@ def save_easydel_state(
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    described = describe(state)
-    config = described.config
-    if not arguments.mismatch_allowed:
-        _check_against_config(state, described)
-    tree = nnx.merge_state(state.graphstate, state.graphother)
-    if arguments.float_dtype is not None:
-        tree = cast_parameters(tree, arguments.float_dtype)
-    merged = None
-    if arguments.merge_lora:
-        model = state.merge(state.graphstate)
-        _check_adapters(model)
-        merged = functools.partial(_merged, model, arguments.float_dtype)
-    items = {"model": tree}
-    if arguments.save_optimizer and state.opt_state is not None:
-        items["optimizer"] = state.opt_state
-    if jax.tree.leaves(state.added_fields):
-        items["fields"] = state.added_fields
-    leaves = jax.tree.leaves(items)
-    meta: dict[str, Any] = {
-        **described.meta,
-        "tx_init": state.tx_init,
-        "hyperparameters": state.hyperparameters,
-        "weak": weak_leaves(items, leaves),
-    }
-    check = None
-    if arguments.enable is None or arguments.enable:
-        check = refuse_unloadable(state, described, tree)
-    if state.added_fields:
-        meta["fields"] = field_forms(state)
-        meta["python_numbers"] = python_numbers({"fields": state.added_fields})
-    info = ModelInfo(
-        model_type=meta["model_type"], model_class=meta["model_class"], config=meta["config"] or {}
-    )
-    assets = dict(getattr(config, "tokenizer_files", None) or {})
+    with no_collections():  # which would look at all that is made here, and find nothing
+        described = describe(state)
+        config = described.config
+        if not arguments.mismatch_allowed:
+            _check_against_config(state, described)
+        tree = nnx.merge_state(state.graphstate, state.graphother)
+        if arguments.float_dtype is not None:
+            tree = cast_parameters(tree, arguments.float_dtype)
+        merged = None
+        if arguments.merge_lora:
+            model = state.merge(state.graphstate)
+            _check_adapters(model)
+            merged = functools.partial(_merged, model, arguments.float_dtype)
+        items = {"model": tree}
+        if arguments.save_optimizer and state.opt_state is not None:
+            items["optimizer"] = state.opt_state
+        if jax.tree.leaves(state.added_fields):
+            items["fields"] = state.added_fields
+        leaves = jax.tree.leaves(items)
+        meta: dict[str, Any] = {
+            **described.meta,
+            "tx_init": state.tx_init,
+            "hyperparameters": state.hyperparameters,
+            "weak": weak_leaves(items, leaves),
+        }
+        check = None
+        if arguments.enable is None or arguments.enable:
+            check = refuse_unloadable(state, described, tree)
+        if state.added_fields:
+            meta["fields"] = field_forms(state)
+            meta["python_numbers"] = python_numbers({"fields": state.added_fields})
+        info = ModelInfo(
+            model_type=meta["model_type"],
+            model_class=meta["model_class"],
+            config=meta["config"] or {},
+        )
+        assets = dict(getattr(config, "tokenizer_files", None) or {})
     return store(
         state.step,
         save_directory,

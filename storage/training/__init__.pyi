@@ -1,6 +1,7 @@
 from .background_retention import RunRetention as RunRetention
 from .checkpointer import Checkpointer as Checkpointer
 from .checkpointer import default_writer_id as default_writer_id
+from .garbage import no_collections as no_collections
 from .iterators import Positions as Positions
 from .iterators import TakenState as TakenState
 from .iterators import find_positions as find_positions
