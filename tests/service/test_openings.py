@@ -21,7 +21,7 @@ GIVEN = "an address of who calls: a server's is confined already, all others hav
 JUDGES = "where it is judged"
 ADDRESS = "makes an address, and opens nothing"
 COMPARED = "compared with other addresses: nothing is opened"
-OWN = "a file of the server's own, which no record names"
+OWN = "a file of the server's own, or of its machine, which no record names"
 MEMORY = "in memory: no file"
 SAVES = "by saves alone, which no server makes"
 BUCKET = "of buckets alone, which have no links"
@@ -218,6 +218,9 @@ OPENINGS: Final = {
         "_on_disk: os.listdir": PROBE,
         "_on_disk: rmtree": PROBE,
         "_on_disk: ObjectStore": PROBE,
+    },
+    "storage/store/bounds.py": {
+        "memory_here: read_text": OWN,
     },
     "storage/store/disk/confinement.py": {
         "source_folder: parse_uri": JUDGES,

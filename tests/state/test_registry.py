@@ -77,7 +77,7 @@ def test_a_checkpoint_of_an_earlier_version_loads(module, tmp_path, monkeypatch,
     model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
     stored = {"model_class": "DecoderForCausalLM", "model_module": module}
     with monkeypatch.context() as earlier:
-        earlier.setattr("cairn.state.saving.state_saving.class_identity", lambda _: stored)
+        earlier.setattr("cairn.state.saving.description.class_identity", lambda _: stored)
         model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
     assert StoredCheckpoint.open(tmp_path / "run").meta["model_module"] == module
     loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)

@@ -51,6 +51,8 @@ def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
         expect(page).to_have_url(f"{url}/sign-in?next=%2Fui%2Fdefault%2Ftiny")
         page.get_by_label("Key").fill(made.stdout.strip())
         page.get_by_role("button", name="Sign in").click()
+        expect(page).to_have_url(f"{url}/ui/default/tiny")
+        page.wait_for_load_state()  # a click before its scripts are there does nothing
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(f"{url}/sign-in")
         page.goto(url)
