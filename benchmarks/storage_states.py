@@ -41,7 +41,7 @@ def save_train_state(place: str, megabytes: float, layers: int) -> Measured:
 
 def save_items(place: str, megabytes: float, layers: int) -> Measured:
     """Calls of `Checkpointer.save`."""
-    return _calls(_by_checkpointer(place), place, _state(megabytes * 1e6 / 3, layers))
+    return _calls(_by_checkpointer, place, _state(megabytes * 1e6 / 3, layers))
 
 
 def save_state_of_many_layers(place: str, megabytes: float, layers: int) -> Measured:
@@ -51,7 +51,7 @@ def save_state_of_many_layers(place: str, megabytes: float, layers: int) -> Meas
 
 def save_items_of_many_layers(place: str, megabytes: float, layers: int) -> Measured:
     """Calls of `Checkpointer.save`, of the same."""
-    return _calls(_by_checkpointer(place), place, _many_layers(megabytes))
+    return _calls(_by_checkpointer, place, _many_layers(megabytes))
 
 
 def _many_layers(megabytes: float) -> Any:
@@ -64,9 +64,7 @@ def _state(nbytes: float, layers: int) -> Any:
     import optax
     from flax import nnx
 
-    from cairn.state.config import DecoderConfig
-    from cairn.state.decoder.decoder import DecoderForCausalLM
-    from cairn.state.easydel_state import EasyDeLState
+    from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
 
     hidden = math.sqrt(nbytes / 4 / layers / (4 + 3 * 2.75))
     hidden = max(HIDDEN_STEP, round(hidden / HIDDEN_STEP) * HIDDEN_STEP)
@@ -85,7 +83,7 @@ def _state(nbytes: float, layers: int) -> Any:
 
 
 def _train_state(state: Any) -> Any:
-    from cairn.state.train_state import TrainState
+    from cairn import TrainState
 
     return TrainState.create(params=state.params, tx=state.tx, opt_state=state.opt_state)
 
@@ -94,16 +92,11 @@ def _by_state(state: Any, run: str, step: int) -> Any:
     return state.save_state(run, step=step, verbose=False)
 
 
-def _by_checkpointer(place: str) -> Save:
-    from cairn.storage.training.checkpointer import Checkpointer
+def _by_checkpointer(state: Any, run: str, step: int) -> Any:
+    from cairn import Checkpointer
 
-    checkpointer = Checkpointer.for_run(f"{place}/run")
-
-    def save(state: Any, run: str, step: int) -> Any:
-        items = {"model": state.graphstate, "optimizer": state.opt_state}
-        return checkpointer.save(step, items, meta={})
-
-    return save
+    items = {"model": state.graphstate, "optimizer": state.opt_state}
+    return Checkpointer.for_run(run).save(step, items, meta={})
 
 
 def _calls(save: Save, place: str, state: Any) -> Measured:
@@ -112,7 +105,6 @@ def _calls(save: Save, place: str, state: Any) -> Measured:
 
     places.connect(place)
     change = jax.jit(lambda leaf: leaf * 2)
-    leaves = jax.tree.leaves(state)
     called = []
     for step in range(1, SAVES + 1):
         os.sync()
@@ -128,6 +120,5 @@ def _calls(save: Save, place: str, state: Any) -> Measured:
     return {
         "first": called[0],
         "later": statistics.median(called[1:]),
-        "bytes": sum(leaf.nbytes for leaf in leaves),
-        "leaves": len(leaves),
+        "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
     }

@@ -153,7 +153,7 @@ def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
 
 
 class _Entry(NamedTuple):
-    """What is asked of an entry of the audit trail; attributes as of `AuditRow`."""
+    """An entry of the audit trail, as far as it is asked for; attributes as of `AuditRow`."""
 
     outcome: str | None
     actor: str
@@ -170,7 +170,7 @@ def _entries(
     outcomes: Collection[str | None] = (None, "done", "failed"),
     since: datetime | None = None,
 ) -> list[_Entry]:
-    """What may have been done to an alias, as the audit trail has it."""
+    """The entries of an action on an alias."""
     asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,

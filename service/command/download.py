@@ -48,8 +48,8 @@ def download_command(
     on where one broke off. For files that PyTorch loads see `cairn pull`.
     """
     with Client(url) as client:
-        wanted = find_checkpoint(client, Address.parse(checkpoint), root)
-        run, step, attempt = wanted.run, wanted.step, wanted.attempt
+        source = find_checkpoint(client, Address.parse(checkpoint), root)
+        run, step, attempt = source.run, source.step, source.attempt
         with bytes_bar(errors) as bar:
             task = bar.add_task(f"{run}/steps/{step}", total=None)
             files = client.download_step(

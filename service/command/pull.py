@@ -70,34 +70,36 @@ def pull_command(
     """
     address = Address.parse(checkpoint)
     options = {"dtype": dtype, "max_shard_size": max_shard_size}
-    known: Checkpoint | None = None
+    pulled_last: Checkpoint | None = None
     with Client(url) as client:
         while True:
             try:
-                found = find_checkpoint(client, address, root)
-                if known is None or (found.step, found.attempt) != (known.step, known.attempt):
+                current = find_checkpoint(client, address, root)
+                if pulled_last is None or (
+                    (current.step, current.attempt) != (pulled_last.step, pulled_last.attempt)
+                ):
                     pulled = pull(
                         client,
-                        found.run,
-                        found.step,
+                        current.run,
+                        current.step,
                         folder,
                         root=root,
                         options=options,
-                        attempt=found.attempt,
+                        attempt=current.attempt,
                         keep=keep,
                         despite_damage=despite_damage,
                     )
                     _say(pulled, json, said=not watch or pulled.changed)
-                    if watch and known is None:
+                    if watch and pulled_last is None:
                         stays = f"Watching {checkpoint} for another step; Ctrl-C ends it."
                         errors.print(stays, soft_wrap=True, markup=False)
-                elif found.damaged is not None and known.damaged is None:
+                elif current.damaged is not None and pulled_last.damaged is None:
                     text = (
-                        f"{found.run}/steps/{found.step} was found damaged since it was pulled. "
-                        f"{folder} serves what was exported of it before, and whole."
+                        f"{current.run}/steps/{current.step} was found damaged since it was "
+                        f"pulled. {folder} serves what was exported of it before, and whole."
                     )
                     errors.print(text, soft_wrap=True, markup=False)
-                known = found
+                pulled_last = current
             except (ClientError, OperationFailedError, PullError, OSError) as exc:
                 if not watch:
                     raise

@@ -163,8 +163,8 @@ def _list_repairs(report: RepairReport) -> None:
 
 
 def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
-    found = "ok" if records["sound"] else "damaged"
-    return ("records", None, found, records["problem_count"], records["count"], None, None, None)
+    state = "ok" if records["sound"] else "damaged"
+    return ("records", None, state, records["problem_count"], records["count"], None, None, None)
 
 
 def _name_records(run: str, records: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model: enough to build it again, without its arrays.
+"""The description of a model in a checkpoint: enough to build it again, without its arrays.
 
 Most of it follows from the static part of a state, which is one object over the steps of a job: it
 is worked out at the first save, since to merge a model takes longer than to hold its arrays.
@@ -16,17 +16,17 @@ from cairn.state.registry import class_identity
 
 __all__ = ["ModelDescription", "describe"]
 
-_KEPT: Final = 8
+_MOST_KEPT: Final = 8
 """States of different structure that one job saves by turns."""
 
 
 class ModelDescription(NamedTuple):
-    """What is stored of the model of a state.
+    """The description of a state's model.
 
     Attributes:
         model_class: its class.
         config: its config, None if it has none.
-        meta: what a load builds it from, and what of it is trained; JSON.
+        meta: JSON that a load builds it from, and the paths of what is trained.
     """
 
     model_class: type[Any]
@@ -34,26 +34,28 @@ class ModelDescription(NamedTuple):
     meta: Mapping[str, Any]
 
 
-class _Known(NamedTuple):
+class _Kept(NamedTuple):
+    """A description, and the parts of the state that it follows from."""
+
     graphdef: Any
     structure: Any
     description: ModelDescription
 
 
-_known: dict[int, _Known] = {}
+_kept: dict[int, _Kept] = {}
 """By the id of the graphdef, which is held so that no other gets it."""
 
 
 def describe(state: Any) -> ModelDescription:
-    """What is stored of the model of an `EasyDeLState`.
+    """The description of the model of an `EasyDeLState`.
 
     Raises:
         ConfigError: the config has fields that JSON can't hold.
     """
     structure = jax.tree.structure((state.graphstate, state.graphother))
-    known = _known.get(id(state.graphdef))
-    if known is not None and _is_still(known, structure):
-        return known.description
+    kept = _kept.get(id(state.graphdef))
+    if kept is not None and _is_still(kept, structure):
+        return kept.description
     # Not `state.model`: what its user did to that module is not in the state.
     model = state.merge(state.graphstate)
     config = getattr(model, "config", None)
@@ -65,28 +67,28 @@ def describe(state: Any) -> ModelDescription:
         "trainable": _unusual_split(model, state.graphstate, state.graphother),
     }
     description = ModelDescription(type(model), config, meta)
-    _known.pop(id(state.graphdef), None)
-    _known[id(state.graphdef)] = _Known(state.graphdef, structure, description)
-    for oldest in list(_known)[:-_KEPT]:
-        _known.pop(oldest, None)
+    _kept.pop(id(state.graphdef), None)
+    _kept[id(state.graphdef)] = _Kept(state.graphdef, structure, description)
+    for oldest in list(_kept)[:-_MOST_KEPT]:
+        _kept.pop(oldest, None)
     return description
 
 
-def _is_still(known: _Known, structure: Any) -> bool:
-    """Whether a state of the same graphdef is described so: its config may have been changed."""
-    config = known.description.config
+def _is_still(kept: _Kept, structure: Any) -> bool:
+    """Tell whether a state of the same graphdef is described so: its config may have changed."""
+    config = kept.description.config
     try:
-        alike = bool(structure == known.structure)
+        alike = bool(structure == kept.structure)
     except Exception:  # of what somebody's Variables have beside their values
         return False
     # As text: True and 1 are equal, and not the same JSON.
     return alike and (
-        config is None or repr(config.to_dict()) == repr(known.description.meta["config"])
+        config is None or repr(config.to_dict()) == repr(kept.description.meta["config"])
     )
 
 
 def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:
-    """What is trained, by path, if a model of this class would not be split so itself."""
+    """The paths of what is trained, unless a model of this class would be split so itself."""
     usual = nnx.filter_state(
         nnx.merge_state(graphstate, graphother), getattr(model, "trainable_filter", nnx.Param)
     )

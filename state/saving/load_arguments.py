@@ -226,19 +226,20 @@ class LoadArguments:
         Raises:
             ArgumentError: if there is no such device.
         """
-        wanted = self.device
-        if wanted is None:
+        device = self.device
+        if device is None:
             platform = named_platform(self.backend, self.platform, None)
-            wanted = platform or jax.config.jax_default_device  # type: ignore[attr-defined]
-        if isinstance(wanted, jax.Device):
-            return SingleDeviceSharding(wanted)
+            # JAX types no flag that it makes.
+            device = platform or jax.config.jax_default_device  # type: ignore[attr-defined]
+        if isinstance(device, jax.Device):
+            return SingleDeviceSharding(device)
         try:
-            return SingleDeviceSharding(jax.local_devices(backend=wanted)[0])
+            return SingleDeviceSharding(jax.local_devices(backend=device)[0])
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(
                 path="device",
                 expected="a jax.Device, or a platform such as 'cpu'",
-                found=f"{wanted!r}: {error}",
+                found=f"{device!r}: {error}",
             ) from error
 
     def _check_mesh(self) -> None:

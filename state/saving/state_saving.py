@@ -103,9 +103,9 @@ def save_easydel_state(
     with no_collections():  # which would look at all that is made here, and find nothing
         described = describe(state)
         config = described.config
-        if not arguments.mismatch_allowed:
-            _check_against_config(state, described)
         tree = nnx.merge_state(state.graphstate, state.graphother)
+        if not arguments.mismatch_allowed:
+            _check_against_config(described, tree)
         if arguments.float_dtype is not None:
             tree = cast_parameters(tree, arguments.float_dtype)
         merged = None
@@ -376,15 +376,14 @@ def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
     return ref.run
 
 
-def _check_against_config(state: Any, described: ModelDescription) -> None:
+def _check_against_config(described: ModelDescription, tree: Any) -> None:
     model_class, config, meta = described
     if config is None:
         raise ArgumentError(
             path="mismatch_allowed", expected="a model with a config", found=model_class.__name__
         )
     built = abstract_model(model_class, config, meta["module"])
-    own = nnx.merge_state(state.graphstate, state.graphother)
-    problems = tree_problems(nnx.state(built), own)
+    problems = tree_problems(nnx.state(built), tree)
     if problems:
         raise TreeStructureError(
             f"{len(problems)} leaves differ from what the config describes",

@@ -3,7 +3,7 @@
 The 128 bits of XXH3 (https://github.com/Cyan4973/xxHash) over the bytes of a chunk as they are
 stored. Its seed is drawn at random in each process and never leaves it: no fingerprint means
 anything to another process, and nobody can tell which changes would cancel. What is stored are
-digests. See ADR 17.
+digests. See ADR 17 and 50.
 """
 
 import secrets

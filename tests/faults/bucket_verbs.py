@@ -8,20 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cairn.storage.errors import PreconditionFailedError, StepExistsError, StepNotFoundError
-from cairn.storage.runs.annotating import annotate_step, noted_of
-from cairn.storage.runs.checking import check_run
-from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.retention import RetentionPolicy, apply_retention
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import delete_step, undelete_step
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.uri import StoreURI
+from cairn import (
+    ObjectStore,
+    PreconditionFailedError,
+    RetentionPolicy,
+    Run,
+    StepExistsError,
+    StepInfo,
+    StepNotFoundError,
+    StepState,
+    StoreURI,
+    Writer,
+    apply_retention,
+    check_run,
+    collect_garbage,
+    delete_step,
+    fork_run,
+    promote_step,
+    roll_back,
+    undelete_step,
+)
+from cairn.storage.runs import annotate_step, noted_of
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import write_data
 

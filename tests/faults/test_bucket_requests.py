@@ -11,9 +11,8 @@ from functools import partial
 
 import pytest
 
-from cairn.storage.errors import StorageError, StoreUnavailableError
+from cairn import StorageError, StoreUnavailableError, parse_uri
 from cairn.storage.store import gcs as client
-from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.faults.bucket_verbs import VERBS, Job, opened, saved, seen
 from tests.gcs.impatience import impatient

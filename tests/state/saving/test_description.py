@@ -5,7 +5,7 @@ import random
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.easydel_state import EasyDeLState
+from cairn import EasyDeLState
 from cairn.state.saving import description
 from tests.state.my_model import my_model
 
@@ -49,6 +49,6 @@ def test_what_is_said_of_a_model_is_what_it_is_now(monkeypatch):
         for _ in range(2):
             said = description.describe(state)
         with monkeypatch.context() as patched:
-            patched.setattr(description, "_known", {})
+            patched.setattr(description, "_kept", {})
             anew = description.describe(state)
         assert repr(said) == repr(anew)

@@ -353,7 +353,7 @@ def test_a_state_whose_memory_went_to_a_training_step_is_not_saved_at_the_end(ur
 def test_a_save_blocks_for_as_long_as_the_call_of_the_saver_takes(uri):
     class Slow:
         def __index__(self):
-            time.sleep(0.2)
+            time.sleep(0.2)  # at least so long is to be told
             return 1
 
     with RunSaver(uri, policy=SavePolicy(every_steps=1)) as saver:

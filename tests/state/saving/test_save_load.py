@@ -633,7 +633,7 @@ def test_each_save_says_what_the_state_is_then(tmp_path):
 def test_the_time_that_a_save_blocks_is_that_of_the_whole_call(sgd_state, tmp_path):
     class Slow:
         def __index__(self):
-            time.sleep(0.2)
+            time.sleep(0.2)  # at least so long is to be told
             return 1
 
     began = time.monotonic()

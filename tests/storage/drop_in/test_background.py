@@ -51,7 +51,7 @@ def test_a_save_blocks_for_as_long_as_the_call_takes(
 ) -> None:
     class Slow:
         def __index__(self) -> int:
-            time.sleep(0.2)
+            time.sleep(0.2)  # at least so long is to be told
             return 1
 
     caplog.set_level("INFO", "cairn.save")

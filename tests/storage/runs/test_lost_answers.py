@@ -2,10 +2,7 @@
 
 import pytest
 
-from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.writer import Writer
-from cairn.storage.store.uri import parse_uri
+from cairn import Run, Writer, parse_uri, roll_back
 from tests.gcs.impatience import impatient
 from tests.storage.runs.test_writer import manifest
 
