@@ -18,6 +18,7 @@ class FailingDisk:
         self._context = monkeypatch.context()
         self._fails = fails
         self.calls = []
+        self._counting = threading.Lock()
 
     def __enter__(self):
         patch = self._context.__enter__()
@@ -34,8 +35,10 @@ class FailingDisk:
             thread = threading.current_thread()
             if thread is not self._thread and not thread.name.startswith("cairn-sync"):
                 return call(*args, **options)
-            self.calls.append(name)
-            if len(self.calls) - 1 in self._fails:
+            with self._counting:  # folders are synced at the same time
+                number = len(self.calls)
+                self.calls.append(name)
+            if number in self._fails:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return call(*args, **options)
 

@@ -56,6 +56,13 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// Text that was typed before the scripts were loaded is searched for as soon as they are.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const field of document.querySelectorAll("input.typed")) {
+    if (field.value !== field.defaultValue) field.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+});
+
 // Of a form that shows a part of a page, an error stands in that part, whose place stays.
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { detail } = event;

@@ -33,6 +33,15 @@ def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
     expect(page.get_by_text("4 × 64, 1.0 kB")).to_be_visible()
 
 
+def test_text_typed_before_the_scripts_are_loaded_is_searched_for(page):
+    late = []
+    page.route("**/htmx.min.js", lambda script: late.append(script))
+    page.goto(f"{STEP}/tensors", wait_until="commit")
+    page.get_by_label("Search in paths").fill("layers 0 gate")
+    late.pop().continue_()
+    expect(page.get_by_role("table").get_by_role("link")).to_have_count(1)
+
+
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_place_in_the_tree_is_the_same_with_a_slash_at_its_end_and_without(page, slash):
     page.goto(f"{STEP}/tensors?item=model&prefix=model/layers/0{slash}")
