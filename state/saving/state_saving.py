@@ -103,17 +103,18 @@ def save_easydel_state(
         StorageError: if the store refuses the save.
     """
     with no_collections():  # which would look at all that is made here, and find nothing
+        items: Mapping[str, Any] | None
         described, leaves, items = describe(
             state, optimizer=bool(arguments.save_optimizer) and state.opt_state is not None
         )
         if items is None or arguments.float_dtype is not None or not arguments.mismatch_allowed:
             optimizer = state.opt_state if arguments.save_optimizer else None
-            items = items_of(state.graphstate, state.graphother, optimizer, state.added_fields)
+            trees = items_of(state.graphstate, state.graphother, optimizer, state.added_fields)
             if not arguments.mismatch_allowed:
-                _check_against_config(described, items["model"])
+                _check_against_config(described, trees["model"])
             if arguments.float_dtype is not None:
-                items["model"] = cast_parameters(items["model"], arguments.float_dtype)
-            leaves = jax.tree.leaves(items)
+                trees["model"] = cast_parameters(trees["model"], arguments.float_dtype)
+            items, leaves = trees, jax.tree.leaves(trees)
         merged = None
         if arguments.merge_lora:
             model = state.merge(state.graphstate)
