@@ -50,6 +50,7 @@ from cairn.storage.training.saving.held_arrays import (
     Transfers,
     host_views,
     is_read_by_columns,
+    on_gpu,
     on_host,
     viewed,
 )
@@ -59,12 +60,16 @@ from cairn.storage.training.saving.kept_buffers import (
     KeptBuffers,
     places,
 )
+from cairn.storage.training.saving.save_handle import StagingKind
 from cairn.storage.training.saving.staging import (
     StagedItem,
     Staging,
     copier,
     granted,
+    memory_unasked,
+    note_pinned,
     parts_to_stage,
+    pinned_budget,
     planned_waves,
 )
 from cairn.storage.training.saving.unchanged import Unchanged
@@ -169,9 +174,8 @@ def prepare(
     compression: Compression | None,
     plan: TreePlan,
     overwrite: bool = False,
-    started: bool = True,
 ) -> tuple[Save, dict[str, Item]]:
-    """What is stored, and its arrays by item, whose transfers are started unless not `started`.
+    """What is stored, and its arrays by item, of which nothing is copied yet.
 
     `plan` is what there is to know of the trees of the save before; other args as in
     `Checkpointer.save`.
@@ -221,7 +225,7 @@ def prepare(
     states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves, started=started))
+        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves))
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
@@ -299,23 +303,37 @@ class HeldItems(Mapping[str, HeldItem]):
         """
         self._known = {name: unchanged(name) for name in items}
         buffers, kept = memory.buffers, 0
+        budget = memory_unasked() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
-        parts = [] if memory.most is None else parts_to_stage(transfers, numpy=buffers is None)
-        staged = {(part.item, part.path) for part in parts}
+        self._deferred = {
+            name: self._known[name].linkable(item.given)
+            for name, item in items.items()
+            if not on_host()
+        }
+        parts = [
+            part
+            for part in parts_to_stage(transfers, numpy=memory.most is not None and buffers is None)
+            if part.path not in self._deferred.get(part.item, ())
+        ]
+        left = {(part.item, part.path) for part in parts}
+        left |= {(name, path) for name, paths in self._deferred.items() for path in paths}
         if buffers is None:
             self._given = dict(items)
-            self._waited = _waited(items, staged)
+            self._waited = _waited(items, left)
         else:
             copied = to_copy(items, self._known.__getitem__)
             kept = copied.nbytes
-            self._given, self._waited = _with_copies(items, copied, buffers, staged)
+            self._given, self._waited = _with_copies(items, copied, buffers, left)
+        total = sum(part.nbytes for part in parts)
         self._uploads: UploadMemory | None = None
-        self._staging: Staging | None = None
         if memory.most is not None:
-            total = sum(part.nbytes for part in parts)
             share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
-            self._staging = Staging(planned_waves(parts, share.waves), copier(transfers))
+            budget = share.waves
+        waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
+        if on_gpu():
+            note_pinned(max((sum(part.nbytes for part in wave) for wave in waves), default=0))
+        self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
@@ -329,8 +347,15 @@ class HeldItems(Mapping[str, HeldItem]):
 
     @property
     def waves(self) -> int:
-        """In how many the arrays come to the host; 1 if memory is not limited."""
-        return 1 if self._staging is None else max(1, len(self._staging.waves))
+        """In how many the arrays come to the host; 1 if they all fit."""
+        return 1 if self._staging is None else len(self._staging.waves)
+
+    @property
+    def staging(self) -> StagingKind:
+        """How the arrays come to the host."""
+        if self._staging is None:
+            return "views"
+        return "snapshot" if self.waves == 1 else "waves"
 
     def copy_rest(self, timeout: float | None = None) -> bool:
         """Have the host get the arrays that it does not have yet, as `Staging.copy_rest` does."""
@@ -367,6 +392,9 @@ class HeldItems(Mapping[str, HeldItem]):
                 compression=self._compression,
                 staged=None if self._staging is None else StagedItem(self._staging, name),
                 uploads=self._uploads,
+                deferred={
+                    path: item.transfers.deferred(path) for path in self._deferred.get(name, ())
+                },
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]
@@ -430,10 +458,10 @@ def _with_copies(
     items: Mapping[str, Item],
     copied: _Copied,
     buffers: KeptBuffers,
-    staged: Collection[tuple[str, str]],
+    left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
-    """The items without views of what is copied, and their other arrays, held unless staged."""
-    waited = _waited(items, staged, copied=False)
+    """The items without views of what is copied, and their other arrays, held unless left."""
+    waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
         buffers.copies(
@@ -452,12 +480,12 @@ def _with_copies(
 
 
 def _waited(
-    items: Mapping[str, Item], staged: Collection[tuple[str, str]], *, copied: bool = True
+    items: Mapping[str, Item], left: Collection[tuple[str, str]], *, copied: bool = True
 ) -> dict[str, dict[str, HeldArray]]:
-    """By item and path the arrays that no view is held of yet; the staged have no parts."""
+    """By item and path the arrays that no view is held of yet; those left have no parts."""
     return {
         name: item.transfers.wait(
-            copied=copied, without={path for owner, path in staged if owner == name}
+            copied=copied, without={path for owner, path in left if owner == name}
         )
         for name, item in items.items()
     }

@@ -119,6 +119,24 @@ class Unchanged:
             if (known := self._leaves.get(path)) is not None and known() is leaf
         )
 
+    def linkable(self, leaves: Mapping[str, Any]) -> frozenset[str]:
+        """Paths of those of `same` whose files the next save will link, unless they are damaged."""
+        same, saved, now = self.same(leaves), self._saved, self._clock()
+        if saved is None or not same:
+            return frozenset()
+        files: dict[str, set[str]] = {}
+        stored = [shard for shard in saved.shards.values() if shard.path in same]
+        for shard in stored:
+            files.setdefault(shard.path, set()).add(shard.ref.file)
+        shared = {
+            name
+            for name in _worth_linking(saved, stored)
+            if self.sharing.may_share(
+                steps=saved.files[name].steps, written=saved.files[name].written, now=now
+            )
+        }
+        return frozenset(path for path, names in files.items() if names <= shared)
+
     def remember(
         self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]], step: StepKey
     ) -> None:
