@@ -1052,7 +1052,7 @@ def saved_by_cairn(
 ) -> tuple[Training, list[Measured], Measured]:
     """Calls of `EasyDeLState.save_state` in a loop; the training, each save, and their fields.
 
-    The run is taken first (`begin`), as a `RunSaver` does when a job starts.
+    The run is taken first (`begin`), as a `RunSaver` does when a job starts, and memory is pinned.
     """
     from cairn import Checkpointer
 
@@ -1068,7 +1068,7 @@ def saved_by_cairn(
     count = room_for_saves(job, nbytes, most)
     training = Training(state, seconds, donates_all=donates_all)
     memory = HostMemory()
-    Checkpointer.for_run(run).begin()
+    Checkpointer.for_run(run).begin(like=training.state)
     settle(job.small)
     saves = save_while_training(training, save, count, job.folder, job.pause)
     peak = memory.stop()
@@ -1178,7 +1178,7 @@ def save_limited(job: Job) -> Measured:
     run = job.path("run")
     memory = HostMemory()
     with Checkpointer.for_run(run, host_memory=limit) as checkpointer:
-        checkpointer.begin()
+        checkpointer.begin(like=state)
         settle(job.small)
         began = time.perf_counter()
         handle = state.save_state(run, step=1, verbose=False)
