@@ -598,7 +598,7 @@ class Checkpointer:
         if self._pinning is not None:
             self._pinning.end()
         stack.enter_context(no_collections())
-        save, arrays = prepare(step, items, **given, plan=self._plan)
+        save, arrays = prepare(step, items, **given, plan=self._plan, unchanged=self._known)
         if self._buffers is not None and self._buffers.limit is not None:
             self._buffers.check(to_copy(arrays, self._known).nbytes)
         return save, arrays

@@ -18,10 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, outer_shard_shape
+from cairn.storage.arrays import (
+    ChunkShapes,
+    dtype_named,
+    inner_chunk_shape,
+    origin_of,
+    outer_shard_shape,
+)
 from cairn.storage.errors import SaveError, UnsupportedLeafError
 from cairn.storage.training import processes
-from cairn.storage.training.leaf_forms import is_key_dtype
+from cairn.storage.training.leaf_forms import is_key_dtype, store_form
 from cairn.storage.training.saving.kept_buffers import copy_all
 
 __all__ = [
@@ -115,44 +121,6 @@ class PinnedPart(NamedTuple):
         return HeldPart(np.asarray(self.copy)[self.within], self.origin)
 
 
-class DeferredLeaf(NamedTuple):
-    """A leaf that the last step has stored, which stays on its device if its files can be linked.
-
-    Attributes:
-        shards: the device shards that this process writes parts of.
-        pieces: the parts.
-    """
-
-    shards: Sequence[jax.Array]
-    pieces: Sequence[_Piece]
-
-    def outlines(self) -> tuple[HeldPart, ...]:
-        """The parts without their values: of the same shapes, and nobody may look into them."""
-        return tuple(
-            HeldPart(np.broadcast_to(np.empty((), shard.dtype), shard.shape)[within], origin)
-            for shard, (_, within, origin) in zip(self.shards, self.pieces, strict=True)
-        )
-
-    def parts(self) -> tuple[HeldPart, ...]:
-        """The parts, copied now.
-
-        Raises:
-            SaveError: a step was given their memory in the meantime.
-        """
-        if any(shard.is_deleted() for shard in self.shards):
-            raise SaveError(
-                "values that were to be linked are gone",
-                path="a leaf that the last step has stored",
-                expected="its files in the last step, or its array, until this save is durable",
-                found="files that can't be linked, and an array whose memory a step was given",
-                next_step="Save again: the next save copies all values.",
-            )
-        return tuple(
-            HeldPart(np.array(_same_memory(shard))[within], origin)
-            for shard, (_, within, origin) in zip(self.shards, self.pieces, strict=True)
-        )
-
-
 class HeldArray(NamedTuple):
     """An array as it is stored, this process's parts of it held.
 
@@ -171,6 +139,72 @@ class HeldArray(NamedTuple):
     parts: tuple[HeldPart, ...]
     sharding: jax.sharding.Sharding | None
     key_impl: str | None
+
+
+class DeferredLeaf(NamedTuple):
+    """A leaf that the last step has stored, which is left alone if its files can be linked.
+
+    Attributes:
+        leaf: as it was given.
+        shape: as it is stored.
+        dtype: the same.
+        layout: how it is cut.
+    """
+
+    leaf: jax.Array
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: ArrayLayout
+
+    @classmethod
+    def of(
+        cls, leaf: jax.Array, shape: tuple[int, ...], dtype: str, *, columns: bool
+    ) -> "DeferredLeaf":
+        """A leaf that is stored in this shape and dtype; `columns` as in `array_layout`."""
+        kind = dtype_named(dtype)
+        layout = _layout(shape, kind.itemsize, leaf.sharding, columns)
+        return cls(leaf, shape, kind, layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are stored of it, on all processes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def outline(self) -> HeldArray:
+        """The array as it is stored, without any part."""
+        return HeldArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
+
+    def placeholders(self) -> tuple[HeldPart, ...]:
+        """The parts without their values: of the same shapes, and nobody may look into them."""
+        shard = np.broadcast_to(
+            np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
+        )
+        return tuple(HeldPart(shard[within], origin) for _, within, origin in self.layout.pieces)
+
+    def parts(self) -> tuple[HeldPart, ...]:
+        """The parts, copied now.
+
+        Raises:
+            SaveError: a step was given their memory in the meantime.
+        """
+        if self.leaf.is_deleted():
+            raise SaveError(
+                "values that were to be linked are gone",
+                path="a leaf that the last step has stored",
+                expected="its files in the last step, or its array, until this save is durable",
+                found="files that can't be linked, and an array whose memory a step was given",
+                next_step="Save again: the next save copies all values.",
+            )
+        return tuple(
+            HeldPart(_stored(self.leaf.addressable_data(number))[within], origin)
+            for number, within, origin in self.layout.pieces
+        )
+
+
+def _stored(shard: jax.Array) -> np.ndarray[Any, Any]:
+    """The stored form of one device's shard, copied."""
+    stored, _ = store_form({"": shard})
+    return np.array(_same_memory(stored[""]))
 
 
 def on_host() -> bool:
@@ -317,10 +351,6 @@ class Transfers:
             copied.setdefault(path, []).append(HeldPart(values, piece.origin))
         copy_all(pairs)
         return copied
-
-    def deferred(self, path: str) -> "DeferredLeaf":
-        """A leaf that is copied only if it must be."""
-        return DeferredLeaf(self._shards[path], self.layouts[path].pieces)
 
     def _shard(self, path: str, number: int) -> jax.Array:
         return self._shards[path][number]

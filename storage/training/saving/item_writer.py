@@ -54,6 +54,7 @@ from cairn.storage.training.saving.held_arrays import DeferredLeaf, HeldArray
 from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
 from cairn.storage.training.saving.staging import StagedItem
 from cairn.storage.training.saving.unchanged import (
+    LeafLayout,
     LinkedFile,
     SavedItem,
     SavedShard,
@@ -155,7 +156,9 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     files = _description(held) if process == 0 else {}
     item_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in held.values())
     layouts = {
-        path: (array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path))
+        path: LeafLayout(
+            array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path)
+        )
         for path, array in held.items()
     }
     outlines = {path: array._replace(parts=()) for path, array in held.items()}
@@ -209,7 +212,7 @@ def _waves(
         item: gives those that come in waves.
     """
     for path, leaf in item.deferred.items():
-        held[path] = outlines[path]._replace(parts=leaf.outlines())
+        held[path] = outlines[path]._replace(parts=leaf.placeholders())
     first = list(shards_of(held, item.forms, item.compression))
     held.clear()
     if first or item.staged is None:

@@ -42,9 +42,15 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
 from cairn.storage.training.iterators import TakenState, take_states
-from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
+from cairn.storage.training.leaf_forms import (
+    dtype_name,
+    is_computed,
+    is_key_dtype,
+    store_form,
+)
 from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving.held_arrays import (
+    DeferredLeaf,
     HeldArray,
     HostView,
     Transfers,
@@ -153,12 +159,14 @@ class Item(NamedTuple):
         views: those that the host has already, held.
         forms: of those that are stored differently.
         transfers: the others that have elements, as they are stored.
+        deferred: those that the last step has, and that are to be linked.
     """
 
     given: Mapping[str, Any]
     views: Mapping[str, HostView]
     forms: Mapping[str, StoredForm]
     transfers: Transfers
+    deferred: Mapping[str, DeferredLeaf]
 
 
 def prepare(
@@ -173,12 +181,13 @@ def prepare(
     labels: Mapping[str, str] | None,
     compression: Compression | None,
     plan: TreePlan,
+    unchanged: Callable[[str], Unchanged],
     overwrite: bool = False,
 ) -> tuple[Save, dict[str, Item]]:
     """What is stored, and its arrays by item, of which nothing is copied yet.
 
-    `plan` is what there is to know of the trees of the save before; other args as in
-    `Checkpointer.save`.
+    `plan` is what there is to know of the trees of the save before, and `unchanged` gives what is
+    known of an item over the saves of the run; other args as in `Checkpointer.save`.
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
@@ -204,11 +213,19 @@ def prepare(
     views: dict[str, dict[str, HostView]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
+    deferred: dict[str, dict[str, DeferredLeaf]] = {}
     for name in flat:
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
-        stored[name], forms[name] = store_form(rest)
+        deferred[name] = {
+            path: DeferredLeaf.of(
+                rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
+            )
+            for path, layout in unchanged(name).linkable(rest).items()
+            if _may_wait(rest[path])
+        }
+        stored[name], forms[name] = store_form(rest, deferred[name])
         # What these are is told later; an array of NumPy could have another shape by then.
         flat[name].update(
             (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
@@ -225,11 +242,11 @@ def prepare(
     states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves))
+        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves), deferred[name])
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
-    nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
+    nbytes += sum(sum(map(_NBYTES, one.values())) for one in (*views.values(), *deferred.values()))
     save = Save(
         step=number,
         names=tuple(sorted([*flat, META_ITEM])),
@@ -242,6 +259,19 @@ def prepare(
         compression=compression,
     )
     return save, prepared
+
+
+def _may_wait(leaf: jax.Array) -> bool:
+    """Tell whether a leaf that is to be linked is worth more than a view, until it is.
+
+    That is one whose values are elsewhere, or whose stored form must be computed: by all
+    processes, where several have a part of it.
+    """
+    if is_key_dtype(leaf.dtype):
+        return False
+    if is_computed(leaf):
+        return jax.process_count() == 1
+    return not on_host()
 
 
 def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
@@ -305,18 +335,8 @@ class HeldItems(Mapping[str, HeldItem]):
         buffers, kept = memory.buffers, 0
         budget = memory_unasked() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
-        self._deferred = {
-            name: self._known[name].linkable(item.given)
-            for name, item in items.items()
-            if not on_host()
-        }
-        parts = [
-            part
-            for part in parts_to_stage(transfers, numpy=memory.most is not None and buffers is None)
-            if part.path not in self._deferred.get(part.item, ())
-        ]
+        parts = parts_to_stage(transfers, numpy=memory.most is not None and buffers is None)
         left = {(part.item, part.path) for part in parts}
-        left |= {(name, path) for name, paths in self._deferred.items() for path in paths}
         if buffers is None:
             self._given = dict(items)
             self._waited = _waited(items, left)
@@ -392,9 +412,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 compression=self._compression,
                 staged=None if self._staging is None else StagedItem(self._staging, name),
                 uploads=self._uploads,
-                deferred={
-                    path: item.transfers.deferred(path) for path in self._deferred.get(name, ())
-                },
+                deferred=dict(item.deferred),
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]
@@ -494,12 +512,13 @@ def _waited(
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:
     """What is stored of an item, in the order of its leaves."""
     columns = is_read_by_columns(name)
+    others = {**waited, **{path: leaf.outline() for path, leaf in item.deferred.items()}}
     return {
         path: viewed(item.views[path], leaf.sharding, columns=columns)
         if path in item.views
-        else waited[path]
+        else others[path]
         for path, leaf in item.given.items()
-        if path in item.views or path in waited
+        if path in item.views or path in others
     }
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.run import Run
+from cairn.storage.training import leaf_forms
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import (
@@ -650,6 +651,33 @@ def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
     assert sorted(frozen.copied) == ["adapter", "base"]
     handle.wait()
     frozen.check(2)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3"])
+@pytest.mark.parametrize("spec", [None, ("fsdp", None)])
+def test_the_stored_form_of_a_frozen_leaf_is_computed_only_once(tmp_path, monkeypatch, dtype, spec):
+    """Such as the codes of a quantized base; or again, if its file is damaged."""
+    computed = []
+    carried = leaf_forms._carried
+    monkeypatch.setattr(
+        leaf_forms, "_carried", lambda *args: (computed.append(args[1].kind), carried(*args))[1]
+    )
+    host = np.arange(64 * 256).reshape(64, 256) % 4
+    base = jnp.asarray(host, dtype)
+    tree = {"codes": base if spec is None else put(base, *spec)}
+    other = put_by_program(numbers())
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"model": tree, "other": {"w": other}}).wait()
+            assert len(computed) == 1
+        known = Run.open(checkpointer.uri)
+        assert known.contents(known.step(2)).shared_files
+        damage_values(checkpointer, "model")
+        checkpointer.save(3, {"model": tree, "other": {"w": other}}).wait()
+        assert len(computed) > 1
+        found = checkpointer.restore({"model": tree}, step=3)["model"]["codes"]
+        assert found.dtype == base.dtype
+        assert_same({"codes": np.asarray(found)}, {"codes": np.asarray(base)})
 
 
 def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
