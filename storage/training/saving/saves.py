@@ -246,7 +246,8 @@ def prepare(
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
-    nbytes += sum(sum(map(_NBYTES, one.values())) for one in (*views.values(), *deferred.values()))
+    nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
+    nbytes += sum(leaf.nbytes for one in deferred.values() for leaf in one.values())
     save = Save(
         step=number,
         names=tuple(sorted([*flat, META_ITEM])),
@@ -270,7 +271,7 @@ def _may_wait(leaf: jax.Array) -> bool:
     if is_key_dtype(leaf.dtype):
         return False
     if is_computed(leaf):
-        return jax.process_count() == 1
+        return bool(jax.process_count() == 1)
     return not on_host()
 
 
