@@ -5,6 +5,7 @@ memory is not the host's: then they take the way of an accelerator's.
 """
 
 import itertools
+import tempfile
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.arrays import value_sinks
@@ -726,6 +727,60 @@ def test_of_objects_on_their_way_no_more_are_in_memory_than_was_granted(
     together = max(sum(a.began <= b.began < a.ended for a in sent) for b in sent)
     assert together > 2 if most is None else 1 <= together <= most
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+class CopiedBytes:
+    """The bytes of copies that are alive, and the most that ever were."""
+
+    def __init__(self, patch):
+        self.now = self.most = 0
+        copied = Transfers.copied
+
+        def counted(transfers, parts):
+            made = copied(transfers, parts)
+            for part in itertools.chain.from_iterable(made.values()):
+                pinned = isinstance(part, held_arrays.PinnedPart)
+                memory = part.copy if pinned else part.values
+                while isinstance(memory, np.ndarray) and isinstance(memory.base, np.ndarray):
+                    memory = memory.base
+                self._add(memory.nbytes)
+                weakref.finalize(memory, self._add, -memory.nbytes)
+            return made
+
+        patch.setattr(Transfers, "copied", counted)
+
+    def _add(self, nbytes):
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["transfers", "pinned"])
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 64), min_size=1, max_size=12),
+    limit=st.integers(1, 400 << 10),
+    placed=st.sampled_from([(), ("fsdp",), ("dp",)]),
+)
+def test_no_more_than_the_limit_or_one_leaf_is_ever_copied(gpu, rows, limit, placed):
+    """Of leaves of 8 to 512 KiB, in two items; a part of each shard is as large as it."""
+    trees = [
+        {f"w{n}": put(np.full((8 * count, 256), n, np.float32), *placed) for n, count in each}
+        for each in (list(enumerate(rows))[::2], list(enumerate(rows))[1::2])
+    ]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for module in (held_arrays, saves, pinned_growth):
+            for name, value in (("on_host", False), ("on_gpu", gpu)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, lambda value=value: value)
+        copied = CopiedBytes(patch)
+        with Checkpointer(f"{folder}/run", host_memory=limit) as checkpointer:
+            items = {name: tree for name, tree in zip("ab", trees, strict=True) if tree}
+            handle = checkpointer.save(1, items)
+            handle.wait()
+            assert copied.most <= max(limit, 8 * 1024 * max(rows))
+            for name, tree in items.items():
+                assert_same(stored(handle, name, tree), jax.tree.map(np.asarray, tree))
+        assert copied.now == 0
 
 
 MEASURED = """
