@@ -416,8 +416,10 @@ def _same_memory(array: jax.Array) -> jax.Array:
 
 
 def _is_in_host_memory(array: jax.Array) -> bool:
-    """Tell whether an array was placed in the host's memory, such as an offloaded moment."""
+    """Tell whether an array lies in the host's memory, such as an offloaded moment."""
     device: Any = next(iter(array.sharding.device_set))
+    if device.platform == "cpu" != jax.default_backend():
+        return True
     return array.sharding.memory_kind in _HOST_KINDS - {device.default_memory().kind}
 
 
