@@ -465,20 +465,27 @@ def _with_what_steps_tell(
     """Of attempts whose records are amiss, which step they have overwritten, and whose they kept.
 
     None saves a step up to its base step but one that was begun to overwrite it, and no other
-    before. Of the copies of its base step it kept the last.
+    before. Of the copies of its base step it kept the last. Where the first of these steps has a
+    record that is not its own, it may have been saved, or never: nothing tells what that attempt
+    has overwritten, and it is unknown.
     """
 
-    def filled(one: Attempt) -> Attempt:
+    def filled(one: Attempt) -> Attempt | None:
         if attempt_file(one.number) not in attempts.problems:
             return one
         own = sorted(step for step, number in saved if number == one.number)
-        whole = (step for step in own if _is_in_place(objects, (step, one.number)))
-        first = next(whole, None)
+        first = next((step for step in own if step <= one.base_step), None)
+        if first is not None and not _is_in_place(objects, (first, one.number)):
+            return None
         kept = [number for step, number in saved if step == one.base_step and number < one.number]
-        overwrites = first if first is not None and first <= one.base_step else None
-        return replace(one, overwrites=overwrites, base_attempt=max(kept, default=None))
+        return replace(one, overwrites=first, base_attempt=max(kept, default=None))
 
-    return attempts._replace(known=[filled(one) for one in attempts.known])
+    known = [(one, filled(one)) for one in attempts.known]
+    unknown = [one.number for one, told in known if told is None]
+    return attempts._replace(
+        known=[told for _, told in known if told is not None],
+        unknown=sorted([*attempts.unknown, *unknown]),
+    )
 
 
 def _is_in_place(objects: ObjectStore, key: StepKey) -> bool:

@@ -200,6 +200,26 @@ def test_an_overwrite_that_is_lost_with_an_attempt_gives_its_place_to_nobody(run
             assert [one.name for one in done if one.done] == [attempt_file(attempt)]
 
 
+def test_an_overwrite_without_a_manifest_of_its_own_and_an_attempt_brings_nothing_back(run):
+    """Step 40 was replaced by the start that had overwritten step 20."""
+    job(run, 20, 40)
+    writer = Writer(run, writer="job")
+    saved(writer, run, 20, overwrite=True)
+    saved(writer, run, 50)
+    writer.close()
+    job(run, 60)
+    listed = {20: 2, 50: 2, 60: 3}
+    assert run.step_attempts() == listed
+    run.objects.write(manifest_file(20, 2), run.objects.read(manifest_file(20, 1)).value)
+    lose(run, attempt_file(2))
+    assert run.step_attempts().items() <= listed.items()
+    with pytest.raises(CorruptionError, match="record of an attempt is lost"):
+        run.step(40)
+    assert attempt_file(2) in check_run(run).unreadable
+    assert run.latest_step() == 60
+    nothing_is_deleted(run, attempt_file(2))
+
+
 def test_a_tombstone_of_another_place_does_not_stand_for_a_lost_manifest(run):
     job(run, 10, 20, 30)
     delete_step(run, deletable_step(run, 10), by="me")
