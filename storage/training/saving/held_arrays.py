@@ -41,6 +41,10 @@ _LEAST_CELL_BYTES: Final = 64 << 10
 _MOST_CELLS: Final = 8
 """For each of the processes that divide a slice: of more cells there would be more to index."""
 
+_KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
+"""JAX 0.11 keeps in an array the view that `np.asarray` gives, unless it is one of the buffer
+protocol, and copies that array whenever it is donated; 0.10 and 0.12 do not."""
+
 HostView = memoryview | np.ndarray[Any, Any]
 
 _NBYTES: Final = operator.attrgetter("nbytes")
@@ -255,8 +259,9 @@ class Transfers:
         elif shards is None:
             values = [np.array(leaf) if copied else leaf for _ in pieces]
         else:
+            seen = _host_view if on_host() else np.asarray
             values = [
-                np.asarray(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
+                seen(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
             ]
         return HeldArray(
             shape=tuple(leaf.shape),
@@ -275,6 +280,13 @@ def _own(source: Any) -> np.ndarray[Any, Any]:
     if isinstance(source, jax.Array) and not _is_of_cpu(source):
         return np.asarray(source)
     return np.array(source)
+
+
+def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
+    """The elements of an array of one CPU device, where they lie; the array keeps no view."""
+    if _KEEPS_VIEWS:
+        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    return np.asarray(array)
 
 
 def _is_of_cpu(array: jax.Array) -> bool:
@@ -302,7 +314,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
         for path, leaf in arrays.items():
             if path not in views:
                 with contextlib.suppress(BufferError, TypeError):
-                    views[path] = np.asarray(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
+                    views[path] = _host_view(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
     if not all(map(_NBYTES, views.values())):
         return {path: view for path, view in views.items() if view.nbytes}
     return views
