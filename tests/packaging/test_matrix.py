@@ -85,4 +85,4 @@ def test_a_leg_that_is_none_is_refused_with_those_that_are(matrix, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["matrix.py", "latest"])
     with pytest.raises(SystemExit):
         matrix.main()
-    assert "expected legs out of oldest, pinned, newest" in capsys.readouterr().err
+    assert "expected legs out of oldest, pinned, jax-0.11, newest" in capsys.readouterr().err
