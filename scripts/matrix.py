@@ -39,6 +39,7 @@ NEEDS_TORCH: Final = (
 NEEDS_DATA_LIBRARIES: Final = "tests/storage/training/test_library_iterators.py"
 TOOLS: Final = (
     "beartype",
+    "equinox",
     "google-cloud-storage",
     "hypothesis",
     "pytest",
@@ -133,7 +134,8 @@ def prepare(leg: Leg, python: Path) -> Path:
     """The interpreter of the leg's environment, which is made unless it is there and up to date."""
     folder = FOLDER / leg.name
     chosen = [ROOT / "pyproject.toml", *([ROOT / leg.constraints] if leg.constraints else [])]
-    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in chosen)).hexdigest()
+    lists = [path.read_bytes() for path in chosen] + [tool.encode() for tool in TOOLS]
+    wanted = hashlib.sha256(b"".join(lists)).hexdigest()
     stamp = folder / "installed"
     inside = folder / "bin" / "python"
     if stamp.is_file() and stamp.read_text() == wanted:
