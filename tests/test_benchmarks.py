@@ -1,7 +1,12 @@
 """Benchmarks run, at a size whose figures mean nothing, and leave nothing behind."""
 
+import ast
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -10,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import (
+    accelerator,
     control_plane,
     control_plane_looks,
     many_hosts,
@@ -20,6 +26,7 @@ from benchmarks import (
 )
 from cairn.storage.training.processes import patience
 from examples.demo import servers
+from tests.devices import xla_flags
 from tests.programs.program import run
 from tests.service import planes
 
@@ -228,3 +235,95 @@ def test_control_plane_benchmark_has_every_row_with_its_figures(control_plane_ro
     looks = [name for name in rest if name.startswith(("statistics", "diff", "plan"))]
     assert len(rest) - len(looks) == 3 * len(kinds)
     assert len(looks) == len(set(looks)) == 3 + 4 + 2
+
+
+ACCELERATOR = REPOSITORY / "benchmarks" / "accelerator.py"
+
+
+def test_accelerator_benchmark_alone_prints_every_row_with_its_figures(tmp_path):
+    """It is copied to a machine by itself; `test_all_contenders.py` has what is beside Cairn."""
+    check_accelerator(tmp_path, "--without-peers")
+
+
+def check_accelerator(tmp_path, *more) -> list[dict]:
+    """The rows of its small form, run on one CPU device."""
+    script = Path(shutil.copy(ACCELERATOR, tmp_path))
+    output, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
+    options = ["--small", "--folder", str(tmp_path), "--output", str(output), "--plot", str(plot)]
+    done = run(
+        [script, *options, *more],
+        cwd=tmp_path,
+        env={**os.environ, "XLA_FLAGS": xla_flags(1), "COLUMNS": "400"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(tmp_path.iterdir()) == sorted([script, output, plot])
+    results = json.loads(output.read_text())
+    rows = {row["row"]: row for row in results["rows"]}
+    assert [*rows] == [row.name for row in accelerator.ROWS]
+    drawn = {text.text for text in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")}
+    for name, row in rows.items():
+        assert name in done.stdout
+        assert name in drawn
+        # What a save costs a loop is the difference of two times, which noise can turn around.
+        assert row["measured"] > 0 or name.startswith("cost of a save")
+        assert row["limit"]["value"] > 0
+        assert row["budget"] > 0
+        assert row["bytes"] > 0
+        assert row["leaves"] > 0
+        assert row["device"] == {"platform": "cpu", "kind": "cpu", "count": 1}
+        assert row["versions"]["jax"]
+        assert not row["accelerator"]
+        assert row["met"] is None  # budgets are those of accelerators
+    assert rows["until durable, first"]["way"] == "waves: 1"
+    assert "CPU devices, these are no accelerator's figures" in done.stdout
+    assert results["environment"]["device"]["count"] == 1
+    return list(rows.values())
+
+
+def start_measurement(arguments):
+    """Forks a process of the accelerator benchmark's."""
+    return run(["-m", "benchmarks.accelerator", *arguments], cwd=REPOSITORY)
+
+
+def test_failed_measurement_of_the_accelerator_benchmark_stops_no_other(tmp_path, capsys):
+    def start(arguments):
+        if json.loads(arguments[-1])["measurement"] == "import_limit":
+            return subprocess.run([sys.executable, "-c", "raise SystemExit('broken')"], **captured)
+        return start_measurement(arguments)
+
+    captured = {"capture_output": True, "text": True}
+    output = tmp_path / "rows.json"
+    chosen = ["--rows", "from_pretrained in bfloat16", "save_pretrained, one file"]
+    options = ["--small", "--without-peers", "--folder", str(tmp_path), "--output", str(output)]
+    assert accelerator.main([*options, *chosen], start) == 1
+    limited, whole = json.loads(output.read_text())["rows"]
+    assert limited["measured"] > 0
+    assert limited["limit"]["value"] is None
+    assert limited["limit"]["unmeasured"] == "exit status 1: broken"
+    assert limited["budget"] is None
+    assert [peer["unmeasured"] for peer in limited["beside"]] == ["--without-peers"]
+    assert whole["measured"] > 0
+    assert whole["limit"]["value"] > 0
+    assert "failed: import_limit: exit status 1: broken" in capsys.readouterr().err
+
+
+def test_row_of_the_accelerator_benchmark_that_cannot_be_measured_says_why(tmp_path):
+    output = tmp_path / "rows.json"
+    options = ["--small", "--without-peers", "--size", "1000000GB", "--output", str(output)]
+    options += ["--folder", str(tmp_path), "--rows", "peak of host memory, host_memory"]
+    assert accelerator.main(options, start_measurement) == 0
+    (row,) = json.loads(output.read_text())["rows"]
+    assert row["measured"] is row["ratio"] is row["budget"] is None
+    assert "GB of host memory, found" in row["unmeasured"]
+    assert "give a smaller --size" in row["unmeasured"]
+
+
+def test_accelerator_benchmark_imports_nothing_of_this_repository_but_public_names():
+    imports = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(ACCELERATOR.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    packages = {name.partition(".")[0] for name in imports}
+    assert not packages & {path.name for path in REPOSITORY.iterdir()} - {"cairn"}
+    assert {name for name in imports if name.startswith("cairn")} == {"cairn"}

@@ -1,4 +1,4 @@
-"""The description of a model in a checkpoint: enough to build it again, without its arrays.
+"""What is stored of a state: its leaves by path, and enough of its model to build it again.
 
 Most of it follows from the static part of a state, which is one object over the steps of a job: it
 is worked out at the first save, since to merge a model takes longer than to hold its arrays.
@@ -13,8 +13,9 @@ from flax import nnx
 from cairn.state.adapt import module_settings
 from cairn.state.paths import variable_paths
 from cairn.state.registry import class_identity
+from cairn.storage.training import FlatTrees, TreePlan
 
-__all__ = ["ModelDescription", "describe"]
+__all__ = ["DescribedState", "ModelDescription", "describe", "items_of"]
 
 _MOST_KEPT: Final = 8
 """States of different structure that one job saves by turns."""
@@ -34,44 +35,102 @@ class ModelDescription(NamedTuple):
     meta: Mapping[str, Any]
 
 
+class DescribedState(NamedTuple):
+    """What a save needs of a state.
+
+    Attributes:
+        description: of its model.
+        leaves: arrays and numbers, as JAX lists them.
+        items: the leaves by item and path; None where the trees must be walked to tell.
+    """
+
+    description: ModelDescription
+    leaves: list[Any]
+    items: FlatTrees | None
+
+
 class _Kept(NamedTuple):
-    """A description, and the parts of the state that it follows from."""
+    """What follows from the parts of a state whatever its leaves are, and these parts.
+
+    Attributes:
+        graphdef: held so that no other gets its id.
+        structure: of the parts.
+        description: of the model.
+        places: by item and path, which of the leaves it is; None where the trees must be walked.
+    """
 
     graphdef: Any
     structure: Any
     description: ModelDescription
+    places: dict[str, dict[str, int]] | None
 
 
-_kept: dict[int, _Kept] = {}
-"""By the id of the graphdef, which is held so that no other gets it."""
+_kept: dict[tuple[int, bool], _Kept] = {}
+"""By the id of the graphdef, and whether the optimizer's state is saved."""
 
 
-def describe(state: Any) -> ModelDescription:
-    """The description of the model of an `EasyDeLState`.
+def describe(state: Any, *, optimizer: bool) -> DescribedState:
+    """What a save needs of an `EasyDeLState`.
+
+    Args:
+        state: the state.
+        optimizer: whether the optimizer's state is among its items.
 
     Raises:
         ConfigError: the config has fields that JSON can't hold.
     """
-    structure = jax.tree.structure((state.graphstate, state.graphother))
-    kept = _kept.get(id(state.graphdef))
-    if kept is not None and _is_still(kept, structure):
-        return kept.description
-    # Not `state.model`: what its user did to that module is not in the state.
-    model = state.merge(state.graphstate)
-    config = getattr(model, "config", None)
-    meta = {
-        **class_identity(type(model)),
-        "model_type": getattr(config, "model_type", None),
-        "config": None if config is None else config.to_dict(),
-        "module": module_settings(model),
-        "trainable": _unusual_split(model, state.graphstate, state.graphother),
+    parts = (
+        state.graphstate,
+        state.graphother,
+        state.opt_state if optimizer else None,
+        state.added_fields,
+    )
+    leaves, structure = jax.tree.flatten(parts)
+    key = id(state.graphdef), optimizer
+    kept = _kept.get(key)
+    if kept is None or not _is_still(kept, structure):
+        # Not `state.model`: what its user did to that module is not in the state.
+        model = state.merge(state.graphstate)
+        config = getattr(model, "config", None)
+        meta = {
+            **class_identity(type(model)),
+            "model_type": getattr(config, "model_type", None),
+            "config": None if config is None else config.to_dict(),
+            "module": module_settings(model),
+            "trainable": _unusual_split(model, state.graphstate, state.graphother),
+        }
+        description = ModelDescription(type(model), config, meta)
+        _kept.pop(key, None)
+        kept = _kept[key] = _Kept(state.graphdef, structure, description, _places(structure))
+        for oldest in list(_kept)[:-_MOST_KEPT]:
+            _kept.pop(oldest, None)
+    # Some modules of NNX are leaves to JAX, and hold others.
+    if kept.places is None or any(issubclass(kind, nnx.Module) for kind in {*map(type, leaves)}):
+        return DescribedState(kept.description, leaves, None)
+    items = {
+        item: {path: leaves[place] for path, place in places.items()}
+        for item, places in kept.places.items()
     }
-    description = ModelDescription(type(model), config, meta)
-    _kept.pop(id(state.graphdef), None)
-    _kept[id(state.graphdef)] = _Kept(state.graphdef, structure, description)
-    for oldest in list(_kept)[:-_MOST_KEPT]:
-        _kept.pop(oldest, None)
-    return description
+    return DescribedState(kept.description, leaves, FlatTrees(items))
+
+
+def items_of(graphstate: Any, graphother: Any, opt_state: Any, added_fields: Any) -> dict[str, Any]:
+    """The trees by name that a state is saved as."""
+    items = {"model": nnx.merge_state(graphstate, graphother)}
+    if opt_state is not None:
+        items["optimizer"] = opt_state
+    if jax.tree.leaves(added_fields):
+        items["fields"] = added_fields
+    return items
+
+
+def _places(structure: Any) -> dict[str, dict[str, int]] | None:
+    """Which leaf of a structure each path of each item is; None if a walk must tell, or refuses."""
+    try:
+        numbers = items_of(*jax.tree.unflatten(structure, range(structure.num_leaves)))
+        return TreePlan().flatten(numbers)
+    except Exception:  # somebody's node takes no number; or keys that the save will refuse
+        return None
 
 
 def _is_still(kept: _Kept, structure: Any) -> bool:

@@ -45,7 +45,7 @@ def refuse_unloadable(
     Args:
         state: an `EasyDeLState`.
         described: what is stored of its model.
-        tree: its variables.
+        tree: its variables, or their leaves by path.
 
     Returns:
         What builds the model, and raises ConfigError if that can't be; it holds no array, and any

@@ -4,7 +4,7 @@ JAX makes arrays of such numbers that give way to the dtypes of others (weakly t
 are is stored too, as it decides the dtype of what is computed with them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from cairn.state.paths import named_leaves
 from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
 from cairn.storage.arrays import dtype_named
 from cairn.storage.runs import LeafRecord
-from cairn.storage.training import dtype_name
+from cairn.storage.training import FlatTrees, dtype_name
 
 __all__ = ["NumberForms", "python_numbers", "weak_leaves"]
 
@@ -34,22 +34,30 @@ def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def weak_leaves(items: Mapping[str, Any], leaves: Iterable[Any]) -> dict[str, list[str]]:
+def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
     """Returns the paths of the arrays that are weakly typed, by item; items without any have none.
 
     The meta of a checkpoint keeps them as `weak`.
 
     Args:
-        items: trees by name.
-        leaves: of all of them: to name leaves takes longer, and few states have a weak one.
+        items: trees by name, or their leaves by path.
     """
-    if not any(map(_is_weak, leaves)):
-        return {}
+    flat = items if isinstance(items, FlatTrees) else _flat(items)
     weak = {
-        item: sorted(named.path for named in named_leaves(tree) if _is_weak(named.leaf))
-        for item, tree in items.items()
+        item: sorted(path for path, leaf in leaves.items() if _is_weak(leaf))
+        for item, leaves in flat.items()
     }
     return {item: paths for item, paths in weak.items() if paths}
+
+
+def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The leaves of trees by path; none if none is weakly typed, for to name them takes long."""
+    if not any(map(_is_weak, jax.tree.leaves(dict(items)))):
+        return {}
+    return {
+        item: {named.path: named.leaf for named in named_leaves(tree)}
+        for item, tree in items.items()
+    }
 
 
 class NumberForms:

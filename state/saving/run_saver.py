@@ -123,6 +123,8 @@ class RunSaver:
             `Checkpointer` does; None leaves that as it is.
         host_memory: the most bytes of host memory that saves may take in this process, as
             `Checkpointer` has it.
+        like: a state like those that will be saved, for which memory is pinned on a GPU before the
+            first save, see `Checkpointer.begin`.
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:
@@ -151,6 +153,7 @@ class RunSaver:
         sharing: SharingPolicy | None = None,
         keep_buffers: bool | None = None,
         host_memory: int | None = None,
+        like: Saveable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uri = parse_uri(run_uri)
@@ -174,7 +177,7 @@ class RunSaver:
         try:
             Checkpointer.for_run(
                 self.uri, sharing=sharing, keep_buffers=keep_buffers, host_memory=host_memory
-            ).begin()
+            ).begin(like)
         except BaseException:
             if self._preemption is not None:
                 self._preemption.close()

@@ -25,7 +25,7 @@ from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import is_variable, tree_problems
 from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
-from cairn.state.saving.description import ModelDescription, describe
+from cairn.state.saving.description import ModelDescription, describe, items_of
 from cairn.state.saving.loadable import refuse_unloadable
 from cairn.state.saving.number_forms import python_numbers, weak_leaves
 from cairn.state.saving.progress import say, size_text
@@ -35,8 +35,10 @@ from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
 from cairn.storage.training import (
     Checkpointer,
+    FlatTrees,
     SaveHandle,
     call_of_save,
+    flatten,
     no_collections,
     processes,
 )
@@ -101,33 +103,32 @@ def save_easydel_state(
         StorageError: if the store refuses the save.
     """
     with no_collections():  # which would look at all that is made here, and find nothing
-        described = describe(state)
-        config = described.config
-        tree = nnx.merge_state(state.graphstate, state.graphother)
-        if not arguments.mismatch_allowed:
-            _check_against_config(described, tree)
-        if arguments.float_dtype is not None:
-            tree = cast_parameters(tree, arguments.float_dtype)
+        items: Mapping[str, Any] | None
+        described, leaves, items = describe(
+            state, optimizer=bool(arguments.save_optimizer) and state.opt_state is not None
+        )
+        if items is None or arguments.float_dtype is not None or not arguments.mismatch_allowed:
+            optimizer = state.opt_state if arguments.save_optimizer else None
+            trees = items_of(state.graphstate, state.graphother, optimizer, state.added_fields)
+            if not arguments.mismatch_allowed:
+                _check_against_config(described, trees["model"])
+            if arguments.float_dtype is not None:
+                trees["model"] = cast_parameters(trees["model"], arguments.float_dtype)
+            items, leaves = trees, jax.tree.leaves(trees)
         merged = None
         if arguments.merge_lora:
             model = state.merge(state.graphstate)
             _check_adapters(model)
             merged = functools.partial(_merged, model, arguments.float_dtype)
-        items = {"model": tree}
-        if arguments.save_optimizer and state.opt_state is not None:
-            items["optimizer"] = state.opt_state
-        if jax.tree.leaves(state.added_fields):
-            items["fields"] = state.added_fields
-        leaves = jax.tree.leaves(items)
         meta: dict[str, Any] = {
             **described.meta,
             "tx_init": state.tx_init,
             "hyperparameters": state.hyperparameters,
-            "weak": weak_leaves(items, leaves),
+            "weak": weak_leaves(items),
         }
         check = None
         if arguments.enable is None or arguments.enable:
-            check = refuse_unloadable(state, described, tree)
+            check = refuse_unloadable(state, described, items["model"])
         if state.added_fields:
             meta["fields"] = field_forms(state)
             meta["python_numbers"] = python_numbers({"fields": state.added_fields})
@@ -136,7 +137,7 @@ def save_easydel_state(
             model_class=meta["model_class"],
             config=meta["config"] or {},
         )
-        assets = dict(getattr(config, "tokenizer_files", None) or {})
+        assets = dict(getattr(described.config, "tokenizer_files", None) or {})
     return store(
         state.step,
         save_directory,
@@ -175,8 +176,11 @@ def check_loadable(state: Any) -> None:
         ConfigError: if the state's model can't be built from what is stored of it.
     """
     if hasattr(state, "graphstate"):
-        tree = nnx.merge_state(state.graphstate, state.graphother)
-        check = refuse_unloadable(state, describe(state), tree)
+        described, _, items = describe(state, optimizer=False)
+        tree = (
+            nnx.merge_state(state.graphstate, state.graphother) if items is None else items["model"]
+        )
+        check = refuse_unloadable(state, described, tree)
         if check is not None:
             check()
 
@@ -274,7 +278,11 @@ def store(
         say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
         return SkippedSave(step=step, uri=run)
     if merged is not None:
-        items = {**items, MERGED_ITEM: merged()}
+        tree = merged()
+        if isinstance(items, FlatTrees):
+            items = FlatTrees({**items, MERGED_ITEM: flatten(tree)})
+        else:
+            items = {**items, MERGED_ITEM: tree}
     with within(arguments.deadline):
         handle = Checkpointer.for_run(run).save(
             step,

@@ -46,7 +46,7 @@ def save_train_state(
         "config": None,
         "tx_init": None,
         "python_numbers": python_numbers(items),
-        "weak": weak_leaves(items, leaves),
+        "weak": weak_leaves(items),
     }
     return store(state.step, save_directory, items, meta, arguments, leaves=leaves)
 

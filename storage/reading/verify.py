@@ -231,11 +231,16 @@ def verify_step(
         number = check_step(step)
         try:
             step = run.step(number)
-        except UNREADABLE:
-            attempt = run.step_attempts().get(number)
+        except UNREADABLE as exc:
+            history = run.history()
+            attempt = history.holder(number)
             if attempt is None:  # other records of the run are amiss
                 raise
             step = StepInfo(number, attempt, StepState.LISTED)
+            if (number, attempt) in history.lost:
+                noted = known_damage(run, (number, attempt))
+                problem = f"{manifest_file(number, attempt)}: {_text(exc)}"
+                return _unread(step, started, problem, noted)
     info, name = step, manifest_file(step.step, step.attempt)
     noted = known_damage(run, (info.step, info.attempt))
     try:

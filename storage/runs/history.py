@@ -134,6 +134,11 @@ class History:
         judged = self.states(undeleted=undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
 
+    def holder(self, step: int) -> int | None:
+        """The attempt that holds a step, be its manifest lost; None if none does for certain."""
+        least, most = self._holders()
+        return least.get(step) if least.get(step) == most.get(step) else None
+
     def without(self, key: StepKey | None) -> "History":
         """The history as it would be if the step `key` had never been published."""
         published = tuple(one for one in self.published if one != key)

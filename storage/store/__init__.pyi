@@ -6,6 +6,7 @@ from .bounds import Oversized as Oversized
 from .bounds import bound_of as bound_of
 from .bounds import ensure_within as ensure_within
 from .bounds import few as few
+from .bounds import free_memory as free_memory
 from .bounds import memory_here as memory_here
 from .bounds import refuse_crowded as refuse_crowded
 from .bounds import refuse_oversized as refuse_oversized

@@ -31,6 +31,7 @@ __all__ = [
     "ensure_within",
     "few",
     "free_context",
+    "free_memory",
     "memory_here",
     "refuse_crowded",
     "refuse_oversized",
@@ -49,22 +50,61 @@ _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
-_CGROUP_LIMITS: Final = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+class _Group(NamedTuple):
+    """Files of a container's memory.
+
+    Attributes:
+        limit: bytes that it may use; another text, or more than the machine has, is no limit.
+        used: bytes that it uses.
+        cache: the line of `memory.stat` with the bytes of files that can be read again.
+    """
+
+    limit: Path
+    used: Path
+    cache: str
+
+
+_GROUPS: Final = (
+    _Group(
+        Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), "inactive_file"
+    ),
+    _Group(
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        "total_inactive_file",
+    ),
 )
-"""Of a container, in both versions; in the first a machine without a limit has a huge one."""
+"""Of both versions of control groups."""
 
 
 @functools.cache
 def memory_here() -> int:
     """Bytes of memory of this machine, or of its container."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in map(Path, _CGROUP_LIMITS):
-        text = path.read_text().strip() if path.exists() else ""
-        if text.isdecimal():  # "max" is none
-            found.append(int(text))
-    return min(found)
+    machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(limit for group in _GROUPS if (limit := _number(group.limit)))])
+
+
+def free_memory() -> int:
+    """Bytes of memory that can be taken now on this machine, or in its container."""
+    free = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
+    room = memory_here() if free is None else free << 10
+    for group in _GROUPS:
+        limit, used = _number(group.limit), _number(group.used)
+        if limit is not None and used is not None:
+            cache = _numbers(group.limit.parent / "memory.stat").get(group.cache, 0)
+            room = min(room, limit - used + cache)
+    return max(0, room)
+
+
+def _number(path: Path) -> int | None:
+    text = path.read_text().strip() if path.exists() else ""
+    return int(text) if text.isdecimal() else None  # "max" is no limit
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The second word of each line by the first."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
 
 
 class Bound(NamedTuple):

@@ -13,6 +13,8 @@ from .loading import agreed_checkpoint as agreed_checkpoint
 from .loading import agreed_step as agreed_step
 from .loading import check_on_damage as check_on_damage
 from .loading import load as load
+from .modules import FlatTrees as FlatTrees
+from .modules import TreePlan as TreePlan
 from .modules import open_modules as open_modules
 from .preemption import Preemption as Preemption
 from .restore import open_step as open_step

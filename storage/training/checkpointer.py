@@ -19,6 +19,8 @@ from contextlib import ExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Final, Self, SupportsIndex
 
+import jax
+
 from cairn.storage.arrays import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs import (
@@ -52,6 +54,7 @@ from cairn.storage.training.saving import (
     Item,
     KeptBuffers,
     Memory,
+    PinnedGrowth,
     Save,
     SaveHandle,
     SaveJob,
@@ -63,6 +66,7 @@ from cairn.storage.training.saving import (
     job_environment,
     kinds_of_leaves,
     orbax_folder,
+    pinned_budget,
     prepare,
     prepare_metrics,
     record_outcome,
@@ -143,6 +147,7 @@ class Checkpointer:
         self._lock = threading.RLock()
         self._closed = False
         self._work: _BackgroundWork | None = None
+        self._pinning: PinnedGrowth | None = None
         self._process = os.getpid()
         prepare_metrics()
 
@@ -204,11 +209,16 @@ class Checkpointer:
         """
         return 0 if self._buffers is None else self._buffers.nbytes
 
-    def begin(self) -> None:
+    def begin(self, like: Any = None) -> None:
         """Take the run now, not at the first save; does nothing if it is taken already.
 
         The first save then blocks no longer than later ones, which saves a second or so where a
         store is far away, and a job that may not write the run learns that when it starts.
+
+        Args:
+            like: a tree of arrays like those that will be saved. On a GPU the memory that their
+                copies go to is pinned in the background, at some 2 GB/s, for which the first save
+                would wait; call this before the first step, whose compilation takes as long.
 
         Raises:
             LeaseHeldError: another writer holds the run.
@@ -222,6 +232,9 @@ class Checkpointer:
             self._refuse_closed()
             processes.agree(self._take_run)
             exit_guard.guard(self)
+            if like is not None and self._pinning is None:
+                arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.Array)]
+                self._pinning = PinnedGrowth(arrays, pinned_budget(self._host_memory))
 
     def save(
         self,
@@ -368,7 +381,7 @@ class Checkpointer:
                     work.go()
                 if not held.copy_rest(own_seconds_left()):
                     raise _not_copied(handle, held.waves)
-                handle.waves = held.waves
+                handle.staging, handle.waves = held.staging, held.waves
             except BaseException as exc:
                 if held is not None:
                     held.end(exc)
@@ -510,6 +523,8 @@ class Checkpointer:
         self._work.when_over(self._release)
 
     def _release(self) -> None:
+        if self._pinning is not None:
+            self._pinning.end()
         if self._buffers is not None:
             self._buffers.forget()
         exit_guard.release(self)
@@ -580,10 +595,10 @@ class Checkpointer:
                 found="it going on",
                 next_step="End this process: its next start goes on from the latest step.",
             )
+        if self._pinning is not None:
+            self._pinning.end()
         stack.enter_context(no_collections())
-        save, arrays = prepare(
-            step, items, **given, plan=self._plan, started=self._host_memory is None
-        )
+        save, arrays = prepare(step, items, **given, plan=self._plan, unchanged=self._known)
         if self._buffers is not None and self._buffers.limit is not None:
             self._buffers.check(to_copy(arrays, self._known).nbytes)
         return save, arrays

@@ -6,7 +6,7 @@ such form is refused before anything is written. Imports JAX.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import jax
@@ -19,6 +19,7 @@ from cairn.storage.errors import UnsupportedLeafError
 __all__ = [
     "STORED_DTYPES",
     "dtype_name",
+    "is_computed",
     "is_key_dtype",
     "store_form",
     "why_no_plain_array",
@@ -67,8 +68,20 @@ def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
     return f"{type(array).__name__} is more than an array; store np.asarray of it"
 
 
-def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StoredForm]]:
+def is_computed(leaf: Any) -> bool:
+    """Tell whether what is stored of an array is another, which must be computed first."""
+    form = _form_of(leaf)
+    return form is not None and form.kind not in ("key", "empty")
+
+
+def store_form(
+    leaves: Mapping[str, Any], without: Collection[str] = frozenset()
+) -> tuple[dict[str, Any], dict[str, StoredForm]]:
     """(the leaves to hand to Orbax, the forms of those that differ), both by path.
+
+    Args:
+        leaves: by path.
+        without: paths of leaves that are checked, and not handed on.
 
     Raises:
         UnsupportedLeafError: leaves that can't be stored; lists all of them with the reason.
@@ -84,6 +97,8 @@ def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Sto
         form = _form_of(value)
         if form is not None:
             forms[path] = form
+        if path in without:
+            continue
         if form is None or form.kind == "key":
             stored[path] = value
         elif form.kind != "empty":

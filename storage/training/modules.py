@@ -15,7 +15,7 @@ import jax
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.training.trees import flatten, holds, is_variable
 
-__all__ = ["OpenedItems", "TreePlan", "as_items", "open_modules"]
+__all__ = ["FlatTrees", "OpenedItems", "TreePlan", "as_items", "open_modules"]
 
 _SINGLE_ITEM: Final = "state"
 """The name of a tree that is given without one."""
@@ -99,6 +99,10 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
     return OpenedItems(jax.tree.unflatten(structure, opened), close)
 
 
+class FlatTrees(dict[str, dict[str, Any]]):
+    """Leaves by path, by item: trees that nobody needs to walk."""
+
+
 class TreePlan:
     """What the trees of the last save looked like, for as long as they look so.
 
@@ -120,6 +124,8 @@ class TreePlan:
             UnsupportedFormatError: this is no tree.
             UnsupportedLeafError: keys that can't be stored.
         """
+        if isinstance(given, FlatTrees):
+            return {name: dict(given[name]) for name in sorted(given)}
         trees = as_items(given).trees
         names = sorted(trees, key=str)
         leaves, structure = jax.tree.flatten([trees[name] for name in names])

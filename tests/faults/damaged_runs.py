@@ -30,7 +30,9 @@ from cairn.storage.runs.records.layout import (
     RUN_FILE,
     TRASH,
     annotation_file,
+    manifest_file,
     parse_ref,
+    trash_file,
 )
 from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.manifest import Manifest
@@ -65,20 +67,16 @@ UNTOLD: Final = (ANNOTATIONS, TRASH)
 """Nothing tells that such a record was there, nor of these and of an alias that they have changed
 since: the documentation says so, and it is no trial."""
 
-TELL_OF_EACH_OTHER: Final = frozenset({LEASE_FILE, "manifests/70.7.json"})
-"""The lease names the step that was reported durable last, and nothing else does. The documentation
-says so; what befalls both is no trial."""
 
 _NEVER_WRITTEN: Final = (
     "attempts/99.json",
     "manifests/99.7.json",
     "manifests/70.99.json",
     "manifests/30.6.json",
-    "trash/70.7.json",
     "trash/20.3.json",
     "aliases/other.json",
 )
-"""Where a record never was, and a copy of another may turn up."""
+"""What no run of this history has, whatever attempts its steps were saved in."""
 
 _WAIT_SECONDS: Final = 60.0
 
@@ -103,6 +101,9 @@ class Template:
         records: its records by name.
         older: what each record was before, oldest first.
         answers: what `answers` gives.
+        tell_of_each_other: the lease names the step that was reported durable last, and nothing
+            else does. The documentation says so; what befalls both is no trial.
+        never_written: where a record never was, and a copy of another may turn up.
     """
 
     def __init__(self, root: StoreURI, gcs: Gcs | None = None) -> None:
@@ -124,12 +125,16 @@ class Template:
         self._look()
         delete_alias(run, "retired", expect=1)
         for loss in (1.0, 0.5):
-            put_record(run.objects, annotation_file(60, 6), Annotation(metrics={"loss": loss}))
+            name = annotation_file(60, run.step(60).attempt)
+            put_record(run.objects, name, Annotation(metrics={"loss": loss}))
         self._job((65, False), (70, False))
         for step in (10, 65):
             delete_step(run, deletable_step(run, step), by="me")
         self._look()
         self.answers = answers(run)
+        latest = (70, run.step(70).attempt)
+        self.tell_of_each_other = frozenset({LEASE_FILE, manifest_file(*latest)})
+        self.never_written = (*_NEVER_WRITTEN, trash_file(*latest))
 
     def _job(self, *steps: tuple[int, bool]) -> None:
         self._look()
@@ -241,7 +246,7 @@ def any_damages(template: Template, rng: Random) -> Damage:
         second = any_damage(template, rng)
         both = first.bytes | second.bytes
         if len(both) == len(first.bytes) + len(second.bytes) and not both.keys() >= (
-            TELL_OF_EACH_OTHER
+            template.tell_of_each_other
         ):
             return Damage(f"{first.how}; {second.how}", both)
 
@@ -272,7 +277,9 @@ def _swapped(template: Template, rng: Random) -> tuple[str, dict[str, bytes | No
 def _copied(template: Template, rng: Random) -> tuple[str, dict[str, bytes | None]]:
     source = rng.choice(_alike(template, rng))
     targets = [
-        name for name in (*template.records, *_NEVER_WRITTEN) if _kind(name) == _kind(source)
+        name
+        for name in (*template.records, *template.never_written)
+        if _kind(name) == _kind(source)
     ]
     target = rng.choice([name for name in targets if name != source])
     return f"{source} copied to {target}", {target: template.records[source]}

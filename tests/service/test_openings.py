@@ -220,7 +220,8 @@ OPENINGS: Final = {
         "_on_disk: ObjectStore": PROBE,
     },
     "storage/store/bounds.py": {
-        "memory_here: read_text": OWN,
+        "_number: read_text": OWN,
+        "_numbers: read_text": OWN,
     },
     "storage/store/disk/confinement.py": {
         "source_folder: parse_uri": JUDGES,

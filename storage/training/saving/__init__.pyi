@@ -2,6 +2,7 @@ from .engine import begin_step as begin_step
 from .engine import orbax_folder as orbax_folder
 from .file_origins import FileOrigins as FileOrigins
 from .kept_buffers import KeptBuffers as KeptBuffers
+from .pinned_growth import PinnedGrowth as PinnedGrowth
 from .save_handle import SaveHandle as SaveHandle
 from .save_handle import SaveState as SaveState
 from .save_handle import call_of_save as call_of_save
@@ -24,4 +25,5 @@ from .saves import kinds_of_leaves as kinds_of_leaves
 from .saves import prepare as prepare
 from .saves import to_copy as to_copy
 from .sharing_policy import SharingPolicy as SharingPolicy
+from .staging import pinned_budget as pinned_budget
 from .unchanged import Unchanged as Unchanged

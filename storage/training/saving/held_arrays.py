@@ -1,35 +1,47 @@
 """Hold the arrays of a save on the host, so that the caller may donate or delete them at once.
 
 On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
-it is donated meanwhile. From other devices all transfers are started before the first is waited
-for. Of an array that several processes hold, each writes its own part. Imports JAX. See ADR 0010.
+it is donated meanwhile. On GPUs copies to pinned memory are dispatched, and nothing waits for them;
+from other devices all transfers are started before the first is waited for. Of an array that
+several processes hold, each writes its own part. Imports JAX. See ADR 0010 and 0051.
 """
 
 import contextlib
 import functools
+import logging
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, outer_shard_shape
-from cairn.storage.errors import UnsupportedLeafError
+from cairn.storage.arrays import (
+    ChunkShapes,
+    dtype_named,
+    inner_chunk_shape,
+    origin_of,
+    outer_shard_shape,
+)
+from cairn.storage.errors import SaveError, UnsupportedLeafError
 from cairn.storage.training import processes
-from cairn.storage.training.leaf_forms import is_key_dtype
+from cairn.storage.training.leaf_forms import is_key_dtype, store_form
+from cairn.storage.training.saving.kept_buffers import copy_all
 
 __all__ = [
     "ArrayLayout",
+    "DeferredLeaf",
     "HeldArray",
     "HeldPart",
     "HostView",
+    "PinnedPart",
     "Transfers",
     "array_layout",
     "host_views",
     "is_read_by_columns",
+    "on_gpu",
     "on_host",
     "viewed",
 ]
@@ -44,6 +56,10 @@ _MOST_CELLS: Final = 8
 _KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
 """JAX 0.11 keeps in an array the view that `np.asarray` gives, unless it is one of the buffer
 protocol, and copies that array whenever it is donated; 0.10 and 0.12 do not."""
+
+_PINNED: Final = "pinned_host"
+_HOST_KINDS: Final = frozenset({_PINNED, "unpinned_host"})
+_log = logging.getLogger("cairn")
 
 HostView = memoryview | np.ndarray[Any, Any]
 
@@ -91,6 +107,24 @@ class HeldPart(NamedTuple):
     origin: tuple[int, ...]
 
 
+class PinnedPart(NamedTuple):
+    """Elements that this process writes, on their way to pinned memory.
+
+    Attributes:
+        copy: of the device's shard, in pinned memory; nobody else has it.
+        within: the part of it.
+        origin: index of the first in the array.
+    """
+
+    copy: jax.Array
+    within: tuple[slice, ...]
+    origin: tuple[int, ...]
+
+    def held(self) -> HeldPart:
+        """The part once it is there: a view, which keeps the pinned memory."""
+        return HeldPart(np.asarray(self.copy)[self.within], self.origin)
+
+
 class HeldArray(NamedTuple):
     """An array as it is stored, this process's parts of it held.
 
@@ -111,9 +145,80 @@ class HeldArray(NamedTuple):
     key_impl: str | None
 
 
+class DeferredLeaf(NamedTuple):
+    """A leaf that the last step has stored, which is left alone if its files can be linked.
+
+    Attributes:
+        leaf: as it was given.
+        shape: as it is stored.
+        dtype: the same.
+        layout: how it is cut.
+    """
+
+    leaf: jax.Array
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    layout: ArrayLayout
+
+    @classmethod
+    def of(
+        cls, leaf: jax.Array, shape: tuple[int, ...], dtype: str, *, columns: bool
+    ) -> "DeferredLeaf":
+        """A leaf that is stored in this shape and dtype; `columns` as in `array_layout`."""
+        kind = dtype_named(dtype)
+        layout = _layout(shape, kind.itemsize, leaf.sharding, columns)
+        return cls(leaf, shape, kind, layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are stored of it, on all processes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def outline(self) -> HeldArray:
+        """The array as it is stored, without any part."""
+        return HeldArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
+
+    def placeholders(self) -> tuple[HeldPart, ...]:
+        """The parts without their values: of the same shapes, and nobody may look into them."""
+        shard = np.broadcast_to(
+            np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
+        )
+        return tuple(HeldPart(shard[within], origin) for _, within, origin in self.layout.pieces)
+
+    def parts(self) -> tuple[HeldPart, ...]:
+        """The parts, copied now.
+
+        Raises:
+            SaveError: a step was given their memory in the meantime.
+        """
+        if self.leaf.is_deleted():
+            raise SaveError(
+                "values that were to be linked are gone",
+                path="a leaf that the last step has stored",
+                expected="its files in the last step, or its array, until this save is durable",
+                found="files that can't be linked, and an array whose memory a step was given",
+                next_step="Save again: the next save copies all values.",
+            )
+        return tuple(
+            HeldPart(_stored(self.leaf.addressable_data(number))[within], origin)
+            for number, within, origin in self.layout.pieces
+        )
+
+
+def _stored(shard: jax.Array) -> np.ndarray[Any, Any]:
+    """The stored form of one device's shard, copied."""
+    stored, _ = store_form({"": shard})
+    return np.array(_same_memory(stored[""]))
+
+
 def on_host() -> bool:
     """Whether the memory of this job's devices is the host's."""
     return bool(jax.default_backend() == "cpu")
+
+
+def on_gpu() -> bool:
+    """Whether the devices of this job copy to pinned memory beside what they compute."""
+    return bool(jax.default_backend() == "gpu")
 
 
 def is_read_by_columns(item: str) -> bool:
@@ -122,21 +227,18 @@ def is_read_by_columns(item: str) -> bool:
 
 
 class Transfers:
-    """The leaves of an item on their way to the host; the transfers of all run at once.
-
-    Unless they are not started: then `copied` brings some parts of them at a time.
+    """The leaves of an item on their way to the host.
 
     Attributes:
         layouts: by path, how each is stored.
     """
 
-    def __init__(self, item: str, leaves: Mapping[str, Any], *, started: bool = True) -> None:
-        """Start them.
+    def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
+        """Nothing is copied yet.
 
         Args:
             item: its name.
             leaves: arrays of JAX and NumPy by path, as they are stored.
-            started: False starts none.
 
         Raises:
             UnsupportedLeafError: with several processes, arrays that only this one has.
@@ -161,10 +263,6 @@ class Transfers:
             if isinstance(leaf, jax.Array)
         }
         self._started: dict[tuple[str, int], jax.Array] = {}
-        if started and not on_host():
-            for shards in self._shards.values():
-                for shard in shards:
-                    shard.copy_to_host_async()
 
     def sizes(self) -> dict[str, list[int]]:
         """By path, the bytes of each part that this process writes."""
@@ -206,35 +304,66 @@ class Transfers:
         return found
 
     def start(self, parts: Iterable[tuple[str, int]]) -> None:
-        """Start the transfers of some parts, of which `copied` waits for the same.
+        """Start the transfers of some parts, of which `copied` takes the same.
 
-        JAX keeps what the host has seen of an array for as long as the array lives. So arrays are
-        made here of the same device memory, whose host memory goes with what `copied` gives.
-
-        Args:
-            parts: (path, number) of each.
-        """
-        for path, number in parts:
-            if path in self._shards:
-                shard = self._shards[path][number]
-                source = jax.make_array_from_single_device_arrays(
-                    shard.shape, shard.sharding, [shard]
-                )
-                source.copy_to_host_async()
-                self._started[path, number] = source
-
-    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HeldPart]]:
-        """Some parts, once they are on the host, in memory of their own, by path.
+        The devices' own order has each copy read its array before a later step that is given the
+        array's memory writes to it.
 
         Args:
             parts: (path, number) of each.
         """
-        found: dict[str, list[HeldPart]] = {}
+        shards = {
+            part: shard
+            for part in parts
+            if part[0] in self._shards and not _is_in_host_memory(shard := self._shard(*part))
+        }
+        if on_gpu():
+            copies = _pinned(list(shards.values()))
+            if copies is not None:
+                self._started |= zip(shards, copies, strict=True)
+                return
+        # JAX keeps what the host has seen of an array for as long as the array lives. So arrays are
+        # made here of the same device memory, whose host memory goes with what `copied` gives.
+        self._started |= {part: _same_memory(shard) for part, shard in shards.items()}
+        for source in self._started.values():
+            source.copy_to_host_async()
+
+    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HeldPart | PinnedPart]]:
+        """Some parts by path, in memory of their own, once their sources may be donated.
+
+        Parts in pinned memory are not there yet.
+
+        Args:
+            parts: (path, number) of each.
+        """
+        copied: dict[str, list[HeldPart | PinnedPart]] = {}
+        pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         for path, number in parts:
             piece = self.layouts[path].pieces[number]
-            source = self._started.pop((path, number), self._leaves[path])
-            found.setdefault(path, []).append(HeldPart(_own(source)[piece.within], piece.origin))
-        return found
+            source = self._started.pop((path, number), None)
+            if source is not None and _is_in_host_memory(source):
+                copied.setdefault(path, []).append(PinnedPart(source, *piece[1:]))
+                continue
+            if source is None:  # whoever owns this memory may write to it, or donate it
+                lasting = self._host_values(path, number)[piece.within]
+                values = np.empty_like(lasting, order="C")
+                pairs.append((values, lasting))
+            else:
+                values = np.asarray(source)[piece.within]
+                if _is_of_cpu(source):
+                    values = values.copy()
+            copied.setdefault(path, []).append(HeldPart(values, piece.origin))
+        copy_all(pairs)
+        return copied
+
+    def _shard(self, path: str, number: int) -> jax.Array:
+        return self._shards[path][number]
+
+    def _host_values(self, path: str, number: int) -> np.ndarray[Any, Any]:
+        """A view of what lies in the host's memory; the array itself keeps none."""
+        if path not in self._shards:
+            return np.asarray(self._leaves[path])
+        return np.asarray(_same_memory(self._shards[path][number]))
 
     def wait(
         self, *, copied: bool = True, without: Collection[str] = frozenset()
@@ -275,18 +404,33 @@ class Transfers:
         )
 
 
-def _own(source: Any) -> np.ndarray[Any, Any]:
-    """An array's elements in memory that nobody else has."""
-    if isinstance(source, jax.Array) and not _is_of_cpu(source):
-        return np.asarray(source)
-    return np.array(source)
+def _pinned(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
+    """Copies in pinned memory, dispatched; None where there is not enough of it."""
+    places = [array.sharding.with_memory_kind(_PINNED) for array in arrays]
+    try:
+        copies: list[jax.Array] = jax.device_put(arrays, places)
+    except jax.errors.JaxRuntimeError as exc:
+        _log.warning("no pinned memory for a save, which waits for its transfers: %s", exc)
+        return None
+    return copies
+
+
+def _same_memory(array: jax.Array) -> jax.Array:
+    """Another array of the memory of one that lies on one device."""
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+
+
+def _is_in_host_memory(array: jax.Array) -> bool:
+    """Tell whether an array lies in the host's memory, such as an offloaded moment."""
+    device: Any = next(iter(array.sharding.device_set))
+    if device.platform == "cpu" != jax.default_backend():
+        return True
+    return array.sharding.memory_kind in _HOST_KINDS - {device.default_memory().kind}
 
 
 def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
     """The elements of an array of one CPU device, where they lie; the array keeps no view."""
-    if _KEEPS_VIEWS:
-        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-    return np.asarray(array)
+    return np.asarray(_same_memory(array) if _KEEPS_VIEWS else array)
 
 
 def _is_of_cpu(array: jax.Array) -> bool:

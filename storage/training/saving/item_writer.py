@@ -50,10 +50,11 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, StoreURI
-from cairn.storage.training.saving.held_arrays import HeldArray
+from cairn.storage.training.saving.held_arrays import DeferredLeaf, HeldArray
 from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
 from cairn.storage.training.saving.staging import StagedItem
 from cairn.storage.training.saving.unchanged import (
+    LeafLayout,
     LinkedFile,
     SavedItem,
     SavedShard,
@@ -83,6 +84,8 @@ class HeldItem(NamedTuple):
         unchanged: what is known of the saves before.
         same: paths of the leaves that are known to be what the save before stored.
         leaves: the immutable arrays among those that were given, by path.
+        deferred: leaves that are to be linked, and copied only if they can't be, of which `arrays`
+            has no parts; emptied as `arrays` is.
         compression: of the stored chunks.
         staged: gives the parts that come in waves, which `arrays` are without.
         uploads: memory for what is on its way to an object store; None has no limit.
@@ -93,6 +96,7 @@ class HeldItem(NamedTuple):
     unchanged: Unchanged
     same: frozenset[str]
     leaves: Mapping[str, weakref.ref[Any]]
+    deferred: dict[str, DeferredLeaf]
     compression: Compression | None = None
     staged: StagedItem | None = None
     uploads: UploadMemory | None = None
@@ -152,7 +156,9 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     files = _description(held) if process == 0 else {}
     item_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in held.values())
     layouts = {
-        path: (array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path))
+        path: LeafLayout(
+            array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path)
+        )
         for path, array in held.items()
     }
     outlines = {path: array._replace(parts=()) for path, array in held.items()}
@@ -168,6 +174,8 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
                 reused = item.unchanged.reuse(
                     _drained(shards), layouts, item.same, database, linked=value_files
                 )
+                _copy_deferred(reused.rest, outlines, item)
+                item.deferred.clear()  # all are in the first wave; their memory may be given back
                 written = write_value_files(sink, _drained(reused.rest))
                 stored |= reused.shards | _saved(written, reused.fingerprints)
                 value_files |= reused.files
@@ -203,6 +211,8 @@ def _waves(
         outlines: the arrays without their parts.
         item: gives those that come in waves.
     """
+    for path, leaf in item.deferred.items():
+        held[path] = outlines[path]._replace(parts=leaf.placeholders())
     first = list(shards_of(held, item.forms, item.compression))
     held.clear()
     if first or item.staged is None:
@@ -214,6 +224,29 @@ def _waves(
             shards = list(shards_of(parts, item.forms, item.compression))
             del wave, parts
             yield shards
+
+
+def _copy_deferred(
+    rest: list[ShardToWrite], outlines: Mapping[str, HeldArray], item: HeldItem
+) -> None:
+    """Give the shards that could not be linked their values.
+
+    Args:
+        rest: shards to write; those of deferred leaves are replaced.
+        outlines: the arrays without their parts.
+        item: has the deferred leaves.
+
+    Raises:
+        SaveError: a step was given the memory of one in the meantime.
+    """
+    paths = {shard.path for shard in rest} & item.deferred.keys()
+    if not paths:
+        return
+    arrays = {path: outlines[path]._replace(parts=item.deferred[path].parts()) for path in paths}
+    values = {shard.key: shard.values for shard in shards_of(arrays, item.forms, item.compression)}
+    rest[:] = [
+        shard._replace(values=values[shard.key]) if shard.path in paths else shard for shard in rest
+    ]
 
 
 def _saved(

@@ -11,7 +11,7 @@ import numpy as np
 
 from cairn.storage.errors import PolicyError
 
-__all__ = ["LEAST_COPIED_BYTES", "KeptBuffers", "Places", "places"]
+__all__ = ["LEAST_COPIED_BYTES", "KeptBuffers", "Places", "copy_all", "places"]
 
 LEAST_COPIED_BYTES: Final = 64 << 10
 """Of smaller arrays of JAX the view is held: if XLA copies them, their memory comes from a heap
@@ -139,7 +139,7 @@ class KeptBuffers:
             root[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             for start, array in zip(offsets, arrays, strict=True)
         ]
-        _copy_all(list(zip(made, arrays, strict=True)))
+        copy_all(list(zip(made, arrays, strict=True)))
         for one in made:
             one.setflags(write=False)
         return made
@@ -193,7 +193,7 @@ def _mapped(nbytes: int) -> mmap.mmap:
     return pages
 
 
-def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
+def copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
     """Copy each second into its first, in several threads if there is much to copy."""
     batches = list(_batches(pairs))
     threads = min(_THREADS, len(batches))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
+from typing import Literal
 
 from cairn.storage.errors import SaveError, StorageError
 from cairn.storage.store import StoreURI
@@ -14,6 +15,7 @@ from cairn.storage.store import StoreURI
 __all__ = [
     "SaveHandle",
     "SaveState",
+    "StagingKind",
     "call_of_save",
     "refused_save",
     "superseded_save",
@@ -71,6 +73,9 @@ class SaveState(StrEnum):
     SKIPPED = "skipped"
 
 
+StagingKind = Literal["views", "snapshot", "waves"]
+
+
 class SaveHandle:
     """One save. Any thread may wait on it.
 
@@ -82,8 +87,9 @@ class SaveHandle:
         blocked_seconds: how long the call kept its caller: that of the state, of the saver, of the
             manager, or `Checkpointer.save`.
         nbytes: bytes of the arrays, where known.
-        waves: in how many the arrays came to the host; of more than one all but the last were
-            written before `save` returned.
+        staging: how arrays came to the host: "views" of what lies there already, a "snapshot" of
+            all at once, or "waves".
+        waves: in how many waves they did; all but the last were written before `save` returned.
         reason: why it was saved, where a policy decided.
     """
 
@@ -93,6 +99,7 @@ class SaveHandle:
         self.uri = uri
         self.blocked_seconds = 0.0
         self.nbytes = 0
+        self.staging: StagingKind = "views"
         self.waves = 1
         self.reason: str | None = None
         self._began = time.monotonic()

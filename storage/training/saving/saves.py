@@ -42,14 +42,21 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
 from cairn.storage.training.iterators import TakenState, take_states
-from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
+from cairn.storage.training.leaf_forms import (
+    dtype_name,
+    is_computed,
+    is_key_dtype,
+    store_form,
+)
 from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving.held_arrays import (
+    DeferredLeaf,
     HeldArray,
     HostView,
     Transfers,
     host_views,
     is_read_by_columns,
+    on_gpu,
     on_host,
     viewed,
 )
@@ -59,12 +66,16 @@ from cairn.storage.training.saving.kept_buffers import (
     KeptBuffers,
     places,
 )
+from cairn.storage.training.saving.save_handle import StagingKind
 from cairn.storage.training.saving.staging import (
     StagedItem,
     Staging,
     copier,
     granted,
+    memory_unasked,
+    note_pinned,
     parts_to_stage,
+    pinned_budget,
     planned_waves,
 )
 from cairn.storage.training.saving.unchanged import Unchanged
@@ -148,12 +159,14 @@ class Item(NamedTuple):
         views: those that the host has already, held.
         forms: of those that are stored differently.
         transfers: the others that have elements, as they are stored.
+        deferred: those that the last step has, and that are to be linked.
     """
 
     given: Mapping[str, Any]
     views: Mapping[str, HostView]
     forms: Mapping[str, StoredForm]
     transfers: Transfers
+    deferred: Mapping[str, DeferredLeaf]
 
 
 def prepare(
@@ -168,13 +181,13 @@ def prepare(
     labels: Mapping[str, str] | None,
     compression: Compression | None,
     plan: TreePlan,
+    unchanged: Callable[[str], Unchanged],
     overwrite: bool = False,
-    started: bool = True,
 ) -> tuple[Save, dict[str, Item]]:
-    """What is stored, and its arrays by item, whose transfers are started unless not `started`.
+    """What is stored, and its arrays by item, of which nothing is copied yet.
 
-    `plan` is what there is to know of the trees of the save before; other args as in
-    `Checkpointer.save`.
+    `plan` is what there is to know of the trees of the save before, and `unchanged` gives what is
+    known of an item over the saves of the run; other args as in `Checkpointer.save`.
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
@@ -200,11 +213,19 @@ def prepare(
     views: dict[str, dict[str, HostView]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
+    deferred: dict[str, dict[str, DeferredLeaf]] = {}
     for name in flat:
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
-        stored[name], forms[name] = store_form(rest)
+        deferred[name] = {
+            path: DeferredLeaf.of(
+                rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
+            )
+            for path, layout in unchanged(name).linkable(rest).items()
+            if _may_wait(rest[path])
+        }
+        stored[name], forms[name] = store_form(rest, deferred[name])
         # What these are is told later; an array of NumPy could have another shape by then.
         flat[name].update(
             (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
@@ -221,11 +242,12 @@ def prepare(
     states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves, started=started))
+        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves), deferred[name])
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
     nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
+    nbytes += sum(leaf.nbytes for one in deferred.values() for leaf in one.values())
     save = Save(
         step=number,
         names=tuple(sorted([*flat, META_ITEM])),
@@ -238,6 +260,19 @@ def prepare(
         compression=compression,
     )
     return save, prepared
+
+
+def _may_wait(leaf: jax.Array) -> bool:
+    """Tell whether a leaf that is to be linked is worth more than a view, until it is.
+
+    That is one whose values are elsewhere, or whose stored form must be computed: by all
+    processes, where several have a part of it.
+    """
+    if is_key_dtype(leaf.dtype):
+        return False
+    if is_computed(leaf):
+        return bool(jax.process_count() == 1)
+    return not on_host()
 
 
 def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
@@ -299,23 +334,27 @@ class HeldItems(Mapping[str, HeldItem]):
         """
         self._known = {name: unchanged(name) for name in items}
         buffers, kept = memory.buffers, 0
+        budget = memory_unasked() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
-        parts = [] if memory.most is None else parts_to_stage(transfers, numpy=buffers is None)
-        staged = {(part.item, part.path) for part in parts}
+        parts = parts_to_stage(transfers, numpy=memory.most is not None and buffers is None)
+        left = {(part.item, part.path) for part in parts}
         if buffers is None:
             self._given = dict(items)
-            self._waited = _waited(items, staged)
+            self._waited = _waited(items, left)
         else:
             copied = to_copy(items, self._known.__getitem__)
             kept = copied.nbytes
-            self._given, self._waited = _with_copies(items, copied, buffers, staged)
+            self._given, self._waited = _with_copies(items, copied, buffers, left)
+        total = sum(part.nbytes for part in parts)
         self._uploads: UploadMemory | None = None
-        self._staging: Staging | None = None
         if memory.most is not None:
-            total = sum(part.nbytes for part in parts)
             share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
-            self._staging = Staging(planned_waves(parts, share.waves), copier(transfers))
+            budget = share.waves
+        waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
+        if on_gpu():
+            note_pinned(max((sum(part.nbytes for part in wave) for wave in waves), default=0))
+        self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
@@ -329,8 +368,15 @@ class HeldItems(Mapping[str, HeldItem]):
 
     @property
     def waves(self) -> int:
-        """In how many the arrays come to the host; 1 if memory is not limited."""
-        return 1 if self._staging is None else max(1, len(self._staging.waves))
+        """In how many the arrays come to the host; 1 if they all fit."""
+        return 1 if self._staging is None else len(self._staging.waves)
+
+    @property
+    def staging(self) -> StagingKind:
+        """How the arrays come to the host."""
+        if self._staging is None:
+            return "views"
+        return "snapshot" if self.waves == 1 else "waves"
 
     def copy_rest(self, timeout: float | None = None) -> bool:
         """Have the host get the arrays that it does not have yet, as `Staging.copy_rest` does."""
@@ -367,6 +413,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 compression=self._compression,
                 staged=None if self._staging is None else StagedItem(self._staging, name),
                 uploads=self._uploads,
+                deferred=dict(item.deferred),
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]
@@ -430,10 +477,10 @@ def _with_copies(
     items: Mapping[str, Item],
     copied: _Copied,
     buffers: KeptBuffers,
-    staged: Collection[tuple[str, str]],
+    left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
-    """The items without views of what is copied, and their other arrays, held unless staged."""
-    waited = _waited(items, staged, copied=False)
+    """The items without views of what is copied, and their other arrays, held unless left."""
+    waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
         buffers.copies(
@@ -452,12 +499,12 @@ def _with_copies(
 
 
 def _waited(
-    items: Mapping[str, Item], staged: Collection[tuple[str, str]], *, copied: bool = True
+    items: Mapping[str, Item], left: Collection[tuple[str, str]], *, copied: bool = True
 ) -> dict[str, dict[str, HeldArray]]:
-    """By item and path the arrays that no view is held of yet; the staged have no parts."""
+    """By item and path the arrays that no view is held of yet; those left have no parts."""
     return {
         name: item.transfers.wait(
-            copied=copied, without={path for owner, path in staged if owner == name}
+            copied=copied, without={path for owner, path in left if owner == name}
         )
         for name, item in items.items()
     }
@@ -466,12 +513,13 @@ def _waited(
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:
     """What is stored of an item, in the order of its leaves."""
     columns = is_read_by_columns(name)
+    others = {**waited, **{path: leaf.outline() for path, leaf in item.deferred.items()}}
     return {
         path: viewed(item.views[path], leaf.sharding, columns=columns)
         if path in item.views
-        else waited[path]
+        else others[path]
         for path, leaf in item.given.items()
-        if path in item.views or path in waited
+        if path in item.views or path in others
     }
 
 

@@ -1,17 +1,24 @@
-"""Arrays come to the host in waves, each as large as memory is granted. See ADR 0044.
+"""Arrays come to the host in waves, each as large as memory is granted.
 
 What must be copied (from accelerators, and of NumPy arrays) is cut into waves by a pure function.
 The caller of a save copies a wave, the writers write it and let go of it, and only then comes the
-next: so the caller waits until the last one is copied, and may donate from then on. Imports JAX.
+next: so the caller waits until the last one is copied, and may donate from then on. Where all fits
+there is one wave, and on GPUs nobody waits for the last: its copies to pinned memory are
+dispatched, and its writers wait for them. Imports JAX. See ADR 0044 and 0051.
 """
 
+import functools
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cairn.storage.errors import SaveError
-from cairn.storage.training.saving.held_arrays import HeldPart, Transfers
+from cairn.storage.store import free_memory
+from cairn.storage.training import processes
+from cairn.storage.training.saving.held_arrays import HeldPart, PinnedPart, Transfers
 
 __all__ = [
     "Granted",
@@ -20,7 +27,10 @@ __all__ = [
     "Staging",
     "copier",
     "granted",
+    "memory_unasked",
+    "note_pinned",
     "parts_to_stage",
+    "pinned_budget",
     "planned_waves",
 ]
 
@@ -29,6 +39,9 @@ _OF_UPLOADS: Final = 4
 
 ItemParts = Mapping[str, tuple[HeldPart, ...]]
 """Of an item, by path."""
+
+CopiedParts = Mapping[str, tuple[HeldPart | PinnedPart, ...]]
+"""The same, some of them still on their way."""
 
 
 class PartToStage(NamedTuple):
@@ -65,14 +78,14 @@ def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[P
     ]
 
 
-def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, ItemParts]]:
+def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, CopiedParts]]:
     """What copies a wave, as `Staging` has it; all transfers of a wave run at once.
 
     Args:
         transfers: of the items, by name, not started.
     """
 
-    def copied(wave: Wave) -> dict[str, ItemParts]:
+    def copied(wave: Wave) -> dict[str, CopiedParts]:
         wanted: dict[str, list[tuple[str, int]]] = {}
         for part in wave:
             wanted.setdefault(part.item, []).append((part.path, part.number))
@@ -111,6 +124,50 @@ def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]
     return tuple(map(tuple, waves))
 
 
+def memory_unasked() -> int:
+    """Bytes that a save's copies may take in this process where nobody has said how many.
+
+    Half of what is free on this host, divided by its processes; all of them must call this. What
+    XLA has pinned for a save before is never given back, so it can be taken again.
+    """
+    return max(1, _pinned, free_memory() // 2 // _processes_on_this_host())
+
+
+_pinned = 0
+"""Bytes that XLA has pinned for saves of this process, at least."""
+
+
+def note_pinned(nbytes: int) -> None:
+    """So many bytes of pinned memory are taken at the same time.
+
+    Args:
+        nbytes: of the copies of one save.
+    """
+    global _pinned
+    _pinned = max(_pinned, nbytes)
+
+
+@functools.cache
+def _processes_on_this_host() -> int:
+    host = socket.gethostname()
+    return processes.collect(host).count(host)
+
+
+def pinned_budget(host_memory: int | None) -> int:
+    """Bytes of pinned memory that a save's copies may take in this process.
+
+    XLA's pool of it has a limit of its own, whatever the host has.
+
+    Args:
+        host_memory: bytes that copies may take; None: as `memory_unasked`.
+
+    Source: `GetGpuHostAllocator` in XLA's `xla/pjrt/gpu/gpu_helpers.cc`.
+    """
+    text = os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "")
+    pool = (int(text) if text.isdecimal() else 64) << 30
+    return min(pool, memory_unasked() if host_memory is None else host_memory)
+
+
 class Granted(NamedTuple):
     """What of the granted memory is for what.
 
@@ -147,7 +204,7 @@ class Staging:
     def __init__(
         self,
         waves: Sequence[Wave],
-        copied: Callable[[Wave], Mapping[str, ItemParts]],
+        copied: Callable[[Wave], Mapping[str, CopiedParts]],
     ) -> None:
         """Copy the first wave.
 
@@ -161,7 +218,7 @@ class Staging:
         self._error: BaseException | None = None
         self._over = False
         self._at = 0
-        self._there: dict[str, ItemParts] = dict(copied(self.waves[0])) if waves else {}
+        self._there: dict[str, CopiedParts] = dict(copied(self.waves[0])) if waves else {}
         self._writing = set(self._there)
 
     def parts_of(self, item: str) -> Iterator[ItemParts]:
@@ -175,12 +232,15 @@ class Staging:
         for number, wave in enumerate(self.waves):
             if all(part.item != item for part in wave):
                 continue
-            yield self._taken(item, number)
+            yield {
+                path: tuple(part.held() if isinstance(part, PinnedPart) else part for part in parts)
+                for path, parts in self._taken(item, number).items()
+            }
             with self._changed:
                 self._writing.discard(item)
                 self._changed.notify_all()
 
-    def _taken(self, item: str, number: int) -> ItemParts:
+    def _taken(self, item: str, number: int) -> CopiedParts:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._at >= number)
             if self._error is not None:
@@ -234,7 +294,7 @@ class Staging:
             self._changed.notify_all()
 
 
-def _nothing(wave: Wave) -> Mapping[str, ItemParts]:
+def _nothing(wave: Wave) -> Mapping[str, CopiedParts]:
     raise AssertionError(f"{len(wave)} parts asked for once all are copied")
 
 

@@ -7,15 +7,18 @@ what becomes of the other step does not matter to it. Imports no JAX. See ADR 12
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from cairn.storage.arrays import (
+    ChunkShapes,
+    Compression,
     DigestedBox,
     Fingerprints,
     ShardToWrite,
     StoredFile,
+    StoredForm,
     ValueRef,
     has_fingerprints,
 )
@@ -24,7 +27,7 @@ from cairn.storage.store import Clock, StoreURI
 from cairn.storage.training.saving.linked_files import LinkedFile, link_files, new_files
 from cairn.storage.training.saving.sharing_policy import SharingPolicy
 
-__all__ = ["LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
+__all__ = ["LeafLayout", "LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
 
 _LEAST_LIVE: Final = 0.5
 """Files of which less than this part is still wanted are not linked."""
@@ -33,6 +36,24 @@ _STEPS_REMEMBERED: Final = 256
 
 StepKey = tuple[int, int]
 """(step, attempt)."""
+
+
+class LeafLayout(NamedTuple):
+    """How a leaf is stored; where two differ nothing of one serves the other.
+
+    Attributes:
+        shape: as it is stored.
+        dtype: the same, by name.
+        cut: outer shards and inner chunks.
+        compression: of the chunks.
+        form: if it is stored in another one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    cut: ChunkShapes
+    compression: Compression | None
+    form: StoredForm | None
 
 
 class SavedShard(NamedTuple):
@@ -56,13 +77,13 @@ class SavedItem(NamedTuple):
 
     Attributes:
         folder: of its database.
-        layouts: by path: shape, dtype, cut, compression and form of each leaf.
+        layouts: of the leaves, by path.
         shards: by key.
         files: value files by name.
     """
 
     folder: StoreURI
-    layouts: Mapping[str, Hashable]
+    layouts: Mapping[str, LeafLayout]
     shards: Mapping[bytes, SavedShard]
     files: Mapping[str, LinkedFile]
 
@@ -119,6 +140,28 @@ class Unchanged:
             if (known := self._leaves.get(path)) is not None and known() is leaf
         )
 
+    def linkable(self, leaves: Mapping[str, Any]) -> dict[str, LeafLayout]:
+        """Those of `same` whose files the next save will link, unless they are damaged.
+
+        Returns:
+            By path, how each is stored.
+        """
+        same, saved, now = self.same(leaves), self._saved, self._clock()
+        if saved is None or not same:
+            return {}
+        files: dict[str, set[str]] = {}
+        stored = [shard for shard in saved.shards.values() if shard.path in same]
+        for shard in stored:
+            files.setdefault(shard.path, set()).add(shard.ref.file)
+        shared = {
+            name
+            for name in _worth_linking(saved, stored)
+            if self.sharing.may_share(
+                steps=saved.files[name].steps, written=saved.files[name].written, now=now
+            )
+        }
+        return {path: saved.layouts[path] for path, names in files.items() if names <= shared}
+
     def remember(
         self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]], step: StepKey
     ) -> None:
@@ -145,7 +188,7 @@ class Unchanged:
     def reuse(
         self,
         shards: Iterable[ShardToWrite],
-        layouts: Mapping[str, Hashable],
+        layouts: Mapping[str, LeafLayout],
         same: frozenset[str],
         folder: StoreURI,
         *,
@@ -161,7 +204,7 @@ class Unchanged:
 
         Args:
             shards: all that is to be stored.
-            layouts: by path: shape, dtype, cut, compression and form of each leaf.
+            layouts: of the leaves, by path.
             same: paths of leaves that are known to be what was saved.
             folder: the database's.
             linked: files of it that were linked for other shards of this save, by name.
@@ -201,7 +244,7 @@ class Unchanged:
             return True
 
     def _unchanged(
-        self, shards: list[ShardToWrite], layouts: Mapping[str, Hashable], same: frozenset[str]
+        self, shards: list[ShardToWrite], layouts: Mapping[str, LeafLayout], same: frozenset[str]
     ) -> dict[bytes, SavedShard]:
         """What the last durable step has of these shards, of leaves that did not change."""
         saved = self._saved

@@ -2,11 +2,14 @@
 
 import random
 
+import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from cairn import EasyDeLState
 from cairn.state.saving import description
+from cairn.storage.training import flatten
 from tests.state.my_model import my_model
 
 
@@ -34,7 +37,12 @@ def states():
         EasyDeLState.create(model=my_model(dtype=jnp.bfloat16)),
         EasyDeLState.create(model=my_model(param_dtype=jnp.bfloat16)),
         EasyDeLState.create(model=my_model()),
-        EasyDeLState.create(model=my_model(precision="highest")),
+        EasyDeLState.create(
+            model=my_model(precision="highest"),
+            tx_init={"lr": 0.1},
+            tx=optax.adam(0.1),
+            init_opt_state=True,
+        ),
     ]
 
 
@@ -46,9 +54,24 @@ def test_what_is_said_of_a_model_is_what_it_is_now(monkeypatch):
         state = turns.choice(made)
         if turns.random() < 0.3:  # frozen, and yet
             object.__setattr__(state.model.config, "hidden_size", turns.choice(sizes))
+        optimizer = turns.random() < 0.5
         for _ in range(2):
-            said = description.describe(state)
+            said = description.describe(state, optimizer=optimizer)
         with monkeypatch.context() as patched:
             patched.setattr(description, "_kept", {})
-            anew = description.describe(state)
-        assert repr(said) == repr(anew)
+            anew = description.describe(state, optimizer=optimizer)
+        assert repr(said.description) == repr(anew.description)
+        walked = description.items_of(
+            state.graphstate,
+            state.graphother,
+            state.opt_state if optimizer else None,
+            state.added_fields,
+        )
+        assert ids(said.items) == ids({name: flatten(tree) for name, tree in walked.items()})
+        assert sorted(map(id, said.leaves)) == sorted(map(id, jax.tree.leaves(walked)))
+
+
+def ids(items):
+    return {
+        item: [(path, id(leaf)) for path, leaf in leaves.items()] for item, leaves in items.items()
+    }

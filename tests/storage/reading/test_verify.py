@@ -371,6 +371,16 @@ def test_a_damaged_manifest_is_found_and_named(run):
     assert verify_step(run, STEP).ok
 
 
+def test_a_lost_manifest_is_found_and_named(run):
+    (Path(run.uri.local_path) / manifest_file(STEP, 1)).unlink()
+    report = verify_step(Run.open(run.uri), STEP)
+    assert not report.ok
+    assert not report.loads
+    assert (report.step, report.attempt) == (STEP, 1)
+    (problem,) = report.problems
+    assert problem.startswith(f"{manifest_file(STEP, 1)}: the manifest of a durable step is lost")
+
+
 def test_a_damaged_asset_is_found_and_named(run):
     (path,) = (Path(run.uri.local_path) / "assets").iterdir()
     flip(path, 9)

@@ -117,6 +117,7 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
         labels=None,
         compression=None,
         plan=TreePlan(),
+        unchanged=lambda _: Unchanged(SharingPolicy(), time.time, lambda steps: ()),
     )
 
     class Slow(Unchanged):

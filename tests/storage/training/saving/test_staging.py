@@ -5,6 +5,7 @@ memory is not the host's: then they take the way of an accelerator's.
 """
 
 import itertools
+import tempfile
 import threading
 import time
 import weakref
@@ -14,15 +15,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.run import Run
+from cairn.storage.training import leaf_forms
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import held_arrays, item_writer, saves
+from cairn.storage.training.saving import (
+    SharingPolicy,
+    held_arrays,
+    item_writer,
+    pinned_growth,
+    saves,
+    staging,
+)
 from cairn.storage.training.saving.held_arrays import HeldPart, Transfers
 from cairn.storage.training.saving.staging import (
     PartToStage,
@@ -43,6 +52,38 @@ def elsewhere(monkeypatch):
     """The devices' memory is not the host's."""
     for module in (held_arrays, saves):
         monkeypatch.setattr(module, "on_host", lambda: False)
+
+
+@pytest.fixture(params=["transfers", "pinned"])
+def accelerator(request, monkeypatch, elsewhere):
+    """The devices' memory is not the host's; on a GPU copies go to pinned memory."""
+    for module in (held_arrays, saves):
+        monkeypatch.setattr(module, "on_gpu", lambda: request.param == "pinned")
+
+
+@pytest.fixture
+def pinned(monkeypatch, elsewhere):
+    """The devices are those of a GPU."""
+    for module in (held_arrays, saves, pinned_growth):
+        monkeypatch.setattr(module, "on_gpu", lambda: True)
+
+
+def exhausted(*args):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory")
+
+
+def put_by_program(host):
+    """An array whose memory no NumPy array has."""
+    return jax.jit(lambda leaf: leaf + jnp.zeros((), leaf.dtype))(host)
+
+
+def damage_values(checkpointer, item):
+    """Cut short the value files of an item of the first step."""
+    folder = Path(checkpointer.uri.local_path) / "attempts" / "1" / "1" / item
+    files = [file for file in folder.rglob("*") if file.is_file() and "/d/" in str(file)]
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-1])
+    assert files
 
 
 @pytest.fixture
@@ -235,7 +276,7 @@ def test_who_waits_for_a_wave_of_a_save_that_has_failed_is_told_why():
 
 def test_parts_that_were_copied_are_nobody_elses_memory(elsewhere):
     tree = spread()
-    transfers = Transfers("model", tree, started=False)
+    transfers = Transfers("model", tree)
     for path, sizes in transfers.to_copy(numpy=True).items():
         wanted = [(path, number) for number in range(len(sizes))]
         transfers.start(wanted)
@@ -251,7 +292,7 @@ def test_parts_that_were_copied_are_nobody_elses_memory(elsewhere):
 
 
 def test_on_a_cpu_only_numpy_arrays_are_copied():
-    transfers = Transfers("model", spread(), started=False)
+    transfers = Transfers("model", spread())
     assert transfers.to_copy(numpy=True) == {"numpy": [LEAF]}
     assert transfers.to_copy(numpy=False) == {}
 
@@ -259,8 +300,11 @@ def test_on_a_cpu_only_numpy_arrays_are_copied():
 # Saves
 
 
-@pytest.mark.parametrize("limit", [1, LEAF, 3 * LEAF, 1 << 30], ids=["1", "leaf", "3", "all"])
-def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, elsewhere, limit):
+LIMITS = {"1": 1, "leaf": LEAF, "3": 3 * LEAF, "all": 1 << 30, "none": None}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, accelerator, limit):
     """A step donates them at once, and NumPy arrays are overwritten, when `save` returns."""
     step = jax.jit(lambda leaf: leaf + jnp.ones((), leaf.dtype), donate_argnums=0)
     expected, handles = {}, {}
@@ -282,7 +326,10 @@ def test_what_is_saved_is_what_the_arrays_held_in_however_many_waves(root_uri, e
             other["w"][...] = 0
         handles[3].wait()
     waves = {handle.waves for handle in handles.values()}
-    assert (waves == {1}) == (limit == 1 << 30)
+    assert (waves == {1}) == (limit in (1 << 30, None))
+    assert {handle.staging for handle in handles.values()} == {
+        "snapshot" if waves == {1} else "waves"
+    }
     for number, handle in handles.items():
         model, other = expected[number]
         keys = jax.random.key(0)
@@ -365,9 +412,9 @@ def test_a_deadline_ends_the_wait_for_waves_and_the_save(tmp_path, writes):
 @pytest.mark.parametrize(("limit", "waves", "shared"), [(LEAF, 5, 4), (3 * LEAF, 2, 2)])
 def test_what_did_not_change_is_linked_in_every_wave(tmp_path, elsewhere, limit, waves, shared):
     """Each wave has files of its own; one of which two thirds did not change is shared."""
-    base = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
     with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
         for number in (1, 2):
+            base = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
             tree = {**base, "trained": put(numbers(10 + number), "fsdp", None)}
             handle = checkpointer.save(number, {"model": tree})
             assert handle.waves == waves
@@ -377,6 +424,261 @@ def test_what_did_not_change_is_linked_in_every_wave(tmp_path, elsewhere, limit,
         assert len(linked.files) == shared
     expected = jax.tree.map(np.asarray, tree)
     assert_same(stored(handle, "model", expected), expected)
+
+
+def test_without_a_limit_half_of_the_free_memory_is_taken(tmp_path, accelerator, monkeypatch):
+    monkeypatch.setattr(staging, "_pinned", 0)
+    monkeypatch.setattr(staging, "free_memory", lambda: 4 * LEAF)
+    tree = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        handle = checkpointer.save(1, {"model": tree})
+        assert (handle.staging, handle.waves) == ("waves", 2)
+        handle.wait()
+    assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+def test_pinned_memory_that_was_taken_once_is_taken_again(tmp_path, pinned, monkeypatch):
+    """XLA keeps it, so that less is free after the first save."""
+    free = [4 * LEAF]
+    monkeypatch.setattr(staging, "_pinned", 0)
+    monkeypatch.setattr(staging, "free_memory", lambda: free[0])
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        for step, room in ((1, 4 * LEAF), (2, 2 * LEAF)):
+            free[0] = room
+            handle = checkpointer.save(step, {"w": put(numbers(step)), "x": put(numbers(9 + step))})
+            assert handle.staging == "snapshot"
+            handle.wait()
+
+
+def pinned_copies(monkeypatch, sizes, noted_first=lambda: None):
+    """Note the bytes of what is put into pinned memory from NumPy."""
+    put_on = jax.device_put
+
+    def noted(values, place=None):
+        if isinstance(values, np.ndarray):
+            noted_first()
+            sizes.append(values.nbytes)
+        return put_on(values, place)
+
+    monkeypatch.setattr("cairn.storage.training.saving.pinned_growth.jax.device_put", noted)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 3), (2 * LEAF, 2)])
+def test_memory_is_pinned_for_the_first_save_before_it(tmp_path, pinned, monkeypatch, limit, most):
+    sizes = []
+    tree = {f"w{n}": put_by_program(numbers(n)) for n in range(3)}
+    pinned_copies(monkeypatch, sizes)
+    with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
+        checkpointer.begin(like={"model": tree, "text": "none"})
+        growth = checkpointer._pinning
+        growth._thread.join(60)
+        assert sizes == [LEAF] * most
+        handle = checkpointer.save(1, {"model": tree})
+        handle.wait()
+    assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+def test_a_save_before_all_memory_is_pinned_does_not_wait_for_the_rest(
+    tmp_path, pinned, monkeypatch
+):
+    first, sizes = threading.Event(), []
+    tree = {f"w{n}": put_by_program(numbers(n)) for n in range(3)}
+    pinned_copies(monkeypatch, sizes, lambda: (first.set(), time.sleep(0.2)))
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.begin(like=tree)
+        assert first.wait(60)
+        checkpointer.save(1, {"model": tree}).wait()
+        assert len(sizes) < 3
+
+
+def test_a_save_waits_for_no_copy_to_pinned_memory(tmp_path, pinned, monkeypatch):
+    arrived = threading.Event()
+    held = held_arrays.PinnedPart.held
+
+    def late(part):
+        assert arrived.wait(60)
+        return held(part)
+
+    monkeypatch.setattr(held_arrays.PinnedPart, "held", late)
+    tree = {"w": put(numbers(), "fsdp", None)}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        handle = checkpointer.save(1, {"model": tree})
+        tree["w"].delete()
+        assert not handle.done
+        arrived.set()
+        handle.wait()
+    assert_same(stored(handle, "model", {"w": numbers()}), {"w": numbers()})
+
+
+def test_a_copy_that_fails_on_its_way_fails_the_save_and_lists_nothing(
+    tmp_path, pinned, monkeypatch
+):
+    tree = {"w": put(numbers(), "fsdp", None)}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(held_arrays.PinnedPart, "held", exhausted)
+            with pytest.raises(SaveError, match="RESOURCE_EXHAUSTED"):
+                checkpointer.save(1, {"model": tree}).wait()
+        assert checkpointer.steps() == []
+        handle = checkpointer.save(1, {"model": tree})
+        handle.wait()
+    assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+def test_without_pinned_memory_a_save_waits_for_its_transfers_and_says_so(
+    tmp_path, pinned, monkeypatch, caplog
+):
+    monkeypatch.setattr(held_arrays.jax, "device_put", exhausted)
+    tree = {"w": put_by_program(numbers())}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        handle = checkpointer.save(1, {"model": tree})
+        handle.wait()
+    assert "no pinned memory for a save" in caplog.text
+    monkeypatch.undo()
+    assert_same(stored(handle, "model", {"w": numbers()}), {"w": numbers()})
+
+
+@pytest.mark.parametrize("limit", [None, LEAF])
+def test_offloaded_arrays_may_be_donated_after_a_save_and_come_back_where_they_were(
+    tmp_path, accelerator, limit
+):
+    """Nothing holds a view of memory that a later step is given."""
+    (device, *_) = jax.devices()
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    step = jax.jit(lambda leaf: leaf + jnp.uint32(1), donate_argnums=0, out_shardings=place)
+    tree = {f"w{n}": step(jax.device_put(numbers(n), place)) for n in range(4)}
+    with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
+        handles = []
+        for number in (1, 2):
+            handles.append(checkpointer.save(number, {"model": tree}))
+            before, tree = tree, jax.tree.map(step, tree)
+            assert all(leaf.is_deleted() for leaf in before.values())
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree
+        )
+        for number, handle in enumerate(handles, 1):
+            handle.wait()
+            again = checkpointer.restore({"model": target}, step=number)["model"]
+            assert {leaf.sharding.memory_kind for leaf in again.values()} == {"pinned_host"}
+            expected = {f"w{n}": numbers(n) + np.uint32(number) for n in range(4)}
+            assert_same(jax.tree.map(np.asarray, again), expected)
+
+
+class Frozen:
+    """A run of one leaf that changes and one that does not, and what is copied of each save."""
+
+    def __init__(self, path, monkeypatch):
+        self.copied = []
+        self.base = put_by_program(numbers())
+        start = Transfers.start
+
+        def started(transfers, parts):
+            self.copied += [path for path, _ in parts]
+            start(transfers, parts)
+
+        monkeypatch.setattr(Transfers, "start", started)
+        self.checkpointer = Checkpointer(path / "run")
+
+    def save(self, step):
+        self.copied.clear()
+        # Files of their own: of a file of which half has changed nothing is linked.
+        trained = {"adapter": put_by_program(numbers(step))}
+        return self.checkpointer.save(step, {"model": {"base": self.base}, "lora": trained})
+
+    def check(self, step):
+        found = self.checkpointer.restore(
+            {
+                "model": {"base": jax.ShapeDtypeStruct(self.base.shape, np.uint32)},
+                "lora": {"adapter": jax.ShapeDtypeStruct(self.base.shape, np.uint32)},
+            },
+            step=step,
+        )
+        assert_same(
+            jax.tree.map(np.asarray, found),
+            {"model": {"base": numbers()}, "lora": {"adapter": numbers(step)}},
+        )
+
+
+@pytest.fixture
+def frozen(tmp_path, accelerator, monkeypatch):
+    frozen = Frozen(tmp_path, monkeypatch)
+    with frozen.checkpointer:
+        frozen.save(1).wait()
+        assert sorted(frozen.copied) == ["adapter", "base"]
+        yield frozen
+
+
+def test_the_very_array_of_the_last_step_stays_on_its_device(frozen):
+    for step in (2, 3):
+        frozen.save(step).wait()
+        assert frozen.copied == ["adapter"]
+        frozen.check(step)
+
+
+def test_an_array_that_was_to_be_linked_is_copied_if_its_file_is_damaged(frozen, writes):
+    damage_values(frozen.checkpointer, "model")
+    handle = frozen.save(2)
+    writes.set()
+    handle.wait()
+    assert frozen.copied == ["adapter"]
+    frozen.check(2)
+
+
+def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monkeypatch):
+    damage_values(frozen.checkpointer, "model")
+    link = saves.Unchanged.reuse
+    donated = threading.Event()
+
+    def reused(*args, **options):
+        assert donated.wait(60)
+        return link(*args, **options)
+
+    monkeypatch.setattr(saves.Unchanged, "reuse", reused)
+    handle = frozen.save(2)
+    frozen.base.delete()
+    donated.set()
+    with pytest.raises(SaveError, match="values that were to be linked are gone"):
+        handle.wait()
+    assert frozen.checkpointer.steps() == [1]
+    frozen.base = put_by_program(numbers())
+    frozen.save(3).wait()
+    assert sorted(frozen.copied) == ["adapter", "base"]
+    frozen.check(3)
+
+
+def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
+    frozen.checkpointer._sharing = SharingPolicy(max_steps=1)
+    handle = frozen.save(2)
+    assert sorted(frozen.copied) == ["adapter", "base"]
+    handle.wait()
+    frozen.check(2)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3"])
+@pytest.mark.parametrize("spec", [None, ("fsdp", None)])
+def test_the_stored_form_of_a_frozen_leaf_is_computed_only_once(tmp_path, monkeypatch, dtype, spec):
+    """Such as the codes of a quantized base; or again, if its file is damaged."""
+    computed = []
+    carried = leaf_forms._carried
+    monkeypatch.setattr(
+        leaf_forms, "_carried", lambda *args: (computed.append(args[1].kind), carried(*args))[1]
+    )
+    host = np.arange(64 * 256).reshape(64, 256) % 4
+    base = jnp.asarray(host, dtype)
+    tree = {"codes": base if spec is None else put(base, *spec)}
+    other = put_by_program(numbers())
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"model": tree, "other": {"w": other}}).wait()
+            assert len(computed) == 1
+        known = Run.open(checkpointer.uri)
+        assert known.contents(known.step(2)).shared_files
+        damage_values(checkpointer, "model")
+        checkpointer.save(3, {"model": tree, "other": {"w": other}}).wait()
+        assert len(computed) > 1
+        found = checkpointer.restore({"model": tree}, step=3)["model"]["codes"]
+        assert found.dtype == base.dtype
+        assert_same({"codes": np.asarray(found)}, {"codes": np.asarray(base)})
 
 
 def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
@@ -425,6 +727,60 @@ def test_of_objects_on_their_way_no_more_are_in_memory_than_was_granted(
     together = max(sum(a.began <= b.began < a.ended for a in sent) for b in sent)
     assert together > 2 if most is None else 1 <= together <= most
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+class CopiedBytes:
+    """The bytes of copies that are alive, and the most that ever were."""
+
+    def __init__(self, patch):
+        self.now = self.most = 0
+        copied = Transfers.copied
+
+        def counted(transfers, parts):
+            made = copied(transfers, parts)
+            for part in itertools.chain.from_iterable(made.values()):
+                pinned = isinstance(part, held_arrays.PinnedPart)
+                memory = part.copy if pinned else part.values
+                while isinstance(memory, np.ndarray) and isinstance(memory.base, np.ndarray):
+                    memory = memory.base
+                self._add(memory.nbytes)
+                weakref.finalize(memory, self._add, -memory.nbytes)
+            return made
+
+        patch.setattr(Transfers, "copied", counted)
+
+    def _add(self, nbytes):
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["transfers", "pinned"])
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 64), min_size=1, max_size=12),
+    limit=st.integers(1, 400 << 10),
+    placed=st.sampled_from([(), ("fsdp",), ("dp",)]),
+)
+def test_no_more_than_the_limit_or_one_leaf_is_ever_copied(gpu, rows, limit, placed):
+    """Of leaves of 8 to 512 KiB, in two items; a part of each shard is as large as it."""
+    trees = [
+        {f"w{n}": put(np.full((8 * count, 256), n, np.float32), *placed) for n, count in each}
+        for each in (list(enumerate(rows))[::2], list(enumerate(rows))[1::2])
+    ]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for module in (held_arrays, saves, pinned_growth):
+            for name, value in (("on_host", False), ("on_gpu", gpu)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, lambda value=value: value)
+        copied = CopiedBytes(patch)
+        with Checkpointer(f"{folder}/run", host_memory=limit) as checkpointer:
+            items = {name: tree for name, tree in zip("ab", trees, strict=True) if tree}
+            handle = checkpointer.save(1, items)
+            handle.wait()
+            assert copied.most <= max(limit, 8 * 1024 * max(rows))
+            for name, tree in items.items():
+                assert_same(stored(handle, name, tree), jax.tree.map(np.asarray, tree))
+        assert copied.now == 0
 
 
 MEASURED = """

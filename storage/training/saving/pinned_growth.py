@@ -1,0 +1,76 @@
+"""Pinned memory for the first save, taken before it: XLA pins memory at 2 GB/s. Imports JAX.
+
+What XLA has pinned once it keeps in its pool for as long as the process lives, and a copy to
+pinned memory that finds it there runs at the speed of the link. See ADR 0051.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import jax
+import numpy as np
+
+from cairn.storage.training.saving.held_arrays import array_layout, on_gpu
+from cairn.storage.training.saving.staging import note_pinned
+
+__all__ = ["PinnedGrowth"]
+
+logger = logging.getLogger("cairn.save")
+
+_NAME: Final = "cairn-pin"
+
+
+class PinnedGrowth:
+    """A thread that has XLA's pool of pinned memory grow; does nothing where there is no GPU."""
+
+    def __init__(self, arrays: Iterable[jax.Array], budget: int) -> None:
+        """Begin.
+
+        Args:
+            arrays: like those that will be saved.
+            budget: the most bytes to pin.
+        """
+        self._ends = threading.Event()
+        self._thread = threading.Thread(
+            target=self._grow, args=(_copies(arrays), budget), name=_NAME
+        )
+        if on_gpu():
+            self._thread.start()
+
+    def end(self) -> None:
+        """Return once no memory is taken any more: a save wants what there is for itself."""
+        self._ends.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _grow(self, copies: list[tuple[jax.Device, int]], budget: int) -> None:
+        held: list[jax.Array] = []
+        for device, nbytes in copies:
+            # At its exit Python waits for this thread, once the main one has ended.
+            if self._ends.is_set() or not threading.main_thread().is_alive():
+                return
+            if nbytes > budget:
+                continue
+            budget -= nbytes
+            place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+            try:
+                # All stay until the last is there: what is free is used again, and nothing grows.
+                held.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
+                note_pinned(sum(copy.nbytes for copy in held))
+            except jax.errors.JaxRuntimeError as exc:
+                logger.warning("no more pinned memory for saves: %s", exc)
+                return
+
+
+def _copies(arrays: Iterable[jax.Array]) -> list[tuple[jax.Device, int]]:
+    """The device and bytes of each copy that a save of these arrays makes, the largest first."""
+    copies = []
+    for array in arrays:
+        shards = array.addressable_shards
+        copies += [
+            (shards[piece.shard].device, shards[piece.shard].data.nbytes)
+            for piece in array_layout(array, columns=False).pieces
+        ]
+    return sorted(copies, key=lambda copy: -copy[1])
