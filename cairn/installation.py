@@ -1,22 +1,27 @@
 """What must be installed beside Cairn, and what to do where it is missing, too old or too new.
 
-`pyproject.toml` alone says which versions are supported; an installation carries that with it.
+`pyproject.toml` says which versions are supported; an installation carries that with it. `TESTED`
+says beyond which versions training warns, where no version is too new to be supported.
 """
 
+import logging
 from importlib import metadata
 from typing import Final
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 __all__ = [
     "InstallationError",
     "check_versions",
     "installed_version",
     "missing_extra",
+    "untested_versions",
     "wrong_versions",
 ]
 
 DISTRIBUTION: Final = "cairn-checkpoints"
+logger = logging.getLogger("cairn.installation")
 
 MODULES: Final = {
     "store": (
@@ -66,7 +71,13 @@ ROOMS: Final = {
 CHECKED: Final = frozenset(
     ("flax", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "qwix", "tensorstore")
 )
-"""What training can't do with untested versions of: a save that goes wrong is found out late."""
+"""What training checks the versions of: a save that goes wrong is found out late."""
+
+TESTED: Final = {"flax": "<0.13", "jax": "<0.13", "jaxlib": "<0.13", "optax": "<0.3"}
+"""Of `CHECKED`, what has no upper bound in `pyproject.toml` -> the versions that were tested.
+
+Training warns of newer ones. Raise a bound once the newest leg of `make matrix` passes with more.
+"""
 
 
 class InstallationError(ImportError):
@@ -126,22 +137,50 @@ def wrong_versions() -> list[tuple[Requirement, str]]:
     return wrong
 
 
+def untested_versions() -> list[tuple[Requirement, str]]:
+    """List what is installed in a newer version than was tested, and is supported all the same."""
+    untested = []
+    for name, versions in TESTED.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if not SpecifierSet(versions).contains(version, prereleases=True):
+            untested.append((Requirement(f"{name}{versions}"), version))
+    return untested
+
+
 def check_versions() -> None:
     """Refuse to train with packages whose versions are outside of the supported ranges.
 
-    A source tree that was never installed has no ranges; then nothing is refused.
+    Those that are newer than what was tested are named in one warning. A source tree that was never
+    installed has no ranges; then nothing is refused.
 
     Raises:
         InstallationError: every package that is too old or too new.
     """
-    wrong = wrong_versions()
-    if wrong:
-        differences = "; ".join(
-            f"expected {requirement.name} {requirement.specifier}, found {version}"
-            for requirement, version in wrong
-        )
-        mended = " ".join(f"'{one.name}{one.specifier}'" for one, _ in wrong)
+    if wrong := wrong_versions():
         raise InstallationError(
-            f"cairn {installed_version()} cannot train here: {differences}. "
-            f"Install supported versions: pip install {mended}"
+            f"cairn {installed_version()} cannot train here: {_differences(wrong)}. "
+            f"Install supported versions: {_installing(wrong)}"
         )
+    if untested := untested_versions():
+        logger.warning(
+            "cairn %s was not tested with versions that are installed here: %s. Try a save and a "
+            "restore before you rely on them, or install tested versions: %s",
+            installed_version(),
+            _differences(untested),
+            _installing(untested),
+        )
+
+
+def _differences(others: list[tuple[Requirement, str]]) -> str:
+    return "; ".join(
+        f"expected {requirement.name} {requirement.specifier}, found {version}"
+        for requirement, version in others
+    )
+
+
+def _installing(others: list[tuple[Requirement, str]]) -> str:
+    mended = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement, _ in others)
+    return f"pip install {mended}"

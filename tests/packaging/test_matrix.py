@@ -1,12 +1,16 @@
 """The matrix of versions: its legs, and what it says of an interpreter that is not there."""
 
+import ast
 import importlib.util
 import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.packaging.conftest import ROOT
 
@@ -36,6 +40,45 @@ def test_the_tests_that_it_runs_are_there(matrix):
     assert [path for path in matrix.TESTS if not (ROOT / path).exists()] == []
     file, _, name = matrix.NEEDS_TORCH.partition("::")
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def imported(file):
+    """The names of modules, and of what may be modules, that a file imports at its top."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_what_its_tests_import_is_in_its_environments(matrix):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["store"], *extras["train"], *matrix.TOOLS]
+    names = {canonicalize_name(Requirement(one).name) for one in (*needed, project["name"])}
+    distributions = metadata.packages_distributions()
+
+    paths = [ROOT / path for path in matrix.TESTS]
+    tests = {file for path in paths for file in ([path] if path.suffix else path.rglob("*.py"))}
+    tests.remove(ROOT / matrix.NEEDS_DATA_LIBRARIES)
+    folders = {folder for file in tests for folder in file.relative_to(ROOT).parents}
+    queue = [*tests, *(ROOT / folder / "conftest.py" for folder in folders)]
+    files, missing = set(), set()
+    while queue:
+        file = queue.pop()
+        if file in files or not file.is_file():
+            continue
+        files.add(file)
+        for module in imported(file):
+            root = module.partition(".")[0]
+            if root == "tests":
+                queue.append(ROOT / f"{module.replace('.', '/')}.py")
+            elif root not in sys.stdlib_module_names and names.isdisjoint(
+                map(canonicalize_name, distributions.get(root, ()))
+            ):
+                missing.add((file.name, root))
+    assert missing == set()
 
 
 def test_every_leg_has_its_constraints(matrix):
@@ -85,4 +128,4 @@ def test_a_leg_that_is_none_is_refused_with_those_that_are(matrix, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["matrix.py", "latest"])
     with pytest.raises(SystemExit):
         matrix.main()
-    assert "expected legs out of oldest, pinned, newest" in capsys.readouterr().err
+    assert "expected legs out of oldest, pinned, jax-0.11, newest" in capsys.readouterr().err

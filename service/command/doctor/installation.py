@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from packaging.specifiers import SpecifierSet
 
 import cairn
-from cairn.installation import CHECKED, DISTRIBUTION, wrong_versions
+from cairn.installation import CHECKED, DISTRIBUTION, untested_versions, wrong_versions
 from cairn.service.command.doctor.findings import Finding, Outcome
 
 ENTRY_POINTS: Final = {
@@ -28,7 +28,7 @@ _INSTALL: Final = f"python -m pip install --force-reinstall --no-deps '{DISTRIBU
 
 
 def versions_found() -> Iterator[Finding]:
-    """Python, and the packages that training can't do with untested versions of."""
+    """Python, and the packages whose versions a training job checks."""
     try:
         own = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -41,17 +41,18 @@ def versions_found() -> Iterator[Finding]:
     if not wanted.contains(python, prereleases=True):
         found = f"expected Python {wanted}, found {python}"
         yield Finding("versions", Outcome.FAIL, found, "python3.12 -m venv .venv")
-    wrong = wrong_versions()
-    for requirement, version in wrong:
+    differences = [(Outcome.FAIL, *difference) for difference in wrong_versions()]
+    differences += [(Outcome.WARN, *difference) for difference in untested_versions()]
+    for outcome, requirement, version in differences:
         yield Finding(
             "versions",
-            Outcome.FAIL,
+            outcome,
             f"expected {requirement.name} {requirement.specifier}, found {version}",
             f"python -m pip install '{requirement.name}{requirement.specifier}'",
         )
-    refused = {requirement.name for requirement, _ in wrong}
+    different = {requirement.name for _, requirement, _ in differences}
     there = [f"cairn {own['Version']}", f"Python {python}"]
-    for name in sorted(CHECKED - refused):
+    for name in sorted(CHECKED - different):
         try:
             there.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

@@ -162,7 +162,8 @@ def check_attempt(attempt: SupportsIndex) -> int:
 
 def _check_number(number: SupportsIndex, what: str) -> int:
     plain = -1
-    if not isinstance(number, bool):
+    # NumPy 2.0 takes its booleans for indices, as Python does.
+    if not isinstance(number, bool) and getattr(number, "dtype", None) != "bool":
         with contextlib.suppress(TypeError):  # no integer: a float, a text, an array of several
             plain = operator.index(number)
     if not 0 <= plain <= MAX_NUMBER:

@@ -53,6 +53,10 @@ _LEAST_CELL_BYTES: Final = 64 << 10
 _MOST_CELLS: Final = 8
 """For each of the processes that divide a slice: of more cells there would be more to index."""
 
+_KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
+"""JAX 0.11 keeps in an array the view that `np.asarray` gives, unless it is one of the buffer
+protocol, and copies that array whenever it is donated; 0.10 and 0.12 do not."""
+
 _PINNED: Final = "pinned_host"
 _HOST_KINDS: Final = frozenset({_PINNED, "unpinned_host"})
 _log = logging.getLogger("cairn")
@@ -384,8 +388,9 @@ class Transfers:
         elif shards is None:
             values = [np.array(leaf) if copied else leaf for _ in pieces]
         else:
+            seen = _host_view if on_host() else np.asarray
             values = [
-                np.asarray(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
+                seen(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
             ]
         return HeldArray(
             shape=tuple(leaf.shape),
@@ -423,6 +428,11 @@ def _is_in_host_memory(array: jax.Array) -> bool:
     return array.sharding.memory_kind in _HOST_KINDS - {device.default_memory().kind}
 
 
+def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
+    """The elements of an array of one CPU device, where they lie; the array keeps no view."""
+    return np.asarray(_same_memory(array) if _KEEPS_VIEWS else array)
+
+
 def _is_of_cpu(array: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in array.devices())
 
@@ -448,7 +458,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
         for path, leaf in arrays.items():
             if path not in views:
                 with contextlib.suppress(BufferError, TypeError):
-                    views[path] = np.asarray(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
+                    views[path] = _host_view(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
     if not all(map(_NBYTES, views.values())):
         return {path: view for path, view in views.items() if view.nbytes}
     return views

@@ -403,6 +403,19 @@ def test_versions_outside_of_what_was_tested_fail(monkeypatch):
     assert "jax" in CHECKED
 
 
+def test_newer_versions_than_were_tested_are_told(monkeypatch):
+    real = installation.metadata.version
+    monkeypatch.setattr(
+        "cairn.installation.metadata.version",
+        lambda name: "7.0" if name == "optax" else real(name),
+    )
+    found = list(installation.versions_found())
+    one = only(found, Outcome.WARN)
+    assert one.found == "expected optax <0.3, found 7.0"
+    assert one.fix == "python -m pip install 'optax<0.3'"
+    assert "optax" not in only(found, Outcome.OK).found
+
+
 def test_names_that_are_shadowed_are_told(tmp_path):
     (tmp_path / "a" / "storage").mkdir(parents=True)
     (tmp_path / "a" / "storage" / "__init__.py").write_text("")

@@ -325,6 +325,20 @@ def test_a_view_ends_with_the_save_and_no_later_donation_copies(dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_views_of_several_devices_end_with_the_save_and_no_later_donation_copies(dtype):
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    leaf = step(put(floats(64, 64), "fsdp").astype(dtype))
+
+    def pointers(array):
+        return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+    before = pointers(leaf)
+    assert Transfers("optimizer", {"w": leaf}).wait().keys() == {"w"}
+    gc.collect()
+    assert pointers(step(leaf)) == before
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_traced_values_are_left_to_be_refused(dtype):
     seen = []
     jax.jit(lambda x: seen.append(host_views({"w": x})) or x)(jnp.ones(3, dtype))
