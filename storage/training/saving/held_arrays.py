@@ -388,9 +388,8 @@ class Transfers:
         elif shards is None:
             values = [np.array(leaf) if copied else leaf for _ in pieces]
         else:
-            seen = _host_view if on_host() else np.asarray
             values = [
-                seen(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
+                _host_view(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
             ]
         return HeldArray(
             shape=tuple(leaf.shape),
