@@ -222,7 +222,7 @@ def prepare(
             path: DeferredLeaf.of(
                 rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
             )
-            for path, layout in unchanged(name).linkable(rest).items()
+            for path, layout in unchanged(name).linkable(rest, compression).items()
             if _may_wait(rest[path])
         }
         stored[name], forms[name] = store_form(rest, deferred[name])

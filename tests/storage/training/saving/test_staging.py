@@ -478,6 +478,16 @@ def test_memory_is_pinned_for_the_first_save_before_it(tmp_path, pinned, monkeyp
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
 
 
+def test_memory_is_pinned_for_the_words_of_keys_too(tmp_path, pinned, monkeypatch):
+    sizes = []
+    pinned_copies(monkeypatch, sizes)
+    keys = jax.random.split(jax.random.key(0), 8)
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.begin(like={"rngs": keys, "none": jnp.zeros((0, 4))})
+        checkpointer._pinning._thread.join(60)
+        assert sizes == [jax.random.key_data(keys).nbytes]
+
+
 def test_a_save_before_all_memory_is_pinned_does_not_wait_for_the_rest(
     tmp_path, pinned, monkeypatch
 ):
@@ -579,11 +589,12 @@ class Frozen:
         monkeypatch.setattr(Transfers, "start", started)
         self.checkpointer = Checkpointer(path / "run")
 
-    def save(self, step):
+    def save(self, step, **options):
         self.copied.clear()
         # Files of their own: of a file of which half has changed nothing is linked.
         trained = {"adapter": put_by_program(numbers(step))}
-        return self.checkpointer.save(step, {"model": {"base": self.base}, "lora": trained})
+        items = {"model": {"base": self.base}, "lora": trained}
+        return self.checkpointer.save(step, items, **options)
 
     def check(self, step):
         found = self.checkpointer.restore(
@@ -644,6 +655,14 @@ def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monk
     frozen.save(3).wait()
     assert sorted(frozen.copied) == ["adapter", "base"]
     frozen.check(3)
+
+
+def test_what_is_compressed_otherwise_than_before_is_copied_in_the_call(frozen):
+    handle = frozen.save(2, compression="zstd")
+    frozen.base.delete()
+    handle.wait()
+    assert sorted(frozen.copied) == ["adapter", "base"]
+    frozen.check(2)
 
 
 def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
