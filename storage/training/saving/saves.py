@@ -73,7 +73,6 @@ from cairn.storage.training.saving.staging import (
     copier,
     granted,
     memory_unasked,
-    note_pinned,
     parts_to_stage,
     pinned_budget,
     planned_waves,
@@ -352,8 +351,6 @@ class HeldItems(Mapping[str, HeldItem]):
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
             budget = share.waves
         waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
-        if on_gpu():
-            note_pinned(max((sum(part.nbytes for part in wave) for wave in waves), default=0))
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HeldItem] = {}

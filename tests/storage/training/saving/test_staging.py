@@ -450,6 +450,25 @@ def test_pinned_memory_that_was_taken_once_is_taken_again(tmp_path, pinned, monk
             handle.wait()
 
 
+def offloaded(host):
+    (device, *_) = jax.devices()
+    return jax.device_put(
+        host, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    )
+
+
+@pytest.mark.parametrize("case", ["offloaded", "exhausted"])
+def test_only_what_xla_has_pinned_counts_as_pinned(tmp_path, pinned, monkeypatch, case):
+    """What threads copy is given back, and what could not be pinned is not there to be taken."""
+    monkeypatch.setattr(staging, "_pinned", 0)
+    tree = {"w": offloaded(numbers()) if case == "offloaded" else put_by_program(numbers())}
+    if case == "exhausted":
+        monkeypatch.setattr(held_arrays.jax, "device_put", exhausted)
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"model": tree}).wait()
+    assert staging._pinned == 0
+
+
 def pinned_copies(monkeypatch, sizes, noted_first=lambda: None):
     """Note the bytes of what is put into pinned memory from NumPy."""
     put_on = jax.device_put
@@ -478,12 +497,15 @@ def test_memory_is_pinned_for_the_first_save_before_it(tmp_path, pinned, monkeyp
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
 
 
-def test_memory_is_pinned_for_the_words_of_keys_too(tmp_path, pinned, monkeypatch):
+def test_memory_is_pinned_for_the_words_of_keys_and_not_for_what_lies_in_memory(
+    tmp_path, pinned, monkeypatch
+):
     sizes = []
-    pinned_copies(monkeypatch, sizes)
     keys = jax.random.split(jax.random.key(0), 8)
+    others = {"none": jnp.zeros((0, 4)), "offloaded": offloaded(numbers())}
+    pinned_copies(monkeypatch, sizes)
     with Checkpointer(tmp_path / "run") as checkpointer:
-        checkpointer.begin(like={"rngs": keys, "none": jnp.zeros((0, 4))})
+        checkpointer.begin(like={"rngs": keys, **others})
         checkpointer._pinning._thread.join(60)
         assert sizes == [jax.random.key_data(keys).nbytes]
 
