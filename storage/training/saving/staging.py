@@ -298,6 +298,9 @@ class Staging:
         with self._changed:
             self._over = True
             self._there = {}
+            if error is not None and not isinstance(error, Exception):
+                # It is the caller's: in a writer's thread it would end the loop that awaits it.
+                error = SaveError(f"the save was interrupted: {type(error).__name__}")
             self._error = self._error or error or SaveError("the save is over")
             self._changed.notify_all()
 

@@ -409,6 +409,23 @@ def test_a_deadline_ends_the_wait_for_waves_and_the_save(tmp_path, writes):
     assert_same(stored(handle, "model", tree), tree)
 
 
+def test_after_an_interrupt_the_next_save_goes_on(tmp_path, accelerator, monkeypatch):
+    tree = {"w": put_by_program(numbers())}
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(saves.HeldItems, "copy_rest", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.save(1, {"model": tree})
+        with pytest.raises(SaveError, match="the save was interrupted"):
+            checkpointer.wait_until_finished()
+        checkpointer.save(2, {"model": tree}).wait()
+        assert checkpointer.steps() == [2]
+
+
 @pytest.mark.parametrize(("limit", "waves", "shared"), [(LEAF, 5, 4), (3 * LEAF, 2, 2)])
 def test_what_did_not_change_is_linked_in_every_wave(tmp_path, elsewhere, limit, waves, shared):
     """Each wave has files of its own; one of which two thirds did not change is shared."""
