@@ -92,7 +92,7 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
             wanted.setdefault(part.item, []).append((part.path, part.number))
         for name, parts in wanted.items():
             transfers[name].start(parts)
-        made = {
+        made: dict[str, CopiedParts] = {
             name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
             for name, parts in wanted.items()
         }
