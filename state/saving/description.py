@@ -13,7 +13,7 @@ from flax import nnx
 from cairn.state.adapt import module_settings
 from cairn.state.paths import variable_paths
 from cairn.state.registry import class_identity
-from cairn.storage.training import FlatTrees, TreePlan
+from cairn.storage.training import FlatTrees, TreePlan, open_modules
 
 __all__ = ["DescribedState", "ModelDescription", "describe", "items_of"]
 
@@ -128,6 +128,9 @@ def _places(structure: Any) -> dict[str, dict[str, int]] | None:
     """Which leaf of a structure each path of each item is; None if a walk must tell, or refuses."""
     try:
         numbers = items_of(*jax.tree.unflatten(structure, range(structure.num_leaves)))
+        opened = open_modules(numbers).trees
+        if any(opened[item] is not tree for item, tree in numbers.items()):
+            return None  # which leaves of a module are stored depends on what they are
         return TreePlan().flatten(numbers)
     except Exception:  # somebody's node takes no number; or keys that the save will refuse
         return None

@@ -40,6 +40,7 @@ __all__ = [
     "Transfers",
     "array_layout",
     "host_views",
+    "is_in_host_memory",
     "is_read_by_columns",
     "on_gpu",
     "on_host",
@@ -315,7 +316,7 @@ class Transfers:
         shards = {
             part: shard
             for part in parts
-            if part[0] in self._shards and not _is_in_host_memory(shard := self._shard(*part))
+            if part[0] in self._shards and not is_in_host_memory(shard := self._shard(*part))
         }
         if on_gpu():
             copies = _pinned(list(shards.values()))
@@ -341,7 +342,7 @@ class Transfers:
         for path, number in parts:
             piece = self.layouts[path].pieces[number]
             source = self._started.pop((path, number), None)
-            if source is not None and _is_in_host_memory(source):
+            if source is not None and is_in_host_memory(source):
                 copied.setdefault(path, []).append(PinnedPart(source, *piece[1:]))
                 continue
             if source is None:  # whoever owns this memory may write to it, or donate it
@@ -419,7 +420,7 @@ def _same_memory(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
-def _is_in_host_memory(array: jax.Array) -> bool:
+def is_in_host_memory(array: jax.Array) -> bool:
     """Tell whether an array lies in the host's memory, such as an offloaded moment."""
     device: Any = next(iter(array.sharding.device_set))
     if device.platform == "cpu" != jax.default_backend():

@@ -12,7 +12,8 @@ from typing import Final
 import jax
 import numpy as np
 
-from cairn.storage.training.saving.held_arrays import array_layout, on_gpu
+from cairn.storage.training.leaf_forms import is_key_dtype
+from cairn.storage.training.saving.held_arrays import array_layout, is_in_host_memory, on_gpu
 from cairn.storage.training.saving.staging import note_pinned
 
 __all__ = ["PinnedGrowth"]
@@ -67,7 +68,10 @@ class PinnedGrowth:
 def _copies(arrays: Iterable[jax.Array]) -> list[tuple[jax.Device, int]]:
     """The device and bytes of each copy that a save of these arrays makes, the largest first."""
     copies = []
-    for array in arrays:
+    for leaf in arrays:
+        if leaf.size == 0 or is_in_host_memory(leaf):
+            continue
+        array = jax.random.key_data(leaf) if is_key_dtype(leaf.dtype) else leaf
         shards = array.addressable_shards
         copies += [
             (shards[piece.shard].device, shards[piece.shard].data.nbytes)

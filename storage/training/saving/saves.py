@@ -73,7 +73,6 @@ from cairn.storage.training.saving.staging import (
     copier,
     granted,
     memory_unasked,
-    note_pinned,
     parts_to_stage,
     pinned_budget,
     planned_waves,
@@ -222,7 +221,7 @@ def prepare(
             path: DeferredLeaf.of(
                 rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
             )
-            for path, layout in unchanged(name).linkable(rest).items()
+            for path, layout in unchanged(name).linkable(rest, compression).items()
             if _may_wait(rest[path])
         }
         stored[name], forms[name] = store_form(rest, deferred[name])
@@ -352,8 +351,6 @@ class HeldItems(Mapping[str, HeldItem]):
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
             budget = share.waves
         waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
-        if on_gpu():
-            note_pinned(max((sum(part.nbytes for part in wave) for wave in waves), default=0))
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HeldItem] = {}

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from cairn.storage.errors import SaveError
@@ -91,12 +92,19 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
             wanted.setdefault(part.item, []).append((part.path, part.number))
         for name, parts in wanted.items():
             transfers[name].start(parts)
-        return {
+        made: dict[str, CopiedParts] = {
             name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
             for name, parts in wanted.items()
         }
+        _note_pinned_of(made)
+        return made
 
     return copied
+
+
+def _note_pinned_of(wave: Mapping[str, CopiedParts]) -> None:
+    parts = chain.from_iterable(chain.from_iterable(one.values()) for one in wave.values())
+    note_pinned(sum(part.copy.nbytes for part in parts if isinstance(part, PinnedPart)))
 
 
 def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]:
@@ -290,6 +298,9 @@ class Staging:
         with self._changed:
             self._over = True
             self._there = {}
+            if error is not None and not isinstance(error, Exception):
+                # It is the caller's: in a writer's thread it would end the loop that awaits it.
+                error = SaveError(f"the save was interrupted: {type(error).__name__}")
             self._error = self._error or error or SaveError("the save is over")
             self._changed.notify_all()
 

@@ -140,8 +140,14 @@ class Unchanged:
             if (known := self._leaves.get(path)) is not None and known() is leaf
         )
 
-    def linkable(self, leaves: Mapping[str, Any]) -> dict[str, LeafLayout]:
+    def linkable(
+        self, leaves: Mapping[str, Any], compression: Compression | None
+    ) -> dict[str, LeafLayout]:
         """Those of `same` whose files the next save will link, unless they are damaged.
+
+        Args:
+            leaves: by path.
+            compression: of the next save's chunks.
 
         Returns:
             By path, how each is stored.
@@ -160,7 +166,11 @@ class Unchanged:
                 steps=saved.files[name].steps, written=saved.files[name].written, now=now
             )
         }
-        return {path: saved.layouts[path] for path, names in files.items() if names <= shared}
+        return {
+            path: saved.layouts[path]
+            for path, names in files.items()
+            if names <= shared and saved.layouts[path].compression == compression
+        }
 
     def remember(
         self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]], step: StepKey

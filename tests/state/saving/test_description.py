@@ -1,7 +1,9 @@
 """What a save says of its model is what it would say if nothing were kept from saves before."""
 
 import random
+from typing import Any
 
+import equinox
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,6 +11,7 @@ from flax import nnx
 
 from cairn import EasyDeLState
 from cairn.state.saving import description
+from cairn.storage.runs.run import Run
 from cairn.storage.training import flatten
 from tests.state.my_model import my_model
 
@@ -69,6 +72,22 @@ def test_what_is_said_of_a_model_is_what_it_is_now(monkeypatch):
         )
         assert ids(said.items) == ids({name: flatten(tree) for name, tree in walked.items()})
         assert sorted(map(id, said.leaves)) == sorted(map(id, jax.tree.leaves(walked)))
+
+
+class AddedState(EasyDeLState):
+    added: Any = None
+
+
+def test_a_module_in_a_field_is_stored_without_the_functions_that_it_holds(tmp_path):
+    """Which leaves of it are arrays only the module itself tells, in each save."""
+    module = equinox.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
+    state = AddedState.create(model=my_model(), added=module)
+    for step in (1, 2):
+        state.save_state(tmp_path / "run", step=step, verbose=False, wait=True)
+        run = Run.open(tmp_path / "run")
+        leaves = run.contents(run.step(step)).leaves
+        layers = [f"added/layers/{n}/{name}" for n in range(3) for name in ("bias", "weight")]
+        assert sorted(leaf.path for leaf in leaves if leaf.item == "fields") == layers
 
 
 def ids(items):

@@ -409,6 +409,23 @@ def test_a_deadline_ends_the_wait_for_waves_and_the_save(tmp_path, writes):
     assert_same(stored(handle, "model", tree), tree)
 
 
+def test_after_an_interrupt_the_next_save_goes_on(tmp_path, accelerator, monkeypatch):
+    tree = {"w": put_by_program(numbers())}
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(saves.HeldItems, "copy_rest", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.save(1, {"model": tree})
+        with pytest.raises(SaveError, match="the save was interrupted"):
+            checkpointer.wait_until_finished()
+        checkpointer.save(2, {"model": tree}).wait()
+        assert checkpointer.steps() == [2]
+
+
 @pytest.mark.parametrize(("limit", "waves", "shared"), [(LEAF, 5, 4), (3 * LEAF, 2, 2)])
 def test_what_did_not_change_is_linked_in_every_wave(tmp_path, elsewhere, limit, waves, shared):
     """Each wave has files of its own; one of which two thirds did not change is shared."""
@@ -450,6 +467,25 @@ def test_pinned_memory_that_was_taken_once_is_taken_again(tmp_path, pinned, monk
             handle.wait()
 
 
+def offloaded(host):
+    (device, *_) = jax.devices()
+    return jax.device_put(
+        host, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    )
+
+
+@pytest.mark.parametrize("case", ["offloaded", "exhausted"])
+def test_only_what_xla_has_pinned_counts_as_pinned(tmp_path, pinned, monkeypatch, case):
+    """What threads copy is given back, and what could not be pinned is not there to be taken."""
+    monkeypatch.setattr(staging, "_pinned", 0)
+    tree = {"w": offloaded(numbers()) if case == "offloaded" else put_by_program(numbers())}
+    if case == "exhausted":
+        monkeypatch.setattr(held_arrays.jax, "device_put", exhausted)
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"model": tree}).wait()
+    assert staging._pinned == 0
+
+
 def pinned_copies(monkeypatch, sizes, noted_first=lambda: None):
     """Note the bytes of what is put into pinned memory from NumPy."""
     put_on = jax.device_put
@@ -476,6 +512,19 @@ def test_memory_is_pinned_for_the_first_save_before_it(tmp_path, pinned, monkeyp
         handle = checkpointer.save(1, {"model": tree})
         handle.wait()
     assert_same(stored(handle, "model", tree), jax.tree.map(np.asarray, tree))
+
+
+def test_memory_is_pinned_for_the_words_of_keys_and_not_for_what_lies_in_memory(
+    tmp_path, pinned, monkeypatch
+):
+    sizes = []
+    keys = jax.random.split(jax.random.key(0), 8)
+    others = {"none": jnp.zeros((0, 4)), "offloaded": offloaded(numbers())}
+    pinned_copies(monkeypatch, sizes)
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.begin(like={"rngs": keys, **others})
+        checkpointer._pinning._thread.join(60)
+        assert sizes == [jax.random.key_data(keys).nbytes]
 
 
 def test_a_save_before_all_memory_is_pinned_does_not_wait_for_the_rest(
@@ -579,11 +628,12 @@ class Frozen:
         monkeypatch.setattr(Transfers, "start", started)
         self.checkpointer = Checkpointer(path / "run")
 
-    def save(self, step):
+    def save(self, step, **options):
         self.copied.clear()
         # Files of their own: of a file of which half has changed nothing is linked.
         trained = {"adapter": put_by_program(numbers(step))}
-        return self.checkpointer.save(step, {"model": {"base": self.base}, "lora": trained})
+        items = {"model": {"base": self.base}, "lora": trained}
+        return self.checkpointer.save(step, items, **options)
 
     def check(self, step):
         found = self.checkpointer.restore(
@@ -644,6 +694,14 @@ def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monk
     frozen.save(3).wait()
     assert sorted(frozen.copied) == ["adapter", "base"]
     frozen.check(3)
+
+
+def test_what_is_compressed_otherwise_than_before_is_copied_in_the_call(frozen):
+    handle = frozen.save(2, compression="zstd")
+    frozen.base.delete()
+    handle.wait()
+    assert sorted(frozen.copied) == ["adapter", "base"]
+    frozen.check(2)
 
 
 def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
