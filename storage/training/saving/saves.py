@@ -217,12 +217,13 @@ def prepare(
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
+        known = unchanged(name)
+        same = {path: rest[path] for path in known.same(rest) if _may_wait(rest[path])}
         deferred[name] = {
             path: DeferredLeaf.of(
-                rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
+                same[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
             )
-            for path, layout in unchanged(name).linkable(rest, compression).items()
-            if _may_wait(rest[path])
+            for path, layout in known.linkable(same, compression).items()
         }
         stored[name], forms[name] = store_form(rest, deferred[name])
         # What these are is told later; an array of NumPy could have another shape by then.

@@ -665,6 +665,21 @@ def test_the_very_array_of_the_last_step_stays_on_its_device(frozen):
         frozen.check(step)
 
 
+def test_an_array_in_a_file_of_which_most_is_copied_is_copied_in_the_call(tmp_path, accelerator):
+    """Keys are never left on their device, and of a file that is mostly wanted anew nothing is."""
+    tree = {
+        "small": put_by_program(numbers()[:1]),
+        "keys": jax.random.split(jax.random.key(0), 4096),
+    }
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"model": tree}).wait()
+        handle = checkpointer.save(2, {"model": tree})
+        tree["small"].delete()
+        handle.wait()
+        found = checkpointer.restore({"model": {"small": numbers()[:1]}}, step=2, only="small")
+    assert_same(found["model"], {"small": numbers()[:1]})
+
+
 def test_an_array_that_was_to_be_linked_is_copied_if_its_file_is_damaged(frozen, writes):
     damage_values(frozen.checkpointer, "model")
     handle = frozen.save(2)
