@@ -338,7 +338,8 @@ class Attack:
             raise
         finally:
             for left in self._root.glob(f"*forged-{self._number}*"):
-                left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+                is_folder = left.is_dir() and not left.is_symlink()
+                shutil.rmtree(left) if is_folder else left.unlink()  # it may be a pipe
 
     def _judged(self, forgery: Forgery, run: str, *, jobs: bool) -> Outcome:
         outcome, known = Outcome(), {path: _stamp(path) for path in _files(self._root)}
