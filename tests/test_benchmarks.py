@@ -274,7 +274,7 @@ def check_accelerator(tmp_path, *more) -> list[dict]:
         assert row["versions"]["jax"]
         assert not row["accelerator"]
         assert row["met"] is None  # budgets are those of accelerators
-    assert rows["until durable, first"]["way"] == "waves: 1"
+    assert rows["until durable, first"]["way"] == "staging: views, waves: 1"
     assert "CPU devices, these are no accelerator's figures" in done.stdout
     assert results["environment"]["device"]["count"] == 1
     return list(rows.values())

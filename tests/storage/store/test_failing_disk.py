@@ -89,7 +89,8 @@ def test_a_change_whose_sync_has_failed_once_is_on_the_disk_when_it_returns(stor
         syncs = [at for at, name in enumerate(calls) if name == "fsync"]
         for at in syncs:
             held = HeldNames(monkeypatch)
-            error, *_ = changed(store, monkeypatch, change, before, range(at, at + 1))
-            if error is None:
+            error, _, calls = changed(store, monkeypatch, change, before, range(at, at + 1))
+            # A thread of an earlier test may have had folders held, of which none is synced again.
+            if error is None and len(calls) > at:
                 folder = os.path.join(store.uri.local_path, "trash")
                 assert [*held.names(folder)] == ([] if after is None else ["3.1.json"])
