@@ -41,7 +41,7 @@ def save_train_state(place: str, megabytes: float, layers: int) -> Measured:
 
 def save_items(place: str, megabytes: float, layers: int) -> Measured:
     """Calls of `Checkpointer.save`."""
-    return _calls(_by_checkpointer, place, _state(megabytes * 1e6 / 3, layers))
+    return _calls(_by_checkpointer(place), place, _state(megabytes * 1e6 / 3, layers))
 
 
 def save_state_of_many_layers(place: str, megabytes: float, layers: int) -> Measured:
@@ -51,7 +51,7 @@ def save_state_of_many_layers(place: str, megabytes: float, layers: int) -> Meas
 
 def save_items_of_many_layers(place: str, megabytes: float, layers: int) -> Measured:
     """Calls of `Checkpointer.save`, of the same."""
-    return _calls(_by_checkpointer, place, _many_layers(megabytes))
+    return _calls(_by_checkpointer(place), place, _many_layers(megabytes))
 
 
 def _many_layers(megabytes: float) -> Any:
@@ -92,11 +92,17 @@ def _by_state(state: Any, run: str, step: int) -> Any:
     return state.save_state(run, step=step, verbose=False)
 
 
-def _by_checkpointer(state: Any, run: str, step: int) -> Any:
+def _by_checkpointer(place: str) -> Save:
+    """The call of a checkpointer, which its caller has made before."""
     from cairn import Checkpointer
 
-    items = {"model": state.graphstate, "optimizer": state.opt_state}
-    return Checkpointer.for_run(run).save(step, items, meta={})
+    checkpointer = Checkpointer.for_run(f"{place}/run")
+
+    def save(state: Any, _run: str, step: int) -> Any:
+        items = {"model": state.graphstate, "optimizer": state.opt_state}
+        return checkpointer.save(step, items, meta={})
+
+    return save
 
 
 def _calls(save: Save, place: str, state: Any) -> Measured:
