@@ -1,4 +1,4 @@
-"""What is stored of a state: its leaves by path, and enough of its model to build it again.
+"""The stored parts of a state: its leaves by path, and enough of its model to build it again.
 
 Most of it follows from the static part of a state, which is one object over the steps of a job: it
 is worked out at the first save, since to merge a model takes longer than to hold its arrays.
@@ -36,7 +36,7 @@ class ModelDescription(NamedTuple):
 
 
 class DescribedState(NamedTuple):
-    """What a save needs of a state.
+    """A state as a save needs it.
 
     Attributes:
         description: of its model.
@@ -50,7 +50,7 @@ class DescribedState(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What follows from the parts of a state whatever its leaves are, and these parts.
+    """The parts of a state, and what follows from them whatever the leaves are.
 
     Attributes:
         graphdef: held so that no other gets its id.
@@ -70,7 +70,7 @@ _kept: dict[tuple[int, bool], _Kept] = {}
 
 
 def describe(state: Any, *, optimizer: bool) -> DescribedState:
-    """What a save needs of an `EasyDeLState`.
+    """Describe an `EasyDeLState` for a save.
 
     Args:
         state: the state.
@@ -125,7 +125,7 @@ def items_of(graphstate: Any, graphother: Any, opt_state: Any, added_fields: Any
 
 
 def _places(structure: Any) -> dict[str, dict[str, int]] | None:
-    """Which leaf of a structure each path of each item is; None if a walk must tell, or refuses."""
+    """Number the leaf of each path of each item; None if only a walk can tell, or refuses."""
     try:
         numbers = items_of(*jax.tree.unflatten(structure, range(structure.num_leaves)))
         opened = open_modules(numbers).trees

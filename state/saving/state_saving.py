@@ -176,7 +176,8 @@ def check_loadable(state: Any) -> None:
         ConfigError: if the state's model can't be built from what is stored of it.
     """
     if hasattr(state, "graphstate"):
-        described, _, items = describe(state, optimizer=False)
+        # As the first save describes it, which then need not do so again.
+        described, _, items = describe(state, optimizer=state.opt_state is not None)
         tree = (
             nnx.merge_state(state.graphstate, state.graphother) if items is None else items["model"]
         )

@@ -227,6 +227,7 @@ def verify_step(
             step.
     """
     started = time.monotonic()
+    lost: Exception | None = None
     if not isinstance(step, StepInfo):
         number = check_step(step)
         try:
@@ -237,12 +238,11 @@ def verify_step(
             if attempt is None:  # other records of the run are amiss
                 raise
             step = StepInfo(number, attempt, StepState.LISTED)
-            if (number, attempt) in history.lost:
-                noted = known_damage(run, (number, attempt))
-                problem = f"{manifest_file(number, attempt)}: {_text(exc)}"
-                return _unread(step, started, problem, noted)
+            lost = exc if (number, attempt) in history.lost else None
     info, name = step, manifest_file(step.step, step.attempt)
     noted = known_damage(run, (info.step, info.attempt))
+    if lost is not None:
+        return _unread(info, started, f"{name}: {_text(lost)}", noted)
     try:
         manifest = _twice(run.uri, [name], lambda: run.manifest(info))
     except UNREADABLE as exc:

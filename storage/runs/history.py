@@ -480,11 +480,11 @@ def _with_what_steps_tell(
         kept = [number for step, number in saved if step == one.base_step and number < one.number]
         return replace(one, overwrites=first, base_attempt=max(kept, default=None))
 
-    known = [(one, filled(one)) for one in attempts.known]
-    unknown = [one.number for one, told in known if told is None]
+    completed = {one.number: filled(one) for one in attempts.known}
+    ambiguous = [number for number, attempt in completed.items() if attempt is None]
     return attempts._replace(
-        known=[told for _, told in known if told is not None],
-        unknown=sorted([*attempts.unknown, *unknown]),
+        known=[attempt for attempt in completed.values() if attempt is not None],
+        unknown=sorted([*attempts.unknown, *ambiguous]),
     )
 
 

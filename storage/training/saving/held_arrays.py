@@ -218,7 +218,7 @@ def on_host() -> bool:
 
 
 def on_gpu() -> bool:
-    """Whether the devices of this job copy to pinned memory beside what they compute."""
+    """Tell whether the devices of this job copy to pinned memory beside what they compute."""
     return bool(jax.default_backend() == "gpu")
 
 
@@ -235,7 +235,7 @@ class Transfers:
     """
 
     def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
-        """Nothing is copied yet.
+        """Hold the leaves; nothing is copied yet.
 
         Args:
             item: its name.
@@ -316,7 +316,8 @@ class Transfers:
         shards = {
             part: shard
             for part in parts
-            if part[0] in self._shards and not is_in_host_memory(shard := self._shard(*part))
+            if part[0] in self._shards
+            and not is_in_host_memory(shard := self._shards[part[0]][part[1]])
         }
         if on_gpu():
             copies = _pinned(list(shards.values()))
@@ -356,9 +357,6 @@ class Transfers:
             copied.setdefault(path, []).append(HeldPart(values, piece.origin))
         copy_all(pairs)
         return copied
-
-    def _shard(self, path: str, number: int) -> jax.Array:
-        return self._shards[path][number]
 
     def _host_values(self, path: str, number: int) -> np.ndarray[Any, Any]:
         """A view of what lies in the host's memory; the array itself keeps none."""

@@ -47,7 +47,7 @@ class PinnedGrowth:
             self._thread.join()
 
     def _grow(self, copies: list[tuple[jax.Device, int]], budget: int) -> None:
-        held: list[jax.Array] = []
+        pinned: list[jax.Array] = []
         for device, nbytes in copies:
             # At its exit Python waits for this thread, once the main one has ended.
             if self._ends.is_set() or not threading.main_thread().is_alive():
@@ -58,8 +58,8 @@ class PinnedGrowth:
             place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
             try:
                 # All stay until the last is there: what is free is used again, and nothing grows.
-                held.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
-                note_pinned(sum(copy.nbytes for copy in held))
+                pinned.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
+                note_pinned(sum(copy.nbytes for copy in pinned))
             except jax.errors.JaxRuntimeError as exc:
                 logger.warning("no more pinned memory for saves: %s", exc)
                 return

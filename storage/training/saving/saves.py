@@ -183,7 +183,7 @@ def prepare(
     unchanged: Callable[[str], Unchanged],
     overwrite: bool = False,
 ) -> tuple[Save, dict[str, Item]]:
-    """What is stored, and its arrays by item, of which nothing is copied yet.
+    """Prepare what is stored, and its arrays by item, of which nothing is copied yet.
 
     `plan` is what there is to know of the trees of the save before, and `unchanged` gives what is
     known of an item over the saves of the run; other args as in `Checkpointer.save`.
@@ -217,13 +217,13 @@ def prepare(
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
-        known = unchanged(name)
-        same = {path: rest[path] for path in known.same(rest) if _may_wait(rest[path])}
+        earlier = unchanged(name)
+        same = {path: rest[path] for path in earlier.same(rest) if _may_wait(rest[path])}
         deferred[name] = {
             path: DeferredLeaf.of(
                 same[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
             )
-            for path, layout in known.linkable(same, compression).items()
+            for path, layout in earlier.linkable(same, compression).items()
         }
         stored[name], forms[name] = store_form(rest, deferred[name])
         # What these are is told later; an array of NumPy could have another shape by then.
@@ -371,7 +371,7 @@ class HeldItems(Mapping[str, HeldItem]):
 
     @property
     def staging(self) -> StagingKind:
-        """How the arrays come to the host."""
+        """The way in which the arrays come to the host."""
         if self._staging is None:
             return "views"
         return "snapshot" if self.waves == 1 else "waves"

@@ -389,13 +389,18 @@ def test_an_installation_from_before_an_entry_point_fails(tmp_path):
     assert "expected one installation" in only(both, Outcome.WARN).found
 
 
-def test_versions_outside_of_what_was_tested_fail(monkeypatch):
+def versions_found_with(monkeypatch, package, version):
+    """The findings about versions where a package has this one."""
     real = installation.metadata.version
     monkeypatch.setattr(
         "cairn.installation.metadata.version",
-        lambda name: "0.0.1" if name == "jax" else real(name),
+        lambda name: version if name == package else real(name),
     )
-    found = list(installation.versions_found())
+    return list(installation.versions_found())
+
+
+def test_versions_outside_of_what_was_tested_fail(monkeypatch):
+    found = versions_found_with(monkeypatch, "jax", "0.0.1")
     one = only(found, Outcome.FAIL)
     assert re.match(r"expected jax \S+, found 0\.0\.1", one.found)
     assert one.fix.startswith("python -m pip install 'jax")
@@ -404,12 +409,7 @@ def test_versions_outside_of_what_was_tested_fail(monkeypatch):
 
 
 def test_newer_versions_than_were_tested_are_told(monkeypatch):
-    real = installation.metadata.version
-    monkeypatch.setattr(
-        "cairn.installation.metadata.version",
-        lambda name: "7.0" if name == "optax" else real(name),
-    )
-    found = list(installation.versions_found())
+    found = versions_found_with(monkeypatch, "optax", "7.0")
     one = only(found, Outcome.WARN)
     assert one.found == "expected optax <0.3, found 7.0"
     assert one.fix == "python -m pip install 'optax<0.3'"
