@@ -1,11 +1,9 @@
 """What a load reads, and how much of it waits in the memory of a process meanwhile.
 
 It is what `storage.training.restore` does: each process reads the chunks that hold what its devices
-hold, each of them once, leaf by leaf; leaves wait on the host until they are sent to their devices,
-the first of them first, once more than `HOST_BYTES` of leaves wait.
+hold, each of them once, leaf by leaf; leaves pass through a window on the host of `HOST_BYTES`.
 """
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
@@ -90,30 +88,17 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
     return LoadCost(waiting + _buffers(arrays, local), read, read_in_all)
 
 
-def _waiting(arrays: Iterable[PlacedArray], grid: ProcessGrid) -> int:
-    """The most bytes of leaves of an item that wait for their transfer at a time."""
-    queue: deque[tuple[int, int, int]] = deque()
-    whole = here = most = 0
-
-    def finish() -> None:
-        nonlocal whole, here, most
-        nbytes, parts, cast = queue.popleft()
-        most = max(most, here + cast)
-        whole -= nbytes
-        here -= parts
-
-    for array in arrays:
-        elements = grid.parts(array.entries) * prod(array.part)
-        cast = elements * array.cast_itemsize if array.cast_itemsize != array.itemsize else 0
-        queue.append((prod(array.shape) * array.itemsize, elements * array.itemsize, cast))
-        whole += queue[-1][0]
-        here += queue[-1][1]
-        most = max(most, here)
-        while queue and whole > HOST_BYTES:
-            finish()
-    while queue:
-        finish()
-    return most
+def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
+    """The most bytes of leaves of an item that lie on the host at a time: a window, or one leaf."""
+    elements = [grid.parts(array.entries) * prod(array.part) for array in arrays]
+    parts = [count * array.itemsize for count, array in zip(elements, arrays, strict=True)]
+    window = min(sum(parts), max(HOST_BYTES, *parts))
+    cast = [
+        count * array.cast_itemsize if array.cast_itemsize != array.itemsize else 0
+        for count, array in zip(elements, arrays, strict=True)
+    ]
+    larger = max(array.cast_itemsize / array.itemsize for array in arrays)
+    return window + min(sum(cast), max(int(window * larger), *cast))
 
 
 def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:

@@ -22,8 +22,8 @@ _LOCAL_THREADS = max(4, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
 REMOTE_THREADS = 8
 """Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
 
-HOST_BYTES = 1 << 30
-"""Bytes of leaves that wait on the host for their transfer to devices other than the CPU's."""
+HOST_BYTES = 1 << 29
+"""Of the window on the host through which leaves pass to devices other than CPUs."""
 
 _SMALL_BYTES = 64 << 10
 """Chunks up to this size take longer to look after than to read."""

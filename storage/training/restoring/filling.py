@@ -6,11 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
-from cairn.storage.arrays import SmallArrays
-from cairn.storage.reading import HOST_BYTES, ItemArrays, LeafInfo, LeafReads, Piece, WholeChunk
+from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece, WholeChunk
+from cairn.storage.training.restoring.host_memory import HostMemory
 from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
 
-__all__ = ["Filling", "made", "read_leaves"]
+__all__ = ["Filling", "read_leaves"]
 
 _CHUNKS_AT_ONCE: Final = 512
 
@@ -26,54 +26,99 @@ class Filling(NamedTuple):
     leaf: PlacedLeaf
     futures: list[Future[None]]
 
+    def made(self, arrays: ItemArrays) -> Any:
+        """The leaf, whose parts are filled."""
+        form = arrays.form(self.info.path)
+        return self.leaf.value(key_impl=form.dtype if form and form.kind == "key" else None)
+
 
 def read_leaves(
     arrays: ItemArrays, infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
 ) -> dict[str, Any]:
-    """The leaves by path, placed as the targets say, in the dtypes that they ask for."""
-    values: dict[str, Any] = {}
-    memory = SmallArrays()
+    """The leaves by path, placed as the targets say, in the dtypes that they ask for.
+
+    Of those that go to devices other than CPUs no more wait on the host than fit into its window.
+    """
     with ExitStack() as stack:
         arrays.prefetch(infos[path].path for path in wanted)
         reads = stack.enter_context(LeafReads(arrays))
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
-        filling: deque[Filling] = deque()
-        stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])
-        near = _Near(reads)
-        small: list[Filling] = []
-        chunks: list[WholeChunk] = []
-        waiting = 0
+        reading = _Reading(arrays, reads, pool)
+        stack.callback(reading.cancel)
         for path, target in wanted.items():
-            info = infos[path]
-            if info.chunks is None:
-                values[path] = target.empty()
-                continue
-            leaf = PlacedLeaf(target, info, memory)
-            whole = reads.whole_chunks(info, leaf.regions)
-            if whole is not None:
-                small.append(Filling(path, info, leaf, []))
-                chunks += whole
-                if len(chunks) >= _CHUNKS_AT_ONCE:
-                    _finish_small(reads, arrays, small, chunks, values)
-                    small, chunks = [], []
-                continue
-            found = reads.pieces(info, leaf.regions)
-            one = Filling(path, info, leaf, [])
-            if found is None:
-                one.futures.extend(pool.submit(task) for task in reads.tasks(info, leaf.regions))
+            if infos[path].chunks is None:
+                reading.values[path] = target.empty()
             else:
-                near.add(one, found)
-            filling.append(one)
-            waiting += info.nbytes
-            while filling and not leaf.stays and waiting > HOST_BYTES:
-                near.start()
-                waiting -= filling[0].info.nbytes
-                _finish(arrays, filling, values)
-        _finish_small(reads, arrays, small, chunks, values)
-        near.start()
-        while filling:
-            _finish(arrays, filling, values)
-    return values
+                reading.add(path, infos[path], target)
+        reading.finish()
+        return reading.values
+
+
+class _Reading:
+    """Leaves that are read by threads, in order.
+
+    Attributes:
+        values: those that are made, by path.
+    """
+
+    def __init__(self, arrays: ItemArrays, reads: LeafReads, pool: ThreadPoolExecutor) -> None:
+        self.values: dict[str, Any] = {}
+        self._arrays, self._reads, self._pool = arrays, reads, pool
+        self._memory = HostMemory()
+        self._near = _Near(reads)
+        self._small: list[Filling] = []
+        self._chunks: list[WholeChunk] = []
+        self._filling: deque[Filling] = deque()
+
+    def add(self, path: str, info: LeafInfo, target: TargetLeaf) -> None:
+        """Begin to read a leaf, once there is room for it."""
+        leaf = PlacedLeaf(target, info)
+        while not leaf.fits(self._memory):
+            if not self._memory.wait():
+                self._finish_some()
+        regions = leaf.take(self._memory).regions
+        one = Filling(path, info, leaf, [])
+        if (whole := self._reads.whole_chunks(info, regions)) is not None:
+            self._small.append(one)
+            self._chunks += whole
+            if len(self._chunks) >= _CHUNKS_AT_ONCE:
+                self._finish_small()
+            return
+        if (pieces := self._reads.pieces(info, regions)) is not None:
+            self._near.add(one, pieces)
+        else:
+            one.futures.extend(map(self._pool.submit, self._reads.tasks(info, regions)))
+        self._filling.append(one)
+
+    def finish(self) -> None:
+        """Make all that was added; other devices than CPUs have it then."""
+        while self._small or self._filling:
+            self._finish_some()
+        self._memory.drain()
+
+    def cancel(self) -> None:
+        """Give up what nobody has begun to read."""
+        for one in self._filling:
+            for future in one.futures:
+                future.cancel()
+
+    def _finish_some(self) -> None:
+        """Make the small leaves, if there are some, else the first of the others."""
+        self._near.start()
+        if self._small:
+            self._finish_small()
+            return
+        for future in self._filling[0].futures:
+            future.result()
+        first = self._filling.popleft()
+        self.values[first.path] = first.made(self._arrays)
+
+    def _finish_small(self) -> None:
+        """Read many small leaves here: to hand them to other threads takes longer."""
+        self._reads.read_whole(self._chunks)
+        for one in self._small:
+            self.values[one.path] = one.made(self._arrays)
+        self._small, self._chunks = [], []
 
 
 class _Near:
@@ -99,31 +144,3 @@ class _Near:
             if not leaf.futures or leaf.futures[-1] is not future:
                 leaf.futures.append(future)
         self._pieces, self._owners, self._bytes = [], [], 0
-
-
-def _finish_small(
-    reads: LeafReads,
-    arrays: ItemArrays,
-    small: list[Filling],
-    chunks: list[WholeChunk],
-    values: dict[str, Any],
-) -> None:
-    """Read many small leaves here: to hand them to other threads takes longer."""
-    reads.read_whole(chunks)
-    for one in small:
-        values[one.path] = made(arrays, one)
-
-
-def _finish(arrays: ItemArrays, filling: deque[Filling], values: dict[str, Any]) -> None:
-    """Wait for the first leaf's parts, and make it of them."""
-    first = filling[0]
-    for future in first.futures:
-        future.result()
-    filling.popleft()
-    values[first.path] = made(arrays, first)
-
-
-def made(arrays: ItemArrays, one: Filling) -> Any:
-    """The leaf, whose parts are filled."""
-    form = arrays.form(one.info.path)
-    return one.leaf.value(key_impl=form.dtype if form is not None and form.kind == "key" else None)

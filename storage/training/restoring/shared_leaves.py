@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from cairn.storage.arrays import ALIGNMENT, Region, SmallArrays, aligned_empty
+from cairn.storage.arrays import ALIGNMENT, Region, aligned_empty
 from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece
 from cairn.storage.store import sha256_of
 from cairn.storage.training import processes
-from cairn.storage.training.restoring.filling import Filling, made
+from cairn.storage.training.restoring.filling import Filling
+from cairn.storage.training.restoring.host_memory import HostMemory
 from cairn.storage.training.restoring.read_plan import (
     Part,
     SharedLeaf,
@@ -88,7 +89,7 @@ def read_shared(
     """
     values: dict[str, Any] = {}
     filling: dict[str, Filling] = {}
-    memory = SmallArrays()
+    memory = HostMemory()
     parts = shared_parts(shared.values())
     last = {part.path: part for part in parts}
 
@@ -102,13 +103,15 @@ def read_shared(
         for part in batch:
             one = filling.get(part.path)
             if one is None:
-                info = infos[part.path]
-                leaf = PlacedLeaf(wanted[part.path], info, memory)
-                one = filling[part.path] = Filling(part.path, info, leaf, [])
+                leaf = PlacedLeaf(wanted[part.path], infos[part.path])
+                while not leaf.fits(memory) and memory.wait():
+                    pass
+                leaf.take(memory)
+                one = filling[part.path] = Filling(part.path, infos[part.path], leaf, [])
             if part.holders in streams:
                 _put(one.leaf.regions, part, streams[part.holders].parts[part])
             if last[part.path] is part:
-                values[part.path] = made(arrays, filling.pop(part.path))
+                values[part.path] = filling.pop(part.path).made(arrays)
 
     def take(batch: Sequence[Part]) -> None:
         # A collective waits for all without a deadline: it begins once each has what it gives.
@@ -117,6 +120,7 @@ def read_shared(
 
     for batch in batches(parts, batch_bytes(parts, BATCH_BYTES)):
         take(batch)
+    memory.drain()
     return values
 
 

@@ -1,16 +1,17 @@
 """What the leaves of a target ask for, and what is made of them. Imports JAX."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import Index, Region, SmallArrays, aligned_empty, origin_of
+from cairn.storage.arrays import Region, aligned_empty, origin_of
 from cairn.storage.reading import LeafInfo
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
+from cairn.storage.training.restoring.host_memory import HostMemory, Slot
 from cairn.storage.training.weak_types import weakly_typed
 
 __all__ = ["PlacedLeaf", "TargetLeaf", "target_leaf"]
@@ -116,28 +117,42 @@ class PlacedLeaf:
     """A leaf being read: the parts of it that this process holds, and what is made of them.
 
     Attributes:
-        regions: the parts, to be filled with the stored elements.
-        stays: the memory of the parts becomes the leaf's; it need not be moved to other devices.
+        regions: the parts, to be filled with the stored elements; none before `take`.
     """
 
-    def __init__(self, target: TargetLeaf, info: LeafInfo, memory: SmallArrays) -> None:
-        """Make room for them.
+    def __init__(self, target: TargetLeaf, info: LeafInfo) -> None:
+        """Without memory yet.
 
         Args:
             target: what to make; it fits what is stored.
             info: what is stored.
-            memory: where small parts lie that become arrays of JAX.
         """
         self._target = target
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
+        self._stored = info.dtype
         self._shape = info.shape  # of typed keys: of their words
-        if target.sharding is None:
-            origins: Sequence[Index] = ((0,) * len(info.shape),)
-            values, self.stays = aligned_empty([info.shape], info.dtype), True
+        self._places = _Places(info.shape, ((0,) * len(info.shape),), on_cpu=True)
+        if target.sharding is not None:
+            self._places = _places(target.sharding, info.shape)
+        self._slot: Slot | None = None
+        self.regions: list[Region] = []
+
+    def fits(self, memory: HostMemory) -> bool:
+        """Whether there is room for the parts."""
+        part, origins, on_cpu = self._places
+        return on_cpu or memory.fits(part, len(origins), self._stored)
+
+    def take(self, memory: HostMemory) -> Self:
+        """Make room for the parts, which must fit."""
+        part, origins, on_cpu = self._places
+        if self._target.sharding is None:
+            values = aligned_empty([part], self._stored)
+        elif on_cpu:
+            values = memory.lasting(part, len(origins), self._stored)
         else:
-            part, origins, self.stays = _places(target.sharding, info.shape)
-            values = [memory.empty(part, info.dtype) for _ in origins]
+            values, self._slot = memory.passing(part, len(origins), self._stored)
         self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
+        return self
 
     def value(self, *, key_impl: str | None) -> Any:
         """The leaf, in the dtype that the target asks for, once its regions are filled.
@@ -161,7 +176,11 @@ class PlacedLeaf:
                 self._dtype,
                 lambda index: by_origin[origin_of(index)] if only is None else only,
             )
-        return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
+        if key_impl is not None:
+            whole = jax.random.wrap_key_data(whole, impl=key_impl)
+        if self._slot is not None:
+            self._slot.value = whole
+        return whole
 
 
 class _Places(NamedTuple):
