@@ -20,7 +20,7 @@ from cairn.state.adapt import (
 )
 from cairn.state.errors import ArgumentError
 from cairn.state.names import EasyDeLQuantizationMethods
-from cairn.state.paths import named_leaves, own_variables, rebuild
+from cairn.state.paths import has_variables, own_variables, rebuild
 
 __all__ = ["ModuleAdaptationMixin"]
 
@@ -44,12 +44,12 @@ class ModuleAdaptationMixin:
     @property
     def is_quantized(self) -> bool:
         """Whether some weights are quantized."""
-        return bool(named_leaves(nnx.state(self, PackedParam)))
+        return has_variables(self, PackedParam)
 
     @property
     def lora_is_enabled(self) -> bool:
         """Whether the model has low-rank adapters."""
-        return bool(named_leaves(nnx.state(self, nnx.LoRAParam)))
+        return has_variables(self, nnx.LoRAParam)
 
     def quantize(
         self,

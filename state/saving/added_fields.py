@@ -157,7 +157,11 @@ def _placed(checkpoint: StoredCheckpoint, trees: Any, params: Any) -> Any:
     planned = optimizer_shardings(jax.tree.unflatten(structure, leaves), params)
     places = structure.flatten_up_to(planned)
     return jax.tree.unflatten(
-        structure, [_at(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+        structure,
+        [
+            _at(leaf, checkpoint.place(_ITEM, named.path, place))
+            for named, leaf, place in zip(named_leaves(trees), leaves, places, strict=True)
+        ],
     )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from cairn.state.errors import ArgumentError
 from cairn.state.paths import named_leaves
+from cairn.state.saving.memory_kinds import in_memory
 from cairn.state.weights import MODEL_ITEM, served_item
 from cairn.storage.arrays import dtype_named
 from cairn.storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
@@ -161,8 +162,20 @@ class StoredCheckpoint:
             return path in self.meta["weak"].get(item, ())
         return bool(getattr(target, "weak_type", False))
 
+    def place(self, item: str, path: str, place: Any) -> Any:
+        """Returns where a leaf goes that is to go to `place`: into the memory that it was in.
+
+        A step that does not say so, or a leaf without a place, changes nothing.
+        """
+        kinds = self.meta.get("memory_kinds")
+        if kinds is None or place is None:
+            return place
+        return in_memory(place, kinds.get(item, {}).get(path))
+
     def targets(self, item: str, tree: Any, *, stored_dtypes: bool = True) -> Any:
         """Returns an abstract tree with the dtypes that the item is stored in, weak ones as such.
+
+        Arrays that were in the host's memory go there again.
 
         Only floating leaves take the stored dtype, and only from a floating one: any other
         difference stays, for `check` to find.
@@ -180,7 +193,8 @@ class StoredCheckpoint:
                 return leaf
             dtype = stored_float(leaf, record) if stored_dtypes else leaf.dtype
             weak = self.is_weak(item, path, leaf)
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding, weak_type=weak)
+            place = self.place(item, path, leaf.sharding)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place, weak_type=weak)
 
         leaves = [as_stored(named.path, named.leaf) for named in named_leaves(tree)]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -4,13 +4,16 @@ Most of it follows from the static part of a state, which is one object over the
 is worked out at the first save, since to merge a model takes longer than to hold its arrays.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
 from flax import nnx
 
 from cairn.state.adapt import module_settings
+from cairn.state.config import FrozenJSON
 from cairn.state.paths import variable_paths
 from cairn.state.registry import class_identity
 from cairn.storage.training import FlatTrees, TreePlan, open_modules
@@ -56,12 +59,14 @@ class _Kept(NamedTuple):
         graphdef: held so that no other gets its id.
         structure: of the parts.
         description: of the model.
+        values: all that the config holds.
         places: by item and path, which of the leaves it is; None where the trees must be walked.
     """
 
     graphdef: Any
     structure: Any
     description: ModelDescription
+    values: list[Any]
     places: dict[str, dict[str, int]] | None
 
 
@@ -101,7 +106,10 @@ def describe(state: Any, *, optimizer: bool) -> DescribedState:
         }
         description = ModelDescription(type(model), config, meta)
         _kept.pop(key, None)
-        kept = _kept[key] = _Kept(state.graphdef, structure, description, _places(structure))
+        values = [*_values(config)]
+        kept = _kept[key] = _Kept(
+            state.graphdef, structure, description, values, _places(structure)
+        )
         for oldest in list(_kept)[:-_MOST_KEPT]:
             _kept.pop(oldest, None)
     # Some modules of NNX are leaves to JAX, and hold others.
@@ -143,10 +151,26 @@ def _is_still(kept: _Kept, structure: Any) -> bool:
         alike = bool(structure == kept.structure)
     except Exception:  # of what somebody's Variables have beside their values
         return False
+    values = [*_values(config)]
+    if len(values) == len(kept.values) and all(map(operator.is_, values, kept.values)):
+        return alike
     # As text: True and 1 are equal, and not the same JSON.
-    return alike and (
-        config is None or repr(config.to_dict()) == repr(kept.description.meta["config"])
-    )
+    return alike and repr(config.to_dict()) == repr(kept.description.meta["config"])
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """All that a config holds, down to what can't change; what is unknown is never the same."""
+    if value is None or isinstance(value, str | bytes | int | float | FrozenJSON):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        yield len(value)
+        for one in value.items() if isinstance(value, dict) else value:
+            yield from _values(one)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in vars(value).values():
+            yield from _values(one)
+    else:
+        yield object()
 
 
 def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:

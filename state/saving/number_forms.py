@@ -4,14 +4,15 @@ JAX makes arrays of such numbers that give way to the dtypes of others (weakly t
 are is stored too, as it decides the dtype of what is computed with them.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.paths import named_leaves
+from cairn.state.paths import arrays_among, named_leaves
 from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
 from cairn.storage.arrays import dtype_named
 from cairn.storage.runs import LeafRecord
@@ -19,6 +20,7 @@ from cairn.storage.training import FlatTrees, dtype_name
 
 __all__ = ["NumberForms", "python_numbers", "weak_leaves"]
 
+_WEAK: Final = operator.attrgetter("aval.weak_type")
 _KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
 
 
@@ -46,13 +48,14 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
     weak = {
         item: sorted(path for path, leaf in leaves.items() if _is_weak(leaf))
         for item, leaves in flat.items()
+        if _any_weak([*leaves.values()])
     }
     return {item: paths for item, paths in weak.items() if paths}
 
 
 def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The leaves of trees by path; none if none is weakly typed, for to name them takes long."""
-    if not any(map(_is_weak, jax.tree.leaves(dict(items)))):
+    if not _any_weak(jax.tree.leaves(dict(items))):
         return {}
     return {
         item: {named.path: named.leaf for named in named_leaves(tree)}
@@ -166,6 +169,10 @@ def _takes(number: Any, record: LeafRecord) -> bool:
 
 def _is_alike(leaf: Any, record: LeafRecord) -> bool:
     return hasattr(leaf, "dtype") and dtype_name(leaf.dtype) == record.dtype
+
+
+def _any_weak(leaves: Sequence[Any]) -> bool:
+    return any(map(_WEAK, arrays_among(leaves)))
 
 
 def _is_weak(leaf: Any) -> bool:

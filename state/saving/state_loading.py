@@ -32,6 +32,7 @@ from cairn.state.saving.added_fields import field_targets, static_values
 from cairn.state.saving.checkpoint import StoredCheckpoint
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
+from cairn.state.saving.memory_kinds import in_memory
 from cairn.state.saving.number_forms import NumberForms
 from cairn.state.saving.progress import say, size_text
 from cairn.state.saving.quantized_loading import fill_model, quantizes, refuse_float_optimizer
@@ -167,7 +168,8 @@ def load_easydel_state(
     model = apply_shard_fns(model, arguments.shard_fns)
     graphdef, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
     if arguments.shard_fns and opt_state is not None:
-        opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
+        places = optimizer_shardings(opt_state, params)
+        opt_state = jax.device_put(opt_state, jax.tree.map(_in_its_memory, opt_state, places))
     if arguments.shard_fns:
         fields = beside(fields, params)
     state: State = make(
@@ -444,6 +446,10 @@ def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
             problems=sorted(missing)[:20],
         )
     return lambda path, value: "/".join(map(str, path)) in trained
+
+
+def _in_its_memory(leaf: Any, place: Any) -> Any:
+    return None if place is None else in_memory(place, leaf.sharding.memory_kind)
 
 
 def _abstract(leaf: Any) -> Any:

@@ -22,11 +22,12 @@ from cairn.state.adapt import PackedParam, abstract_model, check_mergeable
 from cairn.state.config import FrozenJSON
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, TreeStructureError
-from cairn.state.paths import is_variable, tree_problems
+from cairn.state.paths import arrays_among, is_variable, tree_problems
 from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.description import ModelDescription, describe, items_of
 from cairn.state.saving.loadable import refuse_unloadable
+from cairn.state.saving.memory_kinds import offloaded_leaves
 from cairn.state.saving.number_forms import python_numbers, weak_leaves
 from cairn.state.saving.progress import say, size_text
 from cairn.state.weights import MERGED_ITEM
@@ -125,6 +126,7 @@ def save_easydel_state(
             "tx_init": state.tx_init,
             "hyperparameters": state.hyperparameters,
             "weak": weak_leaves(items),
+            "memory_kinds": offloaded_leaves(items, leaves),
         }
         check = None
         if arguments.enable is None or arguments.enable:
@@ -332,7 +334,7 @@ def _refuse_no_time(deadline: Any) -> None:
 
 
 def _refuse_donated(leaves: Sequence[Any]) -> None:
-    gone = sum(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+    gone = sum(leaf.is_deleted() for leaf in arrays_among(leaves))
     if gone:
         raise ArgumentError(
             path="save_state",

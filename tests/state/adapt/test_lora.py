@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from cairn.state import DecoderForCausalLM, EasyDeLState, LoraSettings
 from cairn.state.adapt import adapted_layers
 from cairn.state.errors import ArgumentError, TreeStructureError
-from cairn.state.paths import named_leaves
+from cairn.state.paths import has_variables, named_leaves
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 from tests.tiny import TINY
@@ -483,3 +483,32 @@ def test_settings_are_json_both_ways():
     assert LoraSettings.from_dict({"rank": 8, "alpha": 16.0, "pattern": QV}).dtype is None
     with pytest.raises(ArgumentError, match="rank, alpha, pattern"):
         LoraSettings.from_dict({"rank": 8})
+
+
+class Opaque(nnx.Module, pytree=False):
+    """No tree to JAX."""
+
+    def __init__(self, held):
+        self.held = held
+
+
+def holders(variable):
+    """Modules that hold a Variable in each way there is."""
+    linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    linear.extra = variable
+    return {
+        "module": linear,
+        "list": nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), linear),
+        "dict": nnx.Dict(a=nnx.List([linear])),
+        "opaque": Opaque(linear),
+        "in_opaque": nnx.Sequential(Opaque(variable)),
+    }
+
+
+@pytest.mark.parametrize("way", holders(nnx.Param(jnp.ones(2))))
+def test_adapters_are_seen_wherever_a_module_holds_them(way):
+    for variable, expected in (
+        (nnx.LoRAParam(jnp.ones(2)), True),
+        (nnx.Param(jnp.ones(2)), False),
+    ):
+        assert has_variables(holders(variable)[way], nnx.LoRAParam) is expected

@@ -7,9 +7,10 @@ import equinox
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from flax import nnx
 
-from cairn import EasyDeLState
+from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
 from cairn.state.saving import description
 from cairn.storage.runs.run import Run
 from cairn.storage.training import flatten
@@ -94,3 +95,27 @@ def ids(items):
     return {
         item: [(path, id(leaf)) for path, leaf in leaves.items()] for item, leaves in items.items()
     }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.hf_extra["a"].append(2),
+        lambda config: config.hf_extra.update(b=1),
+        lambda config: config.hf_extra.update(a=[True]),
+        lambda config: object.__setattr__(config.rope, "theta", 1.0),
+    ],
+)
+def test_what_changes_within_a_config_is_seen(change):
+    config = DecoderConfig(
+        vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        num_attention_heads=1, hf_extra={"a": [1]},
+    )  # fmt: skip
+    state = EasyDeLState.create(model=DecoderForCausalLM(config, rngs=nnx.Rngs(0)))
+    before = description.describe(state, optimizer=False).description
+    assert description.describe(state, optimizer=False).description is before
+    change(before.config)
+    after = description.describe(state, optimizer=False).description
+    assert (
+        repr(after.meta["config"]) == repr(before.config.to_dict()) != repr(before.meta["config"])
+    )

@@ -74,3 +74,46 @@ def test_an_optimizer_state_that_jax_may_move_is_one_after_it_is_loaded(tmp_path
     loaded = state.free_opt_state().load_optimizer(tmp_path / "run")
     assert not any(leaf.committed for leaf in jax.tree.leaves(loaded.opt_state))
     assert numbers(loaded) == numbers(state)
+
+
+def in_memory(tree, kind):
+    """The arrays of a tree, but for scalars, in that memory of their devices."""
+    return jax.tree.map(
+        lambda leaf: (
+            jax.device_put(leaf, leaf.sharding.with_memory_kind(kind)) if leaf.ndim else leaf
+        ),
+        tree,
+    )
+
+
+def kinds(tree):
+    return [leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("place", [{}, MESH], ids=["one_device", "mesh"])
+def test_offloaded_moments_lie_in_host_memory_again_and_train_on(place, tmp_path):
+    model = my_model()
+    if place:
+        model.shard_model()
+    state = EasyDeLState.create(model=model, tx=optax.adam(1e-2), init_opt_state=True)
+
+    def trained(state):
+        near = state.replace(opt_state=in_memory(state.opt_state, "device"))
+        grads = jax.tree.map(jnp.ones_like, near.graphstate)
+        after = near.apply_gradients(grads=grads)
+        return after.replace(opt_state=in_memory(after.opt_state, "pinned_host"))
+
+    state = trained(state)
+    assert "pinned_host" in kinds(state.opt_state)
+    state.save_state(tmp_path / "run", verbose=False).wait()
+    given = {"tx": state.tx, "verbose": False, **place}
+    loaded = EasyDeLState.load_state(tmp_path / "run", **given)
+    again = state.free_opt_state().load_optimizer(tmp_path / "run")
+    for found in (loaded, again):
+        assert kinds(found.opt_state) == kinds(state.opt_state)
+        assert kinds(found.graphstate) == kinds(state.graphstate)
+        assert numbers(found) == numbers(state)
+    assert numbers(trained(loaded)) == numbers(trained(state))
+    near = trained(state).replace(opt_state=in_memory(state.opt_state, "device"))
+    near.save_state(tmp_path / "run", verbose=False).wait()
+    assert {*kinds(EasyDeLState.load_state(tmp_path / "run", **given).opt_state)} == {"device"}

@@ -1,0 +1,65 @@
+"""Arrays that lie in the host's memory, such as offloaded moments, and lie there again when loaded.
+
+JAX calls the memory of an accelerator "device", and the host's "pinned_host" or "unpinned_host".
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+from jax.sharding import Sharding
+
+from cairn.state.paths import arrays_among, named_leaves
+from cairn.storage.training import FlatTrees
+
+__all__ = ["in_memory", "offloaded_leaves"]
+
+_SHARDING: Final = operator.attrgetter("sharding")
+
+
+def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Returns the memory kind of each array outside of its devices' own memory, by item and path.
+
+    The meta of a checkpoint keeps them as `memory_kinds`.
+
+    Args:
+        items: trees by name, or their leaves by path.
+        leaves: all of these; to name them takes long, and most states have no such array.
+    """
+    places = {id(place): place for place in map(_SHARDING, arrays_among(leaves))}
+    if not any(map(_kind, places.values())):
+        return {}
+    flat = items if isinstance(items, FlatTrees) else _flat(items)
+    kinds = {
+        item: {
+            path: kind
+            for path, leaf in arrays.items()
+            if isinstance(leaf, jax.Array) and (kind := _kind(leaf.sharding)) is not None
+        }
+        for item, arrays in flat.items()
+    }
+    return {item: paths for item, paths in kinds.items() if paths}
+
+
+def in_memory(place: Sharding, kind: str | None) -> Sharding:
+    """Returns a sharding in that memory of its devices; for None, or if they lack it, their own."""
+    device: Any = next(iter(place.device_set))
+    own: str = device.default_memory().kind
+    if kind is None or kind not in {memory.kind for memory in device.addressable_memories()}:
+        kind = own
+    return place if place.memory_kind == kind else place.with_memory_kind(kind)
+
+
+def _kind(place: Sharding) -> str | None:
+    """The kind of the memory, if it is not that of the devices."""
+    device: Any = next(iter(place.device_set))
+    own = device.default_memory().kind
+    return None if place.memory_kind in (None, own) else place.memory_kind
+
+
+def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        item: {named.path: named.leaf for named in named_leaves(tree)}
+        for item, tree in items.items()
+    }
