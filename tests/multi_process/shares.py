@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -18,13 +19,16 @@ from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import held_arrays, saves
+from cairn.storage.training.saving.held_arrays import Transfers
 from cairn.storage.training.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
+from tests.storage.training.restoring.elsewhere import devices_elsewhere
 
 ROWS, COLUMNS = 512, 1024
 """2 MiB of words: enough to be divided among the processes that hold them all."""
 
 WAVE_BYTES = 3 << 20
+WINDOW_BYTES = 1 << 20
 
 
 def numbers(seed: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray[Any, Any]:
@@ -79,7 +83,7 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
     """Saves two steps to every run while a donating step goes on; reads them on another mesh.
 
     To a run called "kept" from buffers that are; to one called "waves" as from an accelerator, with
-    less memory than there is to copy.
+    less memory than there is to copy, and from it likewise.
 
     Gives how many leaves are, on the devices of this process, what was saved.
     """
@@ -118,7 +122,8 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
                 )
                 for name, host in leaves.items()
             }
-            found = flatten(restore_item(handle.uri, item, target))
+            with memory_of(str(handle.uri.parent.parent.parent)):
+                found = flatten(restore_item(handle.uri, item, target))
             for name, host in leaves.items():
                 expected = advanced(host, handle.step - 1)
                 right += all(
@@ -130,12 +135,57 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
 
 @contextlib.contextmanager
 def memory_of(run: str) -> Iterator[None]:
-    """Whether the devices' memory is the host's, while a run is saved to."""
+    """Whether the devices' memory is the host's, while a run is saved to or read."""
     with contextlib.ExitStack() as stack:
+        if run.endswith("waves"):
+            stack.enter_context(devices_elsewhere(WINDOW_BYTES))
         for module in (held_arrays, saves):
             here = not run.endswith("waves")
             stack.enter_context(mock.patch.object(module, "on_host", lambda here=here: here))
         yield
+
+
+def save_a_base_that_steps_give_back(run: str, axes: tuple[int, int]) -> list[str]:
+    """Saves eight steps, as from accelerators, of a base that each step is given and gives back.
+
+    Before the seventh some of it changes, on the devices of process 1 alone.
+
+    Gives what is copied for each save, in this process: "b" for the base, "a" for the adapter.
+    """
+    whole = numbers(0, (64, 1024))
+    place = placements(tuple(axes))["optimizer/rows"]
+    base = jax.make_array_from_callback(whole.shape, place, whole.__getitem__)
+    adapter = jax.make_array_from_callback((64, 1), place, numbers(1, (64, 1)).__getitem__)
+    given_back = jax.jit(lambda leaf: leaf, donate_argnums=0)
+    copied: list[str] = []
+    start = Transfers.start
+
+    def started(transfers: Transfers, parts: list[tuple[str, int]]) -> None:
+        copied[-1] += "".join(sorted({path[0] for path, _ in parts}))
+        start(transfers, parts)
+
+    with memory_of("waves"), mock.patch.object(Transfers, "start", started):
+        for step in range(1, 9):
+            if step == 7:
+                changed = changed_by_process_one(whole)
+                base = jax.make_array_from_callback(whole.shape, place, changed.__getitem__)
+            copied.append("")
+            handle = Checkpointer.for_run(run).save(
+                step, {"model": {"base": base}, "lora": {"adapter": adapter}}, meta={}
+            )
+            base, adapter = given_back(base), advance(adapter)
+            handle.wait(SAVE_SECONDS)
+            for thread in threading.enumerate():
+                if thread.name == "cairn-digests":
+                    thread.join(SAVE_SECONDS)
+    return copied
+
+
+def changed_by_process_one(whole: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The base from the seventh save on."""
+    changed = whole.copy()
+    changed[-1, 0] += 1
+    return changed
 
 
 def save_over_damage(run: str, axes: tuple[int, int]) -> list[str]:

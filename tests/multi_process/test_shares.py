@@ -10,7 +10,7 @@ from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.restore import restore_item
-from tests.multi_process.shares import advanced, host_items, numbers
+from tests.multi_process.shares import advanced, changed_by_process_one, host_items, numbers
 from tests.storage.states import assert_same
 
 JOB_SECONDS = 240
@@ -95,6 +95,22 @@ def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp
     assert all("ocdbt.process_1/" in file for file in by_step[2])
     for process in (0, 1):
         assert any(f"ocdbt.process_{process}/" in file for file in by_step[1])
+
+
+def test_each_process_leaves_its_part_of_a_frozen_base_on_its_devices(launch, tmp_path):
+    run = str(tmp_path / "run")
+    arguments = {"run": run, "axes": (1, 4)}
+    job = launch("shares.save_a_base_that_steps_give_back", arguments, count=2, devices=2)
+    told = job.results(JOB_SECONDS)
+    stored = Run.open(run)
+    whole = numbers(0, (64, 1024))
+    for step in range(1, 9):
+        assert verify_step(stored, step).ok
+        expected = {"base": whole if step < 7 else changed_by_process_one(whole)}
+        target = {"base": np.empty_like(whole)}
+        assert_same(restore_item(stored.step_uri(stored.step(step)), "model", target), expected)
+    assert [copied[:6] for copied in told] == [["ba", "ba", "ba", "ba", "a", "a"]] * 2
+    assert sorted(copied[6] for copied in told) == ["a", "ba"]
 
 
 def test_a_run_that_was_deleted_can_be_begun_again_by_the_same_job(launch, bucket, tmp_path):

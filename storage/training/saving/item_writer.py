@@ -50,6 +50,7 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, StoreURI
+from cairn.storage.training.device_digests import DeviceDigests
 from cairn.storage.training.saving.held_arrays import DeferredLeaf, HeldArray
 from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
 from cairn.storage.training.saving.staging import StagedItem
@@ -89,6 +90,7 @@ class HeldItem(NamedTuple):
         compression: of the stored chunks.
         staged: gives the parts that come in waves, which `arrays` are without.
         uploads: memory for what is on its way to an object store; None has no limit.
+        digests: of leaves, as devices compute them.
     """
 
     arrays: dict[str, HeldArray]
@@ -100,6 +102,7 @@ class HeldItem(NamedTuple):
     compression: Compression | None = None
     staged: StagedItem | None = None
     uploads: UploadMemory | None = None
+    digests: DeviceDigests = DeviceDigests()
 
     def durable(self, written: "WrittenItem", folder: StoreURI, step: tuple[int, int]) -> None:
         """The step is: the next save need not write again what stays as it is.
@@ -110,7 +113,11 @@ class HeldItem(NamedTuple):
             step: (step, attempt).
         """
         place = folder if written.database is None else folder / written.database
-        self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step)
+        try:
+            digests = self.digests.values()
+        except jax.errors.JaxRuntimeError:  # the step is durable, whatever the device is now
+            digests = {}
+        self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step, digests)
 
 
 class WrittenItem(NamedTuple):

@@ -41,6 +41,7 @@ from cairn.storage.runs import (
     refuse_crowded_step,
 )
 from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
+from cairn.storage.training.device_digests import DeviceDigests, start_digests
 from cairn.storage.training.iterators import TakenState, take_states
 from cairn.storage.training.leaf_forms import (
     dtype_name,
@@ -54,7 +55,9 @@ from cairn.storage.training.saving.held_arrays import (
     HeldArray,
     HostView,
     Transfers,
+    array_layout,
     host_views,
+    is_in_host_memory,
     is_read_by_columns,
     on_gpu,
     on_host,
@@ -159,6 +162,7 @@ class Item(NamedTuple):
         forms: of those that are stored differently.
         transfers: the others that have elements, as they are stored.
         deferred: those that the last step has, and that are to be linked.
+        digests: of those that did not change so far, as devices compute them.
     """
 
     given: Mapping[str, Any]
@@ -166,6 +170,7 @@ class Item(NamedTuple):
     forms: Mapping[str, StoredForm]
     transfers: Transfers
     deferred: Mapping[str, DeferredLeaf]
+    digests: DeviceDigests
 
 
 def prepare(
@@ -213,15 +218,20 @@ def prepare(
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
     deferred: dict[str, dict[str, DeferredLeaf]] = {}
+    digests: dict[str, DeviceDigests] = {}
     for name in flat:
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
         earlier = unchanged(name)
-        same = {path: rest[path] for path in earlier.same(rest) if _may_wait(rest[path])}
+        same = earlier.same(rest)
+        digests[name] = _digests(name, rest, earlier, same)
+        if digests[name].paths & earlier.digests.keys():
+            same |= earlier.equal(digests[name].values())
+        same = frozenset(path for path in same if _may_wait(rest[path]))
         deferred[name] = {
             path: DeferredLeaf.of(
-                same[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
+                rest[path], layout.shape, layout.dtype, columns=is_read_by_columns(name)
             )
             for path, layout in earlier.linkable(same, compression).items()
         }
@@ -242,7 +252,14 @@ def prepare(
     states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves), deferred[name])
+        name: Item(
+            flat[name],
+            views[name],
+            forms[name],
+            Transfers(name, leaves),
+            deferred[name],
+            digests[name],
+        )
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
@@ -260,6 +277,32 @@ def prepare(
         compression=compression,
     )
     return save, prepared
+
+
+def _digests(
+    item: str, leaves: Mapping[str, Any], earlier: Unchanged, same: Collection[str]
+) -> DeviceDigests:
+    """Have devices digest the leaves in their memory that so far did not change.
+
+    Args:
+        item: its name.
+        leaves: of it, by path.
+        earlier: what is known of it.
+        same: paths of the very arrays of the last step.
+    """
+    watched = earlier.watched
+    if on_host() or not watched:
+        return DeviceDigests()
+    shards = {}
+    for path, leaf in leaves.items():
+        if path not in watched or path in same or not isinstance(leaf, jax.Array):
+            continue
+        if _may_wait(leaf) and not is_in_host_memory(leaf):
+            pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
+            numbers = dict.fromkeys(piece.shard for piece in pieces)
+            shards[path] = [leaf.addressable_data(number) for number in numbers]
+    digests = {path: one for path, one in earlier.digests.items() if path in same}
+    return start_digests(shards)._replace(earlier=digests)
 
 
 def _may_wait(leaf: jax.Array) -> bool:
@@ -402,7 +445,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 arrays=arrays,
                 forms=item.forms,
                 unchanged=known,
-                same=known.same(item.given),
+                same=known.same(item.given) | item.deferred.keys(),
                 leaves={
                     path: weakref.ref(leaf)
                     for path, leaf in item.given.items()
@@ -412,6 +455,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 staged=None if self._staging is None else StagedItem(self._staging, name),
                 uploads=self._uploads,
                 deferred=dict(item.deferred),
+                digests=item.digests,
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]

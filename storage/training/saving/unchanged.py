@@ -130,7 +130,30 @@ class Unchanged:
         self._saved: SavedItem | None = None
         self._sharing_steps: deque[StepKey] = deque(maxlen=_STEPS_REMEMBERED)
         self._leaves: dict[str, weakref.ref[Any]] = {}
+        self._digests: Mapping[str, bytes] = MappingProxyType({})
         self._changing: set[str] = set()
+        self._watched: set[str] = set()
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """Paths of the leaves of which a save was given another array with the same values."""
+        return frozenset(self._watched)
+
+    @property
+    def digests(self) -> Mapping[str, bytes]:
+        """Digests of leaves of the last durable step, by path, as devices computed them."""
+        return self._digests
+
+    def equal(self, digests: Mapping[str, bytes]) -> frozenset[str]:
+        """Paths of the leaves that devices find to be what the last durable step stored.
+
+        None are if their files are known to be damaged: of the arrays nothing may be left by the
+        time that a save finds its links refused.
+        """
+        equal = [path for path, one in digests.items() if self._digests.get(path) == one]
+        if not equal or self._saved is None or self._is_doubtful(self._saved.folder):
+            return frozenset()
+        return frozenset(equal)
 
     def same(self, leaves: Mapping[str, Any]) -> frozenset[str]:
         """Paths of the leaves that are the very arrays of the last durable step."""
@@ -141,18 +164,18 @@ class Unchanged:
         )
 
     def linkable(
-        self, leaves: Mapping[str, Any], compression: Compression | None
+        self, same: Collection[str], compression: Compression | None
     ) -> dict[str, LeafLayout]:
-        """Those of `same` whose files the next save will link, unless they are damaged.
+        """The leaves whose files the next save will link, unless they are damaged.
 
         Args:
-            leaves: by path.
+            same: paths of leaves that are what the last durable step stored.
             compression: of the next save's chunks.
 
         Returns:
             By path, how each is stored.
         """
-        same, saved, now = self.same(leaves), self._saved, self._clock()
+        saved, now = self._saved, self._clock()
         if saved is None or not same:
             return {}
         files: dict[str, set[str]] = {}
@@ -173,7 +196,11 @@ class Unchanged:
         }
 
     def remember(
-        self, saved: SavedItem, leaves: Mapping[str, weakref.ref[Any]], step: StepKey
+        self,
+        saved: SavedItem,
+        leaves: Mapping[str, weakref.ref[Any]],
+        step: StepKey,
+        digests: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         """The step is durable.
 
@@ -181,15 +208,16 @@ class Unchanged:
             saved: what was written of the item.
             leaves: its immutable arrays by path.
             step: (step, attempt).
+            digests: those that devices computed of its leaves, by path.
         """
-        self._saved, self._leaves = saved, dict(leaves)
+        self._saved, self._leaves, self._digests = saved, dict(leaves), digests
         if all(file.steps == 1 for file in saved.files.values()):
             self._sharing_steps.clear()
         self._sharing_steps.append(step)
 
     def forget(self) -> None:
         """A save failed once all was written: what it linked may be why. The next links nothing."""
-        self._saved, self._leaves = None, {}
+        self._saved, self._leaves, self._digests = None, {}, {}
 
     def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, LinkedFile]:
         """Value files that this save has just written into the database in `folder`, by name."""
@@ -284,7 +312,9 @@ class Unchanged:
             known = saved.shards[shard.key].fingerprints
             if known is None or not has_fingerprints(shard, known):
                 self._changing.add(path)
+                self._watched.discard(path)
                 return False
+        self._watched.add(path)
         return True
 
 

@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.run import Run
-from cairn.storage.training import leaf_forms
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import (
-    SharingPolicy,
     held_arrays,
     item_writer,
     pinned_growth,
@@ -41,66 +39,15 @@ from cairn.storage.training.saving.staging import (
 )
 from tests.programs.program import run
 from tests.storage.states import assert_same, put, raw
+from tests.storage.training.saving.arrays import numbers, put_by_program
 
 REPOSITORY = Path(__file__).parents[4]
 LEAF = 64 << 10
 """Bytes of a leaf of the small states here."""
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """The devices' memory is not the host's."""
-    for module in (held_arrays, saves):
-        monkeypatch.setattr(module, "on_host", lambda: False)
-
-
-@pytest.fixture(params=["transfers", "pinned"])
-def accelerator(request, monkeypatch, elsewhere):
-    """The devices' memory is not the host's; on a GPU copies go to pinned memory."""
-    for module in (held_arrays, saves):
-        monkeypatch.setattr(module, "on_gpu", lambda: request.param == "pinned")
-
-
-@pytest.fixture
-def pinned(monkeypatch, elsewhere):
-    """The devices are those of a GPU."""
-    for module in (held_arrays, saves, pinned_growth):
-        monkeypatch.setattr(module, "on_gpu", lambda: True)
-
-
 def exhausted(*args):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory")
-
-
-def put_by_program(host):
-    """An array whose memory no NumPy array has."""
-    return jax.jit(lambda leaf: leaf + jnp.zeros((), leaf.dtype))(host)
-
-
-def damage_values(checkpointer, item):
-    """Cut short the value files of an item of the first step."""
-    folder = Path(checkpointer.uri.local_path) / "attempts" / "1" / "1" / item
-    files = [file for file in folder.rglob("*") if file.is_file() and "/d/" in str(file)]
-    for file in files:
-        file.write_bytes(file.read_bytes()[:-1])
-    assert files
-
-
-@pytest.fixture
-def writes(monkeypatch):
-    """Nothing is written until `set` is called; `reached` tells that something is to be."""
-    allowed = threading.Event()
-    allowed.reached = threading.Event()
-    write = item_writer.write_value_files
-
-    def waiting(sink, shards):
-        allowed.reached.set()
-        assert allowed.wait(60)
-        return write(sink, shards)
-
-    monkeypatch.setattr(item_writer, "write_value_files", waiting)
-    yield allowed
-    allowed.set()
 
 
 def parts(*sizes):
@@ -109,10 +56,6 @@ def parts(*sizes):
 
 def sizes_of(waves):
     return [[part.nbytes for part in wave] for wave in waves]
-
-
-def numbers(seed=0):
-    return np.random.default_rng(seed).integers(0, 2**32, (64, 256), np.uint32)
 
 
 def spread(seed=0):
@@ -611,147 +554,6 @@ def test_offloaded_arrays_may_be_donated_after_a_save_and_come_back_where_they_w
             assert {leaf.sharding.memory_kind for leaf in again.values()} == {"pinned_host"}
             expected = {f"w{n}": numbers(n) + np.uint32(number) for n in range(4)}
             assert_same(jax.tree.map(np.asarray, again), expected)
-
-
-class Frozen:
-    """A run of one leaf that changes and one that does not, and what is copied of each save."""
-
-    def __init__(self, path, monkeypatch):
-        self.copied = []
-        self.base = put_by_program(numbers())
-        start = Transfers.start
-
-        def started(transfers, parts):
-            self.copied += [path for path, _ in parts]
-            start(transfers, parts)
-
-        monkeypatch.setattr(Transfers, "start", started)
-        self.checkpointer = Checkpointer(path / "run")
-
-    def save(self, step, **options):
-        self.copied.clear()
-        # Files of their own: of a file of which half has changed nothing is linked.
-        trained = {"adapter": put_by_program(numbers(step))}
-        items = {"model": {"base": self.base}, "lora": trained}
-        return self.checkpointer.save(step, items, **options)
-
-    def check(self, step):
-        found = self.checkpointer.restore(
-            {
-                "model": {"base": jax.ShapeDtypeStruct(self.base.shape, np.uint32)},
-                "lora": {"adapter": jax.ShapeDtypeStruct(self.base.shape, np.uint32)},
-            },
-            step=step,
-        )
-        assert_same(
-            jax.tree.map(np.asarray, found),
-            {"model": {"base": numbers()}, "lora": {"adapter": numbers(step)}},
-        )
-
-
-@pytest.fixture
-def frozen(tmp_path, accelerator, monkeypatch):
-    frozen = Frozen(tmp_path, monkeypatch)
-    with frozen.checkpointer:
-        frozen.save(1).wait()
-        assert sorted(frozen.copied) == ["adapter", "base"]
-        yield frozen
-
-
-def test_the_very_array_of_the_last_step_stays_on_its_device(frozen):
-    for step in (2, 3):
-        frozen.save(step).wait()
-        assert frozen.copied == ["adapter"]
-        frozen.check(step)
-
-
-def test_an_array_in_a_file_of_which_most_is_copied_is_copied_in_the_call(tmp_path, accelerator):
-    """Keys are never left on their device, and of a file that is mostly wanted anew nothing is."""
-    tree = {
-        "small": put_by_program(numbers()[:1]),
-        "keys": jax.random.split(jax.random.key(0), 4096),
-    }
-    with Checkpointer(tmp_path / "run") as checkpointer:
-        checkpointer.save(1, {"model": tree}).wait()
-        handle = checkpointer.save(2, {"model": tree})
-        tree["small"].delete()
-        handle.wait()
-        found = checkpointer.restore({"model": {"small": numbers()[:1]}}, step=2, only="small")
-    assert_same(found["model"], {"small": numbers()[:1]})
-
-
-def test_an_array_that_was_to_be_linked_is_copied_if_its_file_is_damaged(frozen, writes):
-    damage_values(frozen.checkpointer, "model")
-    handle = frozen.save(2)
-    writes.set()
-    handle.wait()
-    assert frozen.copied == ["adapter"]
-    frozen.check(2)
-
-
-def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monkeypatch):
-    damage_values(frozen.checkpointer, "model")
-    link = saves.Unchanged.reuse
-    donated = threading.Event()
-
-    def reused(*args, **options):
-        assert donated.wait(60)
-        return link(*args, **options)
-
-    monkeypatch.setattr(saves.Unchanged, "reuse", reused)
-    handle = frozen.save(2)
-    frozen.base.delete()
-    donated.set()
-    with pytest.raises(SaveError, match="values that were to be linked are gone"):
-        handle.wait()
-    assert frozen.checkpointer.steps() == [1]
-    frozen.base = put_by_program(numbers())
-    frozen.save(3).wait()
-    assert sorted(frozen.copied) == ["adapter", "base"]
-    frozen.check(3)
-
-
-def test_what_is_compressed_otherwise_than_before_is_copied_in_the_call(frozen):
-    handle = frozen.save(2, compression="zstd")
-    frozen.base.delete()
-    handle.wait()
-    assert sorted(frozen.copied) == ["adapter", "base"]
-    frozen.check(2)
-
-
-def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
-    frozen.checkpointer._sharing = SharingPolicy(max_steps=1)
-    handle = frozen.save(2)
-    assert sorted(frozen.copied) == ["adapter", "base"]
-    handle.wait()
-    frozen.check(2)
-
-
-@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e4m3"])
-@pytest.mark.parametrize("spec", [None, ("fsdp", None)])
-def test_the_stored_form_of_a_frozen_leaf_is_computed_only_once(tmp_path, monkeypatch, dtype, spec):
-    """Such as the codes of a quantized base; or again, if its file is damaged."""
-    computed = []
-    carried = leaf_forms._carried
-    monkeypatch.setattr(
-        leaf_forms, "_carried", lambda *args: (computed.append(args[1].kind), carried(*args))[1]
-    )
-    host = np.arange(64 * 256).reshape(64, 256) % 4
-    base = jnp.asarray(host, dtype)
-    tree = {"codes": base if spec is None else put(base, *spec)}
-    other = put_by_program(numbers())
-    with Checkpointer(tmp_path / "run") as checkpointer:
-        for step in (1, 2):
-            checkpointer.save(step, {"model": tree, "other": {"w": other}}).wait()
-            assert len(computed) == 1
-        known = Run.open(checkpointer.uri)
-        assert known.contents(known.step(2)).shared_files
-        damage_values(checkpointer, "model")
-        checkpointer.save(3, {"model": tree, "other": {"w": other}}).wait()
-        assert len(computed) > 1
-        found = checkpointer.restore({"model": tree}, step=3)["model"]["codes"]
-        assert found.dtype == base.dtype
-        assert_same({"codes": np.asarray(found)}, {"codes": np.asarray(base)})
 
 
 def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
