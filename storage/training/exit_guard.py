@@ -7,7 +7,7 @@ was registered later has run.
 
 A process that was told to end, and has no time left for a save, says so by `leave`: then it waits
 for none. What was given up because a store does not answer (`outlast`) is not waited for either: it
-may never end.
+may never end. Nor are threads in which Orbax still asks that store, and which nobody tells us of.
 """
 
 import atexit
@@ -31,6 +31,10 @@ LEAVE_SECONDS: Final = 3.0
 """How long the exit handlers of others may take in a process that `leave`s."""
 
 
+_LOOP_THREADS: Final = "asyncio_"
+"""How asyncio calls the threads to which a loop hands what would block it."""
+
+
 class Closing(Protocol):
     """What can be finished before the process ends."""
 
@@ -44,6 +48,7 @@ _lock = threading.Lock()
 _forked = False
 _failed = False
 _leaving = False
+_unanswered = False
 
 
 def guard(closing: Closing) -> None:
@@ -59,12 +64,15 @@ def release(closing: Closing) -> None:
 
 
 def outlast(running: Callable[[], bool]) -> None:
-    """Have the process end, with a failure, although something still runs that was given up.
+    """Have the process end, with a failure, although something still asks a silent store.
 
     Args:
-        running: whether it does. If it has ended when the process does, nothing is changed.
+        running: whether what was given up does. If neither it nor a thread of Orbax's event loops
+            does when the process ends, nothing is changed.
     """
+    global _unanswered
     with _lock:
+        _unanswered = True
         _endless[:] = [one for one in _endless if one()]
         _endless.append(running)
 
@@ -95,6 +103,8 @@ def _close_all() -> None:
             traceback.print_exc()
     if any(running() for running in _endless):
         _leave()
+    if _unanswered:
+        threading.Thread(target=_leave_asking, name="cairn-leave", daemon=True).start()
     if _forked and multiprocessing.parent_process() is not None:
         _set_status()  # such a process ends without `atexit`
 
@@ -114,6 +124,16 @@ def _leave() -> None:
     _set_status()
 
 
+def _leave_asking() -> None:
+    """End here if the interpreter still waits for a thread of an event loop, which may hang."""
+    global _failed
+    time.sleep(LEAVE_SECONDS)
+    if any(thread.name.startswith(_LOOP_THREADS) for thread in threading.enumerate()):
+        _failed = True
+        print("cairn: a store does not answer, the process does not wait for it", file=sys.stderr)
+        _set_status()
+
+
 def _set_status() -> None:
     """Leave with a failure. `os._exit` is the only way to change the status this late."""
     if not _failed:
@@ -127,8 +147,9 @@ def _set_status() -> None:
 
 def _forget() -> None:
     """A forked child has none of its parent's threads: it guards what it opens itself."""
-    global _lock, _forked, _failed, _leaving
-    _lock, _forked, _failed, _leaving = threading.Lock(), True, False, False
+    global _lock, _forked, _failed, _leaving, _unanswered
+    _lock, _forked = threading.Lock(), True
+    _failed = _leaving = _unanswered = False
     _open.clear()
     _endless.clear()
 

@@ -188,8 +188,7 @@ class StepWrite:
             return watched.result(self._progress)
         except StoreUnavailableError:
             self.given_up = watched.running
-            if self.given_up:
-                exit_guard.outlast(lambda: watched.running)
+            exit_guard.outlast(lambda: watched.running)
             if self._failure is not None:
                 raise self._failure from None
             raise

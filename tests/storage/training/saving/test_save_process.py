@@ -164,6 +164,22 @@ def test_what_was_given_up_and_still_hangs_does_not_hold_the_process(gcs):
     assert listed(uri) == [1, 3]
 
 
+def test_a_thread_of_an_event_loop_that_asks_a_silent_store_does_not_hold_the_process(gcs):
+    """Versions of Orbax leave such threads behind, where what began them has failed already."""
+    uri = f"{gcs.bucket_uri}/run"
+    never_answered(gcs, "upload", count=None)
+    asks = """
+import asyncio, threading, time
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+loop.call_soon_threadsafe(loop.run_in_executor, None, time.sleep, 600)
+"""
+    status, out, err = run(HUNG + TOLD + asks, uri)
+    assert "told: " in out
+    assert status == exit_guard.FAILED_STATUS, err
+    assert "does not wait for it" in err
+
+
 def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path):
     status, _, err = run("save(1); raise ValueError('the training broke')", tmp_path / "run")
     assert status == 1
