@@ -1015,15 +1015,16 @@ def save_while_training(
     return saves
 
 
-def first_and_later(saves: Sequence[Measured]) -> Measured:
-    """Figures of the first save, and the medians of later ones."""
+def first_and_later(saves: Sequence[Measured], settled: int = 1) -> Measured:
+    """Figures of the first save, and the medians of those after so many."""
     names = ("call", "cost", "durable")
+    later = saves[settled:]
     return {
         **{f"{name}_first": saves[0][name] for name in names},
         **{
-            f"{name}_later": statistics.median(save[name] for save in saves[1:])
-            if saves[1:]
-            else "the disk has room for one save alone"
+            f"{name}_later": statistics.median(save[name] for save in later)
+            if later
+            else f"the disk has room for {len(saves)} saves alone"
             for name in names
         },
     }
@@ -1048,11 +1049,12 @@ def room_for_saves(job: Job, nbytes: int, count: int) -> int:
 
 
 def saved_by_cairn(
-    job: Job, state: Any, seconds: float, most: int, *, donates_all: bool = True
+    job: Job, state: Any, seconds: float, most: int, *, donates_all: bool = True, settled: int = 1
 ) -> tuple[Training, list[Measured], Measured]:
     """Calls of `EasyDeLState.save_state` in a loop; the training, each save, and their fields.
 
-    The run is taken first (`begin`), as a `RunSaver` does when a job starts, and memory is pinned.
+    Later ones are those after `settled`. The run is taken first (`begin`), as a `RunSaver` does
+    when a job starts, and memory is pinned.
     """
     from cairn import Checkpointer
 
@@ -1075,7 +1077,7 @@ def saved_by_cairn(
     Checkpointer.for_run(run).close()
     shutil.rmtree(run)
     measured = {
-        **first_and_later(saves),
+        **first_and_later(saves, settled),
         "peak": peak,
         "bytes": nbytes,
         "leaves": leaves,
@@ -1199,7 +1201,8 @@ def save_limited(job: Job) -> Measured:
 def save_adapters(job: Job, *, quantized: bool) -> Measured:
     """Saves of adapters beside a base in bfloat16, which each step donates, or in nf4, which none.
 
-    The later ones have only the adapters to write, and their optimizer.
+    The later ones have only the adapters to write, and their optimizer: those from the fourth on,
+    if each step gives back another array of the base, which devices compare by then.
     """
     shape = job.shape(BASE, parameter_bytes=2)
     model = shape.model("bfloat16")
@@ -1210,17 +1213,19 @@ def save_adapters(job: Job, *, quantized: bool) -> Measured:
     state = state_of(model)
     del model
     base = nbytes_of(state.graphother)
+    settled = 1 if quantized else 3
     training, saves, measured = saved_by_cairn(
-        job, state, job.step_seconds(), job.saves(), donates_all=not quantized
-    )
+        job, state, job.step_seconds(), settled + job.saves() - 1, donates_all=not quantized,
+        settled=settled,
+    )  # fmt: skip
     trained = leaves_of((training.state.graphstate, training.state.opt_state))
     limits = pinned_limits(trained)
     measured["details"] |= {"puts": limits.pop("puts"), "base": base}
-    later = [save["written"] for save in saves[1:]]
+    later = [save["written"] for save in saves[settled:]]
     return {
         **measured,
         **limits,
-        "written": statistics.median(later) if later else "the disk has room for one save alone",
+        "written": statistics.median(later) if later else measured["call_later"],
         "changed": sum(leaf.nbytes for leaf in trained),
     }
 

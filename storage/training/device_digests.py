@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["DeviceDigests", "start_digests"]
+__all__ = ["DeviceDigests", "Place", "compile_digests", "has_digest", "start_digests"]
 
 _log = logging.getLogger("cairn")
 
@@ -38,19 +38,29 @@ _FACTORS: Final = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """Factors of MurmurHash3's 32-bit finalizer, by Austin Appleby, which is in the public domain."""
 
 
-class _Kind(NamedTuple):
-    """Arrays that one program digests.
+class Place(NamedTuple):
+    """A part of a leaf.
 
     Attributes:
-        device: on which all lie.
-        shape: of each.
-        dtype: of each, by name.
-        number: of them.
+        device: on which it lies.
+        shape: of it.
+        dtype: of it, by name.
     """
 
     device: jax.Device
     shape: tuple[int, ...]
     dtype: str
+
+
+class _Kind(NamedTuple):
+    """Parts that one program digests.
+
+    Attributes:
+        place: of each.
+        number: of them.
+    """
+
+    place: Place
     number: int
 
 
@@ -108,10 +118,11 @@ class _Programs:
             # At its exit Python waits for this thread, once the main one has ended.
             if not threading.main_thread().is_alive():
                 return
-            place = jax.sharding.SingleDeviceSharding(kind.device)
-            array = jax.ShapeDtypeStruct(kind.shape, np.dtype(kind.dtype), sharding=place)
+            device, shape, dtype = kind.place
+            on = jax.sharding.SingleDeviceSharding(device)
+            part = jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=on)
             try:
-                program = jax.jit(_digests).lower(_KEYS, [array] * kind.number).compile()
+                program = jax.jit(_digests).lower(_KEYS, [part] * kind.number).compile()
                 analysis: Any = program.memory_analysis()
                 used = analysis.temp_size_in_bytes
             except Exception as exc:  # saves copy these leaves, as without digests
@@ -127,34 +138,34 @@ class _Programs:
 _programs: Final = _Programs()
 
 
-def start_digests(shards: Mapping[str, Sequence[jax.Array]]) -> DeviceDigests:
-    """Have devices digest leaves; whoever calls waits for nothing.
-
-    Leaves whose programs are not compiled yet, or whose dtype has none, get no digest.
+def compile_digests(leaves: Mapping[str, Sequence[Place]]) -> None:
+    """Have what digests leaves compiled, for `start_digests` of the same; nobody waits for it.
 
     Args:
-        shards: by path, what of a leaf lies on one device each.
+        leaves: the places of their parts, by path.
     """
-    alike: dict[tuple[jax.Device, tuple[int, ...], str], list[tuple[str, int]]] = {}
-    for path, parts in shards.items():
-        for number, part in enumerate(parts):
-            if _has_words(part.dtype):
-                (device,) = part.devices()
-                place = device, tuple(part.shape), np.dtype(part.dtype).name
-                alike.setdefault(place, []).append((path, number))
-    groups = [
-        (_Kind(*place, len(some)), some)
-        for place, names in alike.items()
-        for at in range(0, len(names), _MOST_TOGETHER)
-        if (some := names[at : at + _MOST_TOGETHER])
-    ]
+    _programs.get([kind for kind, _ in _groups(leaves)])
+
+
+def start_digests(
+    shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[Place]]
+) -> DeviceDigests:
+    """Have devices digest leaves; whoever calls waits for nothing.
+
+    Leaves whose programs are not compiled yet get no digest; they will be.
+
+    Args:
+        shards: by path, what of a leaf lies on one device each, of a dtype with digests.
+        places: by path, where each of these lies.
+    """
+    groups = _groups(places)
     programs = _programs.get([kind for kind, _ in groups])
-    rows: list[tuple[list[tuple[str, int]], jax.Array]] = []
+    rows: list[tuple[Sequence[tuple[str, int]], jax.Array]] = []
     for kind, names in groups:
         if kind in programs:
-            arrays = [shards[path][number] for path, number in names]
+            parts = [shards[path][number] for path, number in names]
             try:
-                rows.append((names, programs[kind](_KEYS, arrays)))
+                rows.append((names, programs[kind](_KEYS, parts)))
             except jax.errors.JaxRuntimeError as exc:  # such as no memory for a block
                 _log.warning("no digests of arrays like %s this time: %s", kind, exc)
     digested = Counter(path for names, _ in rows for path, _ in names)
@@ -162,8 +173,24 @@ def start_digests(shards: Mapping[str, Sequence[jax.Array]]) -> DeviceDigests:
     return DeviceDigests(frozenset(complete), rows)
 
 
-def _has_words(dtype: Any) -> bool:
-    """Whether an array of this dtype can be taken as words of 32 bits."""
+def _groups(
+    leaves: Mapping[str, Sequence[Place]],
+) -> list[tuple[_Kind, Sequence[tuple[str, int]]]]:
+    """(path, number) of the parts that are digested together, with what they are."""
+    alike: dict[Place, list[tuple[str, int]]] = {}
+    for path, parts in leaves.items():
+        for number, place in enumerate(parts):
+            alike.setdefault(place, []).append((path, number))
+    return [
+        (_Kind(place, len(some)), some)
+        for place, names in alike.items()
+        for at in range(0, len(names), _MOST_TOGETHER)
+        if (some := names[at : at + _MOST_TOGETHER])
+    ]
+
+
+def has_digest(dtype: Any) -> bool:
+    """Whether arrays of this dtype can be digested: as words of 32 bits."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits in (8, 16, 32, 64)
     return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.integer))

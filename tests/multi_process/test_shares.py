@@ -109,7 +109,7 @@ def test_each_process_leaves_its_part_of_a_frozen_base_on_its_devices(launch, tm
         expected = {"base": whole if step < 7 else changed_by_process_one(whole)}
         target = {"base": np.empty_like(whole)}
         assert_same(restore_item(stored.step_uri(stored.step(step)), "model", target), expected)
-    assert [copied[:6] for copied in told] == [["ba", "ba", "ba", "ba", "a", "a"]] * 2
+    assert [copied[:6] for copied in told] == [["ba", "ba", "ba", "a", "a", "a"]] * 2
     assert sorted(copied[6] for copied in told) == ["a", "ba"]
 
 

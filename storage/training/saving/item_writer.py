@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.runs import PlacedShard
 from cairn.storage.store import ObjectStore, StoreURI
-from cairn.storage.training.device_digests import DeviceDigests
+from cairn.storage.training.device_digests import DeviceDigests, Place, compile_digests
 from cairn.storage.training.saving.held_arrays import DeferredLeaf, HeldArray
 from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
 from cairn.storage.training.saving.staging import StagedItem
@@ -91,6 +92,7 @@ class HeldItem(NamedTuple):
         staged: gives the parts that come in waves, which `arrays` are without.
         uploads: memory for what is on its way to an object store; None has no limit.
         digests: of leaves, as devices compute them.
+        places: where leaves lie that devices may digest from the next save on, by path.
     """
 
     arrays: dict[str, HeldArray]
@@ -103,6 +105,7 @@ class HeldItem(NamedTuple):
     staged: StagedItem | None = None
     uploads: UploadMemory | None = None
     digests: DeviceDigests = DeviceDigests()
+    places: Mapping[str, Sequence[Place]] = MappingProxyType({})
 
     def durable(self, written: "WrittenItem", folder: StoreURI, step: tuple[int, int]) -> None:
         """The step is: the next save need not write again what stays as it is.
@@ -118,6 +121,8 @@ class HeldItem(NamedTuple):
         except jax.errors.JaxRuntimeError:  # the step is durable, whatever the device is now
             digests = {}
         self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step, digests)
+        watched = self.unchanged.watched
+        compile_digests({path: parts for path, parts in self.places.items() if path in watched})
 
 
 class WrittenItem(NamedTuple):

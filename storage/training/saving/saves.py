@@ -41,7 +41,7 @@ from cairn.storage.runs import (
     refuse_crowded_step,
 )
 from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
-from cairn.storage.training.device_digests import DeviceDigests, start_digests
+from cairn.storage.training.device_digests import DeviceDigests, Place, has_digest, start_digests
 from cairn.storage.training.iterators import TakenState, take_states
 from cairn.storage.training.leaf_forms import (
     dtype_name,
@@ -293,16 +293,41 @@ def _digests(
     watched = earlier.watched
     if on_host() or not watched:
         return DeviceDigests()
-    shards = {}
-    for path, leaf in leaves.items():
-        if path not in watched or path in same or not isinstance(leaf, jax.Array):
-            continue
-        if _may_wait(leaf) and not is_in_host_memory(leaf):
-            pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
-            numbers = dict.fromkeys(piece.shard for piece in pieces)
-            shards[path] = [leaf.addressable_data(number) for number in numbers]
+    digested = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if path in watched and path not in same and _may_be_digested(leaf)
+    }
+    shards = {
+        path: [leaf.addressable_data(number) for number in _shards_here(item, leaf)]
+        for path, leaf in digested.items()
+    }
+    places = {path: _places_here(item, leaf) for path, leaf in digested.items()}
     digests = {path: one for path, one in earlier.digests.items() if path in same}
-    return start_digests(shards)._replace(earlier=digests)
+    return start_digests(shards, places)._replace(earlier=digests)
+
+
+def _may_be_digested(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.size > 0
+        and has_digest(leaf.dtype)
+        and _may_wait(leaf)
+        and not is_in_host_memory(leaf)
+    )
+
+
+def _shards_here(item: str, leaf: jax.Array) -> list[int]:
+    """The numbers of the shards of which this process writes something."""
+    pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
+    return sorted({piece.shard for piece in pieces})
+
+
+def _places_here(item: str, leaf: jax.Array) -> list[Place]:
+    """Where these lie; also of an array whose memory was given away."""
+    devices: list[Any] = [*leaf.sharding.addressable_devices_indices_map(leaf.shape)]
+    shape, dtype = leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype).name
+    return [Place(devices[number], shape, dtype) for number in _shards_here(item, leaf)]
 
 
 def _may_wait(leaf: jax.Array) -> bool:
@@ -456,6 +481,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 uploads=self._uploads,
                 deferred=dict(item.deferred),
                 digests=item.digests,
+                places=_digestible(name, item.given, known),
             )
             leaves += _draft_leaves(name, item, arrays, self._compression)
             del self._given[name]
@@ -470,6 +496,17 @@ class HeldItems(Mapping[str, HeldItem]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[str, list[Place]]:
+    """Where the leaves lie that devices may have to digest, should they turn out unchanged."""
+    if on_host():
+        return {}
+    return {
+        path: _places_here(item, leaf)
+        for path, leaf in leaves.items()
+        if path not in known.changing and _may_be_digested(leaf)
+    }
 
 
 class _Copied(NamedTuple):

@@ -140,6 +140,11 @@ class Unchanged:
         return frozenset(self._watched)
 
     @property
+    def changing(self) -> frozenset[str]:
+        """Paths of the leaves of which a save was given other values."""
+        return frozenset(self._changing)
+
+    @property
     def digests(self) -> Mapping[str, bytes]:
         """Digests of leaves of the last durable step, by path, as devices computed them."""
         return self._digests
