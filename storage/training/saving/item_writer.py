@@ -91,6 +91,7 @@ class HeldItem(NamedTuple):
         compression: of the stored chunks.
         staged: gives the parts that come in waves, which `arrays` are without.
         uploads: memory for what is on its way to an object store; None has no limit.
+        wave_bytes: the most that is copied at a time of deferred leaves, unless one has more.
         digests: of leaves, as devices compute them.
         places: where leaves lie that devices may digest from the next save on, by path.
     """
@@ -104,6 +105,7 @@ class HeldItem(NamedTuple):
     compression: Compression | None = None
     staged: StagedItem | None = None
     uploads: UploadMemory | None = None
+    wave_bytes: float = math.inf
     digests: DeviceDigests = DeviceDigests()
     places: Mapping[str, Sequence[Place]] = MappingProxyType({})
 
@@ -186,12 +188,12 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
                 reused = item.unchanged.reuse(
                     _drained(shards), layouts, item.same, database, linked=value_files
                 )
-                _copy_deferred(reused.rest, outlines, item)
-                item.deferred.clear()  # all are in the first wave; their memory may be given back
-                written = write_value_files(sink, _drained(reused.rest))
-                stored |= reused.shards | _saved(written, reused.fingerprints)
+                stored |= reused.shards
                 value_files |= reused.files
-                value_files |= item.unchanged.written(database, (one.record for one in written))
+                for rest in _with_values(reused.rest, outlines, item):
+                    written = write_value_files(sink, _drained(rest))
+                    stored |= _saved(written, reused.fingerprints)
+                    value_files |= item.unchanged.written(database, (one.record for one in written))
                 del reused, shards
         finally:
             sink.close()
@@ -238,27 +240,42 @@ def _waves(
             yield shards
 
 
-def _copy_deferred(
+def _with_values(
     rest: list[ShardToWrite], outlines: Mapping[str, HeldArray], item: HeldItem
-) -> None:
-    """Give the shards that could not be linked their values.
+) -> Iterator[list[ShardToWrite]]:
+    """Shards that are written together: those that the host has, then deferred ones, copied.
+
+    Of deferred leaves, all of which are in the first wave, no more are copied at a time than the
+    memory of a wave, or one.
 
     Args:
-        rest: shards to write; those of deferred leaves are replaced.
+        rest: what could not be linked; emptied.
         outlines: the arrays without their parts.
-        item: has the deferred leaves.
+        item: has the deferred leaves; emptied of them, so that their memory may be given back.
 
     Raises:
         SaveError: a step was given the memory of one in the meantime.
     """
-    paths = {shard.path for shard in rest} & item.deferred.keys()
-    if not paths:
-        return
-    arrays = {path: outlines[path]._replace(parts=item.deferred[path].parts()) for path in paths}
-    values = {shard.key: shard.values for shard in shards_of(arrays, item.forms, item.compression)}
-    rest[:] = [
-        shard._replace(values=values[shard.key]) if shard.path in paths else shard for shard in rest
-    ]
+    left: dict[str, list[ShardToWrite]] = {}
+    here: list[ShardToWrite] = []
+    for shard in _drained(rest):
+        (left.setdefault(shard.path, []) if shard.path in item.deferred else here).append(shard)
+    deferred = {path: item.deferred[path] for path in left}
+    item.deferred.clear()
+    yield here
+    while deferred:
+        group = [next(iter(deferred))]
+        nbytes = deferred[group[0]].nbytes
+        for path, leaf in deferred.items():
+            if path not in group and nbytes + leaf.nbytes <= item.wave_bytes:
+                group.append(path)
+                nbytes += leaf.nbytes
+        parts = {path: outlines[path]._replace(parts=deferred.pop(path).parts()) for path in group}
+        copied = shards_of(parts, item.forms, item.compression)
+        values = {shard.key: shard.values for shard in copied}
+        shards = [shard for path in group for shard in left.pop(path)]
+        del parts, copied
+        yield [shard._replace(values=values.pop(shard.key)) for shard in shards]
 
 
 def _saved(

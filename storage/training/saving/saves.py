@@ -419,6 +419,8 @@ class HeldItems(Mapping[str, HeldItem]):
             share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
             budget = share.waves
+        unlimited = memory.most is None and on_host()
+        self._wave_bytes = math.inf if unlimited else budget / max(1, len(items))
         waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
@@ -480,6 +482,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 staged=None if self._staging is None else StagedItem(self._staging, name),
                 uploads=self._uploads,
                 deferred=dict(item.deferred),
+                wave_bytes=self._wave_bytes,
                 digests=item.digests,
                 places=_digestible(name, item.given, known),
             )

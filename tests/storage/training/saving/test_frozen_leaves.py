@@ -21,10 +21,12 @@ from cairn.storage.training.device_digests import (
     has_digest,
     start_digests,
 )
-from cairn.storage.training.saving import SharingPolicy, saves
-from cairn.storage.training.saving.held_arrays import Transfers
+from cairn.storage.training.saving import SharingPolicy, item_writer, saves
+from cairn.storage.training.saving.held_arrays import DeferredLeaf, Transfers
 from tests.storage.states import assert_same, put
 from tests.storage.training.saving.arrays import numbers, put_by_program
+
+LEAF = 64 << 10
 
 
 def damage_values(checkpointer, item):
@@ -175,6 +177,35 @@ def test_the_stored_form_of_a_frozen_leaf_is_computed_only_once(tmp_path, monkey
         found = checkpointer.restore({"model": tree}, step=3)["model"]["codes"]
         assert found.dtype == base.dtype
         assert_same({"codes": np.asarray(found)}, {"codes": np.asarray(base)})
+
+
+@pytest.mark.parametrize(("limit", "together"), [(3 * LEAF, 3), (LEAF // 2, 1), (None, 4)])
+def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
+    tmp_path, accelerator, monkeypatch, limit, together
+):
+    tree = {f"w{n}": put_by_program(numbers(n)) for n in range(4)}
+    copied, written = [], []
+    copy, write = DeferredLeaf.parts, item_writer.write_value_files
+
+    def parts(leaf):
+        copied.append(leaf.leaf.nbytes)
+        return copy(leaf)
+
+    def written_at_once(sink, shards):
+        written.append(len(copied))
+        copied.clear()
+        return write(sink, shards)
+
+    monkeypatch.setattr(DeferredLeaf, "parts", parts)
+    with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
+        checkpointer.save(1, {"model": tree}).wait()
+        damage_values(checkpointer, "model")
+        monkeypatch.setattr(item_writer, "write_value_files", written_at_once)
+        checkpointer.save(2, {"model": tree}).wait()
+        found = checkpointer.restore({"model": tree}, step=2)["model"]
+    assert max(written) == together
+    assert sum(written) == len(tree)
+    assert_same(jax.tree.map(np.asarray, found), {f"w{n}": numbers(n) for n in range(4)})
 
 
 def programs_are_there():
