@@ -218,10 +218,16 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
     k), modulo 2**64, in which no word has to be widened first.
     """
     count, columns = rows.shape
+    before = rows.ctypes.data % 8
     paired = columns % 2 == 0 and rows.strides[1] == rows.itemsize and rows.strides[0] % 8 == 0
-    if count < _PAIRED_ROWS or not paired or rows.ctypes.data % 8:
-        found: Digests = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
+    found: Digests
+    if count < _PAIRED_ROWS or not paired or before not in (0, 4):
+        found = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
         return found
+    if before:  # the second word begins a pair, and the last one has none
+        ends, between = slice(None, None, columns - 1), slice(1, columns - 1)
+        found = np.einsum("ij,j->i", rows[:, ends], keys[ends], dtype=np.uint64, casting="unsafe")
+        return found + _row_sums(rows[:, between], keys[between]) if columns > 2 else found
     pairs, half = rows.view(np.uint64), np.uint64(32)
     of_pairs = np.ascontiguousarray(keys[0::2])
     of_second = keys[1::2] - (of_pairs << half)

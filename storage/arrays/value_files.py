@@ -27,7 +27,7 @@ from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.fingerprints import fingerprint
 from cairn.storage.arrays.four_bits import unpack, unpacked_shape
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER, ValueRef
-from cairn.storage.arrays.value_sinks import Buffer, ValueSink
+from cairn.storage.arrays.value_sinks import Pieces, ValueSink
 from cairn.storage.store import CHECKED_PART, ContentSum, combined
 
 if sys.version_info >= (3, 14):
@@ -119,13 +119,13 @@ def bytes_of(values: np.ndarray[Any, Any]) -> memoryview:
     return values.reshape(-1).view(np.uint8).data
 
 
-def crc_bytes(data: Buffer) -> bytes:
+def crc_bytes(data: bytes | memoryview) -> bytes:
     """The crc32c of some bytes, as it is stored."""
     checksum: int = google_crc32c.value(_array(data))
     return checksum.to_bytes(CRC_BYTES, "little")
 
 
-def _array(data: Buffer) -> Any:
+def _array(data: bytes | memoryview) -> Any:
     """What google_crc32c takes: bytes, or an array."""
     return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
 
@@ -248,53 +248,90 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
     boxes: dict[bytes, tuple[str, DigestedBox]] = {}
     fingerprints: dict[bytes, Fingerprints] = {}
     content = ContentSum()
-    crc = size = 0
+    file = _Written()
 
-    def buffers() -> Iterator[Buffer]:
-        nonlocal crc, size
+    def pieces() -> Pieces:
         for shard in batch:
-            start = size
+            start = file.size
             digests: list[int] = []
             prints: list[int] = []
-            for part in _encoded(shard, digests, prints):
-                length = sum(map(len, part))
-                crc = combined(crc, CHECKED_PART, length)
-                size += length
-                yield from part
-            refs[shard.key] = ValueRef(name, start, size - start)
+            yield from _encoded(shard, file, digests, prints)
+            refs[shard.key] = ValueRef(name, start, file.size - start)
             boxes[shard.key] = (shard.path, _digested(shard, digests))
             if shard.fingerprinted:
                 fingerprints[shard.key] = tuple(prints)
 
     expected = sum(shard.stored_bytes for shard in batch)
-    durable = sink.write(name, buffers(), content, expected)
-    record = StoredFile(name, size, f"{crc:08x}", content.text())
+    durable = sink.write(name, pieces(), content, expected)
+    record = StoredFile(name, file.size, f"{file.crc:08x}", content.text())
     return WrittenFile(record, refs, boxes, fingerprints), durable
 
 
-def _encoded(
-    shard: ShardToWrite, digests: list[int], prints: list[int]
-) -> Iterator[tuple[Buffer, Buffer]]:
+class _Written:
+    """What a file is so far, whose parts each end in their crc32c.
+
+    Attributes:
+        size: bytes.
+        crc: crc32c of them.
+    """
+
+    size = crc = 0
+
+    def add(self, length: int) -> None:
+        """A part of so many bytes follows, its crc32c among them."""
+        self.crc = combined(self.crc, CHECKED_PART, length)
+        self.size += length
+
+
+def _encoded(shard: ShardToWrite, file: _Written, digests: list[int], prints: list[int]) -> Pieces:
     """The value: each chunk and its crc32c, then the index and its.
 
-    Appends the chunks' digests, and their fingerprints if they get any.
+    Appends the chunks' digests, and their fingerprints if they get any: all are those of the bytes
+    that are written, whatever becomes of the array meanwhile.
     """
     lengths: list[int] = []
     for origin, part in _placed_chunks(shard):
-        digests.append(_digest(part, origin, shard.packed))
-        data: Buffer = bytes_of(np.ascontiguousarray(part))
-        if shard.fingerprinted:
-            prints.append(fingerprint(data))
-        if shard.compression is not None:
-            data = zstd.compress(data, _ZSTD_LEVEL)
-            lengths.append(len(data) + CRC_BYTES)
-        yield data, crc_bytes(data)
+        if shard.compression is None:
+            memory = yield part.nbytes + CRC_BYTES
+            data = memory[:-CRC_BYTES]
+            _copy_and_sum(part, data, shard, origin, digests, prints)
+            memory[-CRC_BYTES:] = crc_bytes(data)
+        else:
+            held = memoryview(bytearray(part.nbytes))
+            _copy_and_sum(part, held, shard, origin, digests, prints)
+            packed = zstd.compress(held, _ZSTD_LEVEL)
+            memory = yield len(packed) + CRC_BYTES
+            memory[:] = packed + crc_bytes(packed)
+        lengths.append(len(memory))
+        file.add(len(memory))
     index = (
         shard_index(shard.values.shape, shard.chunk, shard.values.itemsize)
         if shard.compression is None
         else _index_of(lengths)
     )
-    yield index[:-CRC_BYTES], index[-CRC_BYTES:]
+    memory = yield len(index)
+    memory[:] = index
+    file.add(len(index))
+
+
+def _copy_and_sum(
+    part: np.ndarray[Any, Any],
+    data: memoryview,
+    shard: ShardToWrite,
+    origin: tuple[int, ...],
+    digests: list[int],
+    prints: list[int],
+) -> None:
+    """Put a chunk into memory, and tell its digest, and its fingerprint if it gets one."""
+    octets = np.frombuffer(data, np.uint8)
+    held = octets.view(part.dtype).reshape(part.shape)
+    if part.flags.c_contiguous:
+        octets[:] = part.reshape(-1).view(np.uint8)
+    else:
+        held[...] = part
+    digests.append(_digest(held, origin, shard.packed))
+    if shard.fingerprinted:
+        prints.append(fingerprint(data))
 
 
 def _placed_chunks(
@@ -304,7 +341,8 @@ def _placed_chunks(
     sizes = zip(shard.values.shape, shard.chunk, strict=True)
     for corner in itertools.product(*(range(0, size, step) for size, step in sizes)):
         box = tuple(slice(at, at + step) for at, step in zip(corner, shard.chunk, strict=True))
-        yield tuple(a + b for a, b in zip(shard.origin, corner, strict=True)), shard.values[box]
+        origin = tuple(a + b for a, b in zip(shard.origin, corner, strict=True))
+        yield origin, np.asarray(shard.values[box])
 
 
 def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:

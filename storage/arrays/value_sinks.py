@@ -4,15 +4,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
-
-import numpy as np
 
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.store import (
     BLOCK_BYTES,
+    DISK_ALIGNMENT,
     ContentSum,
     ObjectStore,
     StoreURI,
@@ -27,7 +26,7 @@ __all__ = [
     "MOST_FILE_BYTES",
     "MOST_REMOTE_BYTES",
     "REMOTE_FILE_BYTES",
-    "Buffer",
+    "Pieces",
     "UploadMemory",
     "ValueSink",
     "open_sink",
@@ -61,7 +60,7 @@ _FILLED_AT_ONCE: Final = max(2, os.cpu_count() or 2)
 each other's place in the cache, and wait for each other at each of NumPy's calls. See ADR 45."""
 
 _COPIES_OF_AN_OBJECT: Final = 2
-"""In memory on its way: one that is sent, and one of the chunks that do not lie in one piece."""
+"""In memory on its way: one that is put together, and the client's."""
 
 _BLOCKS_OF_A_STREAM: Final = 4
 """In memory of a file that is sent as a stream: ours, the client's, and that of the request."""
@@ -69,7 +68,10 @@ _BLOCKS_OF_A_STREAM: Final = 4
 _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
 
-Buffer = bytes | memoryview
+Pieces = Generator[int, memoryview, None]
+"""What a file holds. It asks for memory for so many bytes, which lie in one piece there, and has
+filled it when it asks again, or ends. So what is written can be summed where it lies: the arrays
+that it was copied from may be changed meanwhile by whoever shares their memory."""
 
 _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
 """Held by who fills a buffer for a disk, in all sinks; not while the disk writes it."""
@@ -96,13 +98,13 @@ class ValueSink(Protocol):
     writers: int
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
+        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         """Write a new file; the future is done once it is durable.
 
         Args:
             name: below the folder.
-            buffers: its bytes.
+            pieces: its bytes.
             content: sums them, and has all when this returns.
             expected: how many bytes they are before any compression; 0 if nobody knows.
 
@@ -175,13 +177,13 @@ class _LocalSink:
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
+        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             with aligned_buffer() as memory:
-                _write_all(descriptor, buffers, memory, content)
+                _write_all(descriptor, pieces, memory, content)
         except OSError as exc:
             os.close(descriptor)
             raise OSError(exc.errno, exc.strerror, path) from exc
@@ -197,9 +199,9 @@ class _LocalSink:
 class _RemoteSink:
     """Objects of a store. Each is put together in memory: a store is asked again if it fails.
 
-    One thread hands all of them over, which takes three copies of an object for a moment: else each
-    writer would hold three, and its own part of the heap would keep them. What is in memory is then
-    the objects that are on their way, those that are put together, and three.
+    One thread hands all of them over, which takes two copies of an object for a moment: else each
+    writer would hold two, and its own part of the heap would keep them. What is in memory is then
+    the objects that are on their way, those that are put together, and two.
     """
 
     def __init__(
@@ -214,20 +216,18 @@ class _RemoteSink:
         self._uploads = uploads
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
+        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         with contextlib.ExitStack() as held:
             held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
-            parts = _summed(buffers, content)
+            value = [_put_together(pieces, content, expected)]
             held.enter_context(self._window.place())
-            answer = self._handing_over.submit(self._hand_over, name, parts).result()
+            answer = self._handing_over.submit(self._hand_over, name, value).result()
             return self._sending.submit(_answered, answer, held.pop_all())
 
-    def _hand_over(self, name: str, buffers: list[Buffer]) -> Callable[[], bytes]:
-        """Has the client copy them, and takes them out of the list: nobody holds them any more."""
-        value = b"".join(buffers)
-        buffers.clear()
-        return self._objects.start_write(name, value)
+    def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
+        """Has the client copy it, and takes it out of the list: nobody holds it any more."""
+        return self._objects.start_write(name, value.pop())
 
     def close(self) -> None:
         self._handing_over.shutdown()
@@ -249,11 +249,11 @@ class _StreamSink:
         self._uploads = uploads
 
     def write(
-        self, name: str, buffers: Iterable[Buffer], content: ContentSum, expected: int = 0
+        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
         with _taken(self._uploads, needed), self._files.open_write(name) as upload:
-            for block in _blocks(buffers):
+            for block in _blocks(pieces):
                 content.update(block)
                 upload.write(block)
         done: Future[None] = Future()
@@ -270,31 +270,54 @@ def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
         answer()
 
 
-def _summed(buffers: Iterable[Buffer], content: ContentSum) -> list[Buffer]:
-    parts = list(buffers)
-    for part in parts:
-        content.update(part)
-    return parts
+def _next_size(pieces: Pieces, memory: memoryview | None = None) -> int | None:
+    """Have the piece filled that was asked for; how large the next one is, None after the last."""
+    try:
+        return next(pieces) if memory is None else pieces.send(memory)
+    except StopIteration:
+        return None
+
+
+def _put_together(pieces: Pieces, content: ContentSum, expected: int) -> bytearray:
+    """All bytes; so many as are expected, unless they are compressed."""
+    value, filled = bytearray(expected), 0
+    size = _next_size(pieces)
+    while size is not None:
+        value = _with_room(value, filled, size)
+        start, filled = filled, filled + size
+        size = _next_size(pieces, memoryview(value)[start:filled])
+    if filled < len(value):
+        value = value[:filled]
+    content.update(value)
+    return value
+
+
+def _with_room(memory: bytearray, filled: int, size: int) -> bytearray:
+    """The memory, or a copy in larger memory: what others look into can't grow."""
+    if filled + size <= len(memory):
+        return memory
+    return memory[:filled] + bytearray(max(size, filled))
 
 
 def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
 
 
-def _blocks(buffers: Iterable[Buffer]) -> Iterator[bytes]:
+def _blocks(pieces: Pieces) -> Iterator[bytes]:
     """The same bytes, so many at a time as an upload sends."""
-    held = bytearray()
-    for buffer in buffers:
-        left = memoryview(buffer)
-        while left:
-            taken = left[: BLOCK_BYTES - len(held)]
-            held += taken
-            left = left[len(taken) :]
-            if len(held) == BLOCK_BYTES:
-                yield bytes(held)
-                held.clear()
-    if held:
-        yield bytes(held)
+    held, filled = bytearray(2 * BLOCK_BYTES), 0
+    size = _next_size(pieces)
+    while size is not None:
+        held = _with_room(held, filled, size)
+        start, filled = filled, filled + size
+        size = _next_size(pieces, memoryview(held)[start:filled])
+        sent = 0
+        for sent in range(BLOCK_BYTES, filled + 1, BLOCK_BYTES):
+            yield bytes(memoryview(held)[sent - BLOCK_BYTES : sent])
+        held[: filled - sent] = held[sent:filled]
+        filled -= sent
+    if filled:
+        yield bytes(memoryview(held)[:filled])
 
 
 class _Window:
@@ -333,16 +356,14 @@ class _Window:
                 self._changed.notify_all()
 
 
-def _write_all(
-    descriptor: int, buffers: Iterable[Buffer], memory: memoryview, content: ContentSum
-) -> None:
+def _write_all(descriptor: int, pieces: Pieces, memory: memoryview, content: ContentSum) -> None:
     """Write a new file, `memory` by `memory`; what is left at its end through the page cache.
 
     There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
     """
     at = 0
     set_direct(descriptor, wanted=True)
-    fillings = _fillings(buffers, memory, content)
+    fillings = _fillings(pieces, memory, content)
     while filled := _next(fillings):
         write_from(descriptor, memory[:filled], at)
         at += filled
@@ -354,17 +375,31 @@ def _next(fillings: Iterator[int]) -> int:
         return next(fillings, 0)
 
 
-def _fillings(buffers: Iterable[Buffer], memory: memoryview, content: ContentSum) -> Iterator[int]:
-    """Fill `memory` with the next bytes, again and again; gives how many are in it each time."""
-    into = np.frombuffer(memory, np.uint8)
+def _fillings(pieces: Pieces, memory: memoryview, content: ContentSum) -> Iterator[int]:
+    """Fill `memory` with the next bytes, again and again; gives how many are to be written.
+
+    These are whole blocks, but for the last time. What a piece has beyond them goes to the front.
+    """
     filled = 0
-    for buffer in buffers:
-        source = np.frombuffer(buffer, np.uint8)
-        while len(source):
-            count = min(len(source), len(into) - filled)
-            into[filled : filled + count] = source[:count]
-            source, filled = source[count:], filled + count
-            if filled == len(into):
+    size = _next_size(pieces)
+    while size is not None:
+        if filled + size > len(memory) and filled >= DISK_ALIGNMENT:
+            whole = filled - filled % DISK_ALIGNMENT
+            content.update(memory[:whole])
+            yield whole
+            memory[: filled - whole] = memory[whole:filled]
+            filled -= whole
+        if filled + size <= len(memory):
+            start, filled = filled, filled + size
+            size = _next_size(pieces, memory[start:filled])
+            continue
+        alone = memoryview(bytearray(size))  # a chunk that is larger than all of it
+        size = _next_size(pieces, alone)
+        while alone:
+            count = min(len(alone), len(memory) - filled)
+            memory[filled : filled + count] = alone[:count]
+            alone, filled = alone[count:], filled + count
+            if filled == len(memory):
                 content.update(memory)
                 yield filled
                 filled = 0

@@ -40,6 +40,7 @@ from .disk.confinement import lies_within as lies_within
 from .disk.confinement import open_below as open_below
 from .disk.confinement import real_place as real_place
 from .disk.confinement import source_folder as source_folder
+from .disk.direct_io import DISK_ALIGNMENT as DISK_ALIGNMENT
 from .disk.direct_io import aligned_buffer as aligned_buffer
 from .disk.direct_io import goes_direct as goes_direct
 from .disk.direct_io import read_into as read_into

@@ -472,7 +472,7 @@ class ObjectStore:
         """
         return self._put(key, value, None)
 
-    def start_write(self, key: str, value: bytes) -> Callable[[], bytes]:
+    def start_write(self, key: str, value: bytes | bytearray) -> Callable[[], bytes]:
         """Begin to `write`; returns what waits for it. `value` is copied before this returns.
 
         Not for files, of which a writer may have been killed.
@@ -481,7 +481,7 @@ class ObjectStore:
             StoreFullError: from the call that waits: no space or quota left.
         """
         if self._is_judged:
-            written = self._put(key, value, None)
+            written = self._put(key, bytes(value), None)
             return lambda: written
         ensure_within(self._checked(key), len(value))
         future = self._kv.write(key, value)

@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 
 __all__ = [
-    "ALIGNMENT",
     "BUFFER_BYTES",
     "DIRECT_IO",
+    "DISK_ALIGNMENT",
     "aligned_buffer",
     "drop_cached",
     "goes_direct",
@@ -37,14 +37,15 @@ __all__ = [
 DIRECT_IO: Final = "CAIRN_DIRECT_IO"
 """Environment variable; "0" has files written and read through the page cache."""
 
-BUFFER_BYTES: Final = 4 << 20
+BUFFER_BYTES: Final = (4 << 20) + (64 << 10)
 """Written or read at a time; one per thread that does.
 
-Few enough to be summed while the processor's cache has them, so many that threads seldom wait for
-one whose crc32c holds Python's lock.
+A chunk of 4 MiB with its checksum lies in one, behind what is left of the block before. Few enough
+to be summed while the processor's cache has them, so many that threads seldom wait for one whose
+crc32c holds Python's lock.
 """
 
-ALIGNMENT: Final = 4096
+DISK_ALIGNMENT: Final = 4096
 """What goes past the page cache begins and ends at multiples of this, as does its memory."""
 
 _DIRECT_BYTES: Final = 1 << 20
@@ -165,7 +166,7 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
     Raises:
         OSError: the disk is full, or failed.
     """
-    whole = len(data) - len(data) % ALIGNMENT
+    whole = len(data) - len(data) % DISK_ALIGNMENT
     done = 0
     while done < len(data):
         direct = is_direct(descriptor)
@@ -183,9 +184,9 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
 
 def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryview:
     """The next block, in `memory`; empty where the file ends."""
-    before = start % ALIGNMENT
+    before = start % DISK_ALIGNMENT
     size = min(end - start, len(memory) - before)
-    whole = -(-(before + size) // ALIGNMENT) * ALIGNMENT
+    whole = -(-(before + size) // DISK_ALIGNMENT) * DISK_ALIGNMENT
     taken = _past_cache(
         descriptor, start, size, lambda: os.preadv(descriptor, [memory[:whole]], start - before)
     )
@@ -229,9 +230,9 @@ def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int
     into, at = next(buffers), 0
     with aligned_buffer() as memory:
         values = np.frombuffer(memory, np.uint8)
-        position = offset - offset % ALIGNMENT
+        position = offset - offset % DISK_ALIGNMENT
         while position < end:
-            wanted = min(len(values), -(-(end - position) // ALIGNMENT) * ALIGNMENT)
+            wanted = min(len(values), -(-(end - position) // DISK_ALIGNMENT) * DISK_ALIGNMENT)
             taken = os.preadv(descriptor, [memory[:wanted]], position)
             first, last = max(0, offset - position), min(taken, end - position)
             while first < last:
@@ -240,7 +241,7 @@ def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int
                 count = min(last - first, len(into) - at)
                 into[at : at + count] = values[first : first + count]
                 at, first, found = at + count, first + count, found + count
-            if not taken or taken % ALIGNMENT:  # the file ends here
+            if not taken or taken % DISK_ALIGNMENT:  # the file ends here
                 return found
             position += taken
     return found

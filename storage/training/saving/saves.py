@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, SupportsIndex, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cairn.storage.arrays import (
@@ -334,12 +335,14 @@ def _may_wait(leaf: jax.Array) -> bool:
     """Tell whether a leaf that is to be linked is worth more than a view, until it is.
 
     That is one whose values are elsewhere, or whose stored form must be computed: by all
-    processes, where several have a part of it.
+    processes, where several have a part of it. On CPUs it is one of integers below a byte, which
+    lie in no memory of NumPy's.
     """
     if is_key_dtype(leaf.dtype):
         return False
     if is_computed(leaf):
-        return bool(jax.process_count() == 1)
+        alone = jax.process_count() == 1
+        return alone and (not on_host() or bool(jnp.issubdtype(leaf.dtype, jnp.integer)))
     return not on_host()
 
 
@@ -472,7 +475,7 @@ class HeldItems(Mapping[str, HeldItem]):
                 arrays=arrays,
                 forms=item.forms,
                 unchanged=known,
-                same=known.same(item.given) | item.deferred.keys(),
+                same=_proven(known, item),
                 leaves={
                     path: weakref.ref(leaf)
                     for path, leaf in item.given.items()
@@ -499,6 +502,16 @@ class HeldItems(Mapping[str, HeldItem]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _proven(known: Unchanged, item: Item) -> frozenset[str]:
+    """Paths of the leaves that hold what the last step stored, whoever shares their memory.
+
+    An array of a CPU device may lie in NumPy's memory (`jax.device_put`, `from_dlpack`), to which
+    its owner can write: that it is the very array of the last step proves nothing there.
+    """
+    same = frozenset() if on_host() else known.same(item.given)
+    return same | item.deferred.keys()
 
 
 def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[str, list[Place]]:

@@ -222,6 +222,19 @@ def test_memory_does_not_follow_the_array():
         assert peak < 3 << 20 < array.nbytes // 8
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64", "complex128"])
+@pytest.mark.parametrize("shape", [(4,), (3000,), (40, 250), (40, 2), (9, 3, 8), (64, 1026)])
+def test_where_in_memory_an_array_lies_does_not_matter(shape, dtype):
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + 32, np.uint8)
+    found = set()
+    for start in range(17):
+        octets = memory[start : start + nbytes]
+        octets[:] = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+        found.add(box_digest(octets.view(dtype).reshape(shape), (12,) * len(shape)))
+    assert len(found) == 1
+
+
 @settings(deadline=None)
 @given(st.integers(0, MODULUS - 1))
 def test_text_of_a_digest_is_read_back(value):

@@ -20,6 +20,7 @@ from cairn.storage.store import ContentSum, deadlines
 from cairn.storage.store.disk import direct_io
 from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
+from tests.storage.pieces import pieces
 
 MEMORY = 16 * 4096
 SIZES = [0, 1, 4095, 4096, 4097, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY, 3 * MEMORY + 4097]
@@ -53,7 +54,7 @@ def written(folder, content, cuts=()):
     parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
     try:
         summed = ContentSum()
-        sink.write("d/file", iter(parts), summed, len(content)).result()
+        sink.write("d/file", pieces(parts), summed, len(content)).result()
     finally:
         sink.close()
     expected = ContentSum()
@@ -160,13 +161,13 @@ def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path
             most = max(most, len(filling))
             time.sleep(0.001)
             filling.remove(number)
-            yield memoryview(bytes(MEMORY))
+            yield bytes(MEMORY)
 
     sink = open_sink(parse_uri(tmp_path))
     threads = 4 * value_sinks._FILLED_AT_ONCE
     with ThreadPoolExecutor(threads) as pool:
         written = [
-            pool.submit(sink.write, f"d/{number}", parts(number), ContentSum())
+            pool.submit(sink.write, f"d/{number}", pieces(parts(number)), ContentSum())
             for number in range(threads)
         ]
     for one in written:
@@ -190,9 +191,9 @@ def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
     sink = open_sink(parse_uri(tmp_path))
     content = numbers(3 * MEMORY)
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(sink.write, "d/slow", iter([memoryview(content)]), ContentSum())
+        slow = pool.submit(sink.write, "d/slow", pieces([content]), ContentSum())
         assert at_the_disk.wait(60)
-        sink.write("d/other", iter([memoryview(content)]), ContentSum()).result()
+        sink.write("d/other", pieces([content]), ContentSum()).result()
         answers.set()
         slow.result().result()
     sink.close()
@@ -227,7 +228,7 @@ def sending(gcs):
         sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
         pool = ThreadPoolExecutor(8)
         sent = [
-            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum(), 5)
+            pool.submit(sink.write, f"d/{number}", pieces([b"value"]), ContentSum(), 5)
             for number in range(8)
         ]
         fault.wait(times=AT_FIRST)

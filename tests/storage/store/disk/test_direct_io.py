@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cairn.storage.store.disk import direct_io
-from cairn.storage.store.disk.direct_io import ALIGNMENT, read_blocks, read_into
+from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT, read_blocks, read_into
 
-MEMORY = 16 * ALIGNMENT
+MEMORY = 16 * DISK_ALIGNMENT
 SIZE = 5 * MEMORY + 777
 CONTENT = np.random.default_rng(1).bytes(SIZE)
 
@@ -20,7 +20,7 @@ CONTENT = np.random.default_rng(1).bytes(SIZE)
 def _small_memory(monkeypatch):
     monkeypatch.setattr(direct_io, "BUFFER_BYTES", MEMORY)
     monkeypatch.setattr(direct_io, "_free", queue.SimpleQueue())
-    monkeypatch.setattr(direct_io, "_DIRECT_BYTES", ALIGNMENT)
+    monkeypatch.setattr(direct_io, "_DIRECT_BYTES", DISK_ALIGNMENT)
 
 
 @pytest.fixture
@@ -72,12 +72,14 @@ def in_blocks(descriptor, start, end):
 
 
 @pytest.mark.parametrize("setting", ["1", "0"])
-@pytest.mark.parametrize("offset", [0, 1, ALIGNMENT - 1, ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5])
+@pytest.mark.parametrize(
+    "offset", [0, 1, DISK_ALIGNMENT - 1, DISK_ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5]
+)
 @pytest.mark.parametrize(
     "lengths",
     [
-        (ALIGNMENT,),
-        (ALIGNMENT + 1, 4),
+        (DISK_ALIGNMENT,),
+        (DISK_ALIGNMENT + 1, 4),
         (MEMORY, 4, MEMORY, 4),
         (3, 0, 2 * MEMORY - 3),
         (SIZE,),
@@ -92,8 +94,12 @@ def test_any_stretch_of_a_cold_file_is_what_was_written(
 
 
 @pytest.mark.parametrize("setting", ["1", "0"])
-@pytest.mark.parametrize("start", [0, 1, ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5, SIZE - 1, SIZE])
-@pytest.mark.parametrize("length", [0, 1, ALIGNMENT + 1, MEMORY, 3 * MEMORY - 2, SIZE, 1 << 62])
+@pytest.mark.parametrize(
+    "start", [0, 1, DISK_ALIGNMENT, MEMORY - 4, 2 * MEMORY + 5, SIZE - 1, SIZE]
+)
+@pytest.mark.parametrize(
+    "length", [0, 1, DISK_ALIGNMENT + 1, MEMORY, 3 * MEMORY - 2, SIZE, 1 << 62]
+)
 def test_any_stretch_of_a_cold_file_comes_block_by_block(
     descriptor, monkeypatch, setting, start, length
 ):
@@ -109,7 +115,7 @@ def test_blocks_that_nobody_has_read_go_past_the_page_cache(descriptor, reads):
 
 def test_bytes_that_nobody_has_read_go_past_the_page_cache(descriptor, reads):
     assert taken(descriptor, 5, 2 * MEMORY) == CONTENT[5 : 5 + 2 * MEMORY]
-    assert reads == [(True, 0, MEMORY), (True, MEMORY, MEMORY), (True, 2 * MEMORY, ALIGNMENT)]
+    assert reads == [(True, 0, MEMORY), (True, MEMORY, MEMORY), (True, 2 * MEMORY, DISK_ALIGNMENT)]
     assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
@@ -120,7 +126,7 @@ def test_bytes_that_the_page_cache_has_come_from_there(descriptor, path, reads):
 
 
 def test_few_bytes_are_read_through_the_page_cache(descriptor, reads):
-    assert taken(descriptor, 5, ALIGNMENT - 1) == CONTENT[5 : ALIGNMENT + 4]
+    assert taken(descriptor, 5, DISK_ALIGNMENT - 1) == CONTENT[5 : DISK_ALIGNMENT + 4]
     assert [direct for direct, _, _ in reads] == [False]
 
 
@@ -178,7 +184,7 @@ def test_a_read_that_gives_less_than_was_asked_for_goes_on(descriptor, monkeypat
     ask = os.preadv
 
     def some(descriptor, buffers, offset, flags=0):
-        return ask(descriptor, [buffers[0][:ALIGNMENT]], offset, flags)
+        return ask(descriptor, [buffers[0][:DISK_ALIGNMENT]], offset, flags)
 
     monkeypatch.setattr(os, "preadv", some)
     assert taken(descriptor, 7, 2 * MEMORY) == CONTENT[7 : 7 + 2 * MEMORY]

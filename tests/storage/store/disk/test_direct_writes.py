@@ -13,18 +13,18 @@ import pytest
 from cairn.storage.errors import StorageError, StoreFullError
 from cairn.storage.store import open_files
 from cairn.storage.store.disk import direct_io, direct_writes
-from cairn.storage.store.disk.direct_io import ALIGNMENT
+from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT
 from cairn.storage.store.uri import parse_uri
 
-MEMORY = 16 * ALIGNMENT
-SMALL = 2 * ALIGNMENT
+MEMORY = 16 * DISK_ALIGNMENT
+SMALL = 2 * DISK_ALIGNMENT
 SIZES = [0, 1, SMALL - 1, SMALL, MEMORY - 1, MEMORY, MEMORY + 1, 5 * MEMORY, 9 * MEMORY + 777]
 
 
 @pytest.fixture(autouse=True)
 def _small_memory(monkeypatch):
     monkeypatch.setattr(direct_io, "BUFFER_BYTES", MEMORY)
-    monkeypatch.setattr(direct_io, "_DIRECT_BYTES", ALIGNMENT)
+    monkeypatch.setattr(direct_io, "_DIRECT_BYTES", DISK_ALIGNMENT)
     monkeypatch.setattr(direct_io, "_free", queue.SimpleQueue())
     monkeypatch.setattr(direct_writes, "_SMALL_BYTES", SMALL)
 
@@ -73,12 +73,12 @@ def test_a_file_of_any_size_holds_what_was_given(tmp_path, monkeypatch, size, se
 
 
 def test_all_but_the_end_of_a_file_goes_past_the_page_cache(tmp_path, puts):
-    write(tmp_path, numbers(2 * MEMORY + ALIGNMENT + 5))
+    write(tmp_path, numbers(2 * MEMORY + DISK_ALIGNMENT + 5))
     assert puts == [
         (True, 0, MEMORY),
         (True, MEMORY, MEMORY),
-        (True, 2 * MEMORY, ALIGNMENT),
-        (False, 2 * MEMORY + ALIGNMENT, 5),
+        (True, 2 * MEMORY, DISK_ALIGNMENT),
+        (False, 2 * MEMORY + DISK_ALIGNMENT, 5),
     ]
 
 

@@ -15,6 +15,7 @@ from cairn.storage.training.modules import TreePlan
 from cairn.storage.training.saving.saves import HeldItems, prepare
 from cairn.storage.training.saving.sharing_policy import SharingPolicy
 from cairn.storage.training.saving.unchanged import Unchanged
+from tests.storage.pieces import pieces
 
 GIB = 1 << 30
 
@@ -92,7 +93,7 @@ def test_blocks_are_what_the_buffers_are_one_after_another(monkeypatch):
     numbers = np.random.default_rng(1)
     for _ in range(100):
         buffers = [numbers.bytes(size) for size in numbers.integers(0, 20, 8)]
-        blocks = list(value_sinks._blocks(map(memoryview, buffers)))
+        blocks = list(value_sinks._blocks(pieces(buffers)))
         assert b"".join(blocks) == b"".join(buffers)
         assert all(len(block) == 7 for block in blocks[:-1])
         assert all(0 < len(block) <= 7 for block in blocks)
