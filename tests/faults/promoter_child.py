@@ -62,6 +62,7 @@ def by_http(order: dict[str, Any], process: int) -> Promote:
             told = answer.status, answer.headers.get("ETag"), answer.read()
             if NO_TURN not in told[2]:
                 break
+            connection.close()  # a server does not keep an idle one for as long
             time.sleep(int(answer.headers["Retry-After"]))  # nothing of it was done
         return told
 
