@@ -16,7 +16,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -291,6 +291,7 @@ class SimulatedJob:
             # Array bytes are left out from here on.
             patch(value_files, "_encoded", _left_out)
             patch(value_files, "ContentSum", _NoSum)
+            patch(value_sinks, "_put_together", _put_together)
             patch(value_sinks._RemoteSink, "_hand_over", _handed_over)
             patch(value_sinks, "_REMOTE_WRITERS", _WRITERS)
             patch(value_sinks, "_REMOTE_MAKERS", _WRITERS)
@@ -299,7 +300,7 @@ class SimulatedJob:
             for module in (shared_leaves, targets):
                 patch(module, "aligned_empty", _no_memory)
             for module in (filling, shared_leaves):
-                patch(module, "SmallArrays", _NoArrays)
+                patch(module, "HostMemory", _NoHostMemory)
             patch(targets.PlacedLeaf, "value", lambda leaf, key_impl: _Nothing((), leaf._dtype))
             patch(targets.TargetLeaf, "finish", lambda leaf, value: value)
             patch(leaf_reads.LeafReads, "pieces", lambda *_: None)  # their requests are not counted
@@ -369,21 +370,44 @@ def _no_memory(shapes: Iterable[Sequence[int]], dtype: Any) -> list[_Nothing]:
     return [_Nothing(shape, dtype) for shape in shapes]
 
 
-class _NoArrays:
-    def empty(self, shape: Sequence[int], dtype: Any) -> _Nothing:
-        return _Nothing(shape, dtype)
+class _NoHostMemory:
+    """In the place of `HostMemory`: there is room for everything."""
+
+    def fits(self, shape: Sequence[int], count: int, dtype: Any) -> bool:
+        return True
+
+    def lasting(self, shape: Sequence[int], count: int, dtype: Any) -> list[_Nothing]:
+        return [_Nothing(shape, dtype) for _ in range(count)]
+
+    def passing(self, shape: Sequence[int], count: int, dtype: Any) -> tuple[list[_Nothing], None]:
+        return self.lasting(shape, count, dtype), None
+
+    def wait(self) -> bool:
+        return False
+
+    def drain(self) -> None:
+        """Nothing is on its way."""
 
 
-def _left_out(shard: Any, digests: list[int], prints: list[int]) -> Iterator[tuple[LeftOut]]:
+Pieces = Generator[int, None, None]
+
+
+def _left_out(shard: Any, file: Any, digests: list[int], prints: list[int]) -> Pieces:
     """In the place of `value_files._encoded`: as many bytes and digests, and none of them."""
     del prints
     sizes = zip(shard.values.shape, shard.chunk, strict=True)
     digests += [0] * int(np.prod([size // step for size, step in sizes], dtype=object))
-    yield (LeftOut(shard.stored_bytes),)
+    yield shard.stored_bytes
+    file.add(shard.stored_bytes)
 
 
-def _handed_over(sink: Any, name: str, buffers: list[LeftOut]) -> Callable[[], bytes]:
-    return sink._objects.start_write(name, LeftOut(sum(map(len, buffers))))
+def _put_together(pieces: Pieces, content: _NoSum, expected: int) -> LeftOut:
+    del content, expected
+    return LeftOut(sum(pieces))
+
+
+def _handed_over(sink: Any, name: str, value: list[LeftOut]) -> Callable[[], bytes]:
+    return sink._objects.start_write(name, value.pop())
 
 
 class _Response:
@@ -395,13 +419,13 @@ def _streamed(
     sink: Any,
     job: SimulatedJob,
     name: str,
-    buffers: Iterable[LeftOut],
+    pieces: Pieces,
     content: _NoSum,
     expected: int,
 ) -> Future[None]:
     del content, expected
     uri = sink._files.uri
-    job.store.upload(f"{uri.bucket}/{uri.path}/{name}", sum(map(len, buffers)))
+    job.store.upload(f"{uri.bucket}/{uri.path}/{name}", sum(pieces))
     done: Future[None] = Future()
     done.set_result(None)
     return done
