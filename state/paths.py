@@ -3,7 +3,7 @@
 Checkpoints have a "/" within a key as "%2F" (see `cairn.storage.arrays.path_of`); rules do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ __all__ = [
     "arrays_among",
     "has_variables",
     "is_variable",
+    "leaves_by_item",
     "named_leaves",
     "own_variables",
     "rebuild",
@@ -96,6 +97,14 @@ def tree_problems(expected: Any, given: Any) -> list[str]:
         if path in found and found[path] != shape
     ]
     return sorted(problems)
+
+
+def leaves_by_item(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the leaves of trees by item and path."""
+    return {
+        item: {named.path: named.leaf for named in named_leaves(tree)}
+        for item, tree in items.items()
+    }
 
 
 def arrays_among(leaves: Sequence[Any]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import jax
 from jax.sharding import Sharding
 
-from cairn.state.paths import arrays_among, named_leaves
+from cairn.state.paths import arrays_among, leaves_by_item
 from cairn.storage.training import FlatTrees
 
 __all__ = ["in_memory", "offloaded_leaves"]
@@ -30,7 +30,7 @@ def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[st
     places = {id(place): place for place in map(_SHARDING, arrays_among(leaves))}
     if not any(map(_kind, places.values())):
         return {}
-    flat = items if isinstance(items, FlatTrees) else _flat(items)
+    flat = items if isinstance(items, FlatTrees) else leaves_by_item(items)
     kinds = {
         item: {
             path: kind
@@ -52,14 +52,7 @@ def in_memory(place: Sharding, kind: str | None) -> Sharding:
 
 
 def _kind(place: Sharding) -> str | None:
-    """The kind of the memory, if it is not that of the devices."""
+    """Name the memory, if it is not that of the devices."""
     device: Any = next(iter(place.device_set))
     own = device.default_memory().kind
     return None if place.memory_kind in (None, own) else place.memory_kind
-
-
-def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        item: {named.path: named.leaf for named in named_leaves(tree)}
-        for item, tree in items.items()
-    }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.paths import arrays_among, named_leaves
+from cairn.state.paths import arrays_among, leaves_by_item, named_leaves
 from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
 from cairn.storage.arrays import dtype_named
 from cairn.storage.runs import LeafRecord
@@ -57,10 +57,7 @@ def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The leaves of trees by path; none if none is weakly typed, for to name them takes long."""
     if not _any_weak(jax.tree.leaves(dict(items))):
         return {}
-    return {
-        item: {named.path: named.leaf for named in named_leaves(tree)}
-        for item, tree in items.items()
-    }
+    return leaves_by_item(items)
 
 
 class NumberForms:

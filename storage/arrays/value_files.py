@@ -268,7 +268,7 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
 
 
 class _Written:
-    """What a file is so far, whose parts each end in their crc32c.
+    """The size and the crc32c of a file so far, whose parts each end in their own crc32c.
 
     Attributes:
         size: bytes.
@@ -297,9 +297,9 @@ def _encoded(shard: ShardToWrite, file: _Written, digests: list[int], prints: li
             _copy_and_sum(part, data, shard, origin, digests, prints)
             memory[-CRC_BYTES:] = crc_bytes(data)
         else:
-            held = memoryview(bytearray(part.nbytes))
-            _copy_and_sum(part, held, shard, origin, digests, prints)
-            packed = zstd.compress(held, _ZSTD_LEVEL)
+            data = memoryview(bytearray(part.nbytes))
+            _copy_and_sum(part, data, shard, origin, digests, prints)
+            packed = zstd.compress(data, _ZSTD_LEVEL)
             memory = yield len(packed) + CRC_BYTES
             memory[:] = packed + crc_bytes(packed)
         lengths.append(len(memory))
@@ -324,12 +324,12 @@ def _copy_and_sum(
 ) -> None:
     """Put a chunk into memory, and tell its digest, and its fingerprint if it gets one."""
     octets = np.frombuffer(data, np.uint8)
-    held = octets.view(part.dtype).reshape(part.shape)
+    chunk = octets.view(part.dtype).reshape(part.shape)
     if part.flags.c_contiguous:
         octets[:] = part.reshape(-1).view(np.uint8)
     else:
-        held[...] = part
-    digests.append(_digest(held, origin, shard.packed))
+        chunk[...] = part
+    digests.append(_digest(chunk, origin, shard.packed))
     if shard.fingerprinted:
         prints.append(fingerprint(data))
 

@@ -69,9 +69,9 @@ _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
 
 Pieces = Generator[int, memoryview, None]
-"""What a file holds. It asks for memory for so many bytes, which lie in one piece there, and has
-filled it when it asks again, or ends. So what is written can be summed where it lies: the arrays
-that it was copied from may be changed meanwhile by whoever shares their memory."""
+"""The contents of a file. It asks for memory for so many bytes, which lie in one piece there, and
+has filled it when it asks again, or ends. So what is written can be summed where it lies: the
+arrays that it was copied from may be changed meanwhile by whoever shares their memory."""
 
 _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
 """Held by who fills a buffer for a disk, in all sinks; not while the disk writes it."""
@@ -305,19 +305,19 @@ def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractCont
 
 def _blocks(pieces: Pieces) -> Iterator[bytes]:
     """The same bytes, so many at a time as an upload sends."""
-    held, filled = bytearray(2 * BLOCK_BYTES), 0
+    buffer, filled = bytearray(2 * BLOCK_BYTES), 0
     size = _next_size(pieces)
     while size is not None:
-        held = _with_room(held, filled, size)
+        buffer = _with_room(buffer, filled, size)
         start, filled = filled, filled + size
-        size = _next_size(pieces, memoryview(held)[start:filled])
+        size = _next_size(pieces, memoryview(buffer)[start:filled])
         sent = 0
         for sent in range(BLOCK_BYTES, filled + 1, BLOCK_BYTES):
-            yield bytes(memoryview(held)[sent - BLOCK_BYTES : sent])
-        held[: filled - sent] = held[sent:filled]
+            yield bytes(memoryview(buffer)[sent - BLOCK_BYTES : sent])
+        buffer[: filled - sent] = buffer[sent:filled]
         filled -= sent
     if filled:
-        yield bytes(memoryview(held)[:filled])
+        yield bytes(memoryview(buffer)[:filled])
 
 
 class _Window:

@@ -88,11 +88,11 @@ class DeviceDigests(NamedTuple):
             for names, digests in self.rows
             for part, row in zip(names, np.asarray(digests), strict=True)
         }
-        found = dict.fromkeys(self.paths, b"")
+        computed = dict.fromkeys(self.paths, b"")
         for path, number in sorted(parts):
-            if path in found:
-                found[path] += parts[path, number]
-        return {**self.earlier, **found}
+            if path in computed:
+                computed[path] += parts[path, number]
+        return {**self.earlier, **computed}
 
 
 class _Programs:
@@ -190,7 +190,7 @@ def _groups(
 
 
 def has_digest(dtype: Any) -> bool:
-    """Whether arrays of this dtype can be digested: as words of 32 bits."""
+    """Tell whether arrays of this dtype can be digested: as words of 32 bits."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits in (8, 16, 32, 64)
     return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.integer))

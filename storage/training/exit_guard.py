@@ -32,7 +32,7 @@ LEAVE_SECONDS: Final = 3.0
 
 
 _LOOP_THREADS: Final = "asyncio_"
-"""How asyncio calls the threads to which a loop hands what would block it."""
+"""The beginning of the names that asyncio gives threads to which a loop hands blocking calls."""
 
 
 class Closing(Protocol):

@@ -26,8 +26,8 @@ class Filling(NamedTuple):
     leaf: PlacedLeaf
     futures: list[Future[None]]
 
-    def made(self, arrays: ItemArrays) -> Any:
-        """The leaf, whose parts are filled."""
+    def make(self, arrays: ItemArrays) -> Any:
+        """Make the leaf, whose parts are filled."""
         form = arrays.form(self.info.path)
         return self.leaf.value(key_impl=form.dtype if form and form.kind == "key" else None)
 
@@ -111,13 +111,13 @@ class _Reading:
         for future in self._filling[0].futures:
             future.result()
         first = self._filling.popleft()
-        self.values[first.path] = first.made(self._arrays)
+        self.values[first.path] = first.make(self._arrays)
 
     def _finish_small(self) -> None:
         """Read many small leaves here: to hand them to other threads takes longer."""
         self._reads.read_whole(self._chunks)
         for one in self._small:
-            self.values[one.path] = one.made(self._arrays)
+            self.values[one.path] = one.make(self._arrays)
         self._small, self._chunks = [], []
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of leaves lie while they are read. Imports JAX.
+"""Memory for the parts of leaves while they are read. Imports JAX.
 
 CPU devices keep this memory as the leaf's. Other devices get a copy of it: leaves pass through one
 window on their way there, whose memory is used again and again.

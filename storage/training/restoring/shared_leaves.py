@@ -111,7 +111,7 @@ def read_shared(
             if part.holders in streams:
                 _put(one.leaf.regions, part, streams[part.holders].parts[part])
             if last[part.path] is part:
-                values[part.path] = filling.pop(part.path).made(arrays)
+                values[part.path] = filling.pop(part.path).make(arrays)
 
     def take(batch: Sequence[Part]) -> None:
         # A collective waits for all without a deadline: it begins once each has what it gives.

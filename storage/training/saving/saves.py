@@ -299,11 +299,12 @@ def _digests(
         for path, leaf in leaves.items()
         if path in watched and path not in same and _may_be_digested(leaf)
     }
+    numbers = {path: _shards_here(item, leaf) for path, leaf in digested.items()}
     shards = {
-        path: [leaf.addressable_data(number) for number in _shards_here(item, leaf)]
+        path: [leaf.addressable_data(number) for number in numbers[path]]
         for path, leaf in digested.items()
     }
-    places = {path: _places_here(item, leaf) for path, leaf in digested.items()}
+    places = {path: _places_of(leaf, numbers[path]) for path, leaf in digested.items()}
     digests = {path: one for path, one in earlier.digests.items() if path in same}
     return start_digests(shards, places)._replace(earlier=digests)
 
@@ -319,16 +320,16 @@ def _may_be_digested(leaf: Any) -> bool:
 
 
 def _shards_here(item: str, leaf: jax.Array) -> list[int]:
-    """The numbers of the shards of which this process writes something."""
+    """List the numbers of the shards of which this process writes something."""
     pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
     return sorted({piece.shard for piece in pieces})
 
 
-def _places_here(item: str, leaf: jax.Array) -> list[Place]:
-    """Where these lie; also of an array whose memory was given away."""
+def _places_of(leaf: jax.Array, shards: Iterable[int]) -> list[Place]:
+    """List the places of shards; also of an array whose memory was given away."""
     devices: list[Any] = [*leaf.sharding.addressable_devices_indices_map(leaf.shape)]
     shape, dtype = leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype).name
-    return [Place(devices[number], shape, dtype) for number in _shards_here(item, leaf)]
+    return [Place(devices[number], shape, dtype) for number in shards]
 
 
 def _may_wait(leaf: jax.Array) -> bool:
@@ -519,7 +520,7 @@ def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[
     if on_host():
         return {}
     return {
-        path: _places_here(item, leaf)
+        path: _places_of(leaf, _shards_here(item, leaf))
         for path, leaf in leaves.items()
         if path not in known.changing and _may_be_digested(leaf)
     }
