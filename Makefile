@@ -20,7 +20,11 @@ LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_proc
   tests/storage/runs/test_protocol.py tests/storage/training/saving/test_arrival.py \
   tests/storage/training/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
+PROOFS = tests/state/families/test_llama_cpp.py tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
+# llama.cpp, that files are held against: its library is built into the environment, its converter
+# stays in the source beside it. Ten minutes on two cores, once for each version in constraints.txt.
+LLAMA_CPP = .llama.cpp
+LLAMA_CPP_OPTIONS = -DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DCMAKE_C_FLAGS_RELEASE=-O2
 # What `make fuzz` names beside.
 ATTACKS = tests/service/fuzzing/test_forged_stores.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -64,6 +68,20 @@ compiler:
 	    echo "The tests of calls that fail need a C compiler, and none is on PATH. Install one (Debian: sudo apt-get install gcc libc6-dev) and run make again."; exit 1; \
 	  fi; }
 
+$(LLAMA_CPP)/.built: $(DEV_STAMP) constraints.txt
+	@command -v c++ >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing g++ with apt-get"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++ >/dev/null; \
+	  else \
+	    echo "llama.cpp is built by a C++ compiler, and none is on PATH. Install one (Debian: sudo apt-get install g++) and run make again."; exit 1; \
+	  fi; }
+	rm -rf $(LLAMA_CPP) && mkdir -p $(LLAMA_CPP)/source
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -c constraints.txt -d $(LLAMA_CPP) llama-cpp-python
+	tar xzf $(LLAMA_CPP)/llama_cpp_python-*.tar.gz -C $(LLAMA_CPP)/source --strip-components 1
+	CMAKE_ARGS="$(LLAMA_CPP_OPTIONS)" $(BIN)/python -m pip install --quiet -c constraints.txt $(LLAMA_CPP)/source
+	touch $@
+
 demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file or STORE=gcs)
 	$(BIN)/python -m examples.demo --store $(STORE) --folder $(DEMO_DIR)
 
@@ -82,7 +100,7 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and abou
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
 
-proofs: $(DEV_STAMP)  ## build and run the images, the notebook in Jupyter, whole models, all contenders (some 4 minutes)
+proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the notebook in Jupyter, whole models, files in llama.cpp, all contenders (some 10 minutes; as many to build llama.cpp once)
 	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)

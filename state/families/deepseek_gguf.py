@@ -16,6 +16,7 @@ from cairn.state.config import DecoderConfig, LatentAttentionConfig
 from cairn.state.conversion import Array, Op, Rule, Shape
 from cairn.state.errors import ConfigError
 from cairn.state.families.deepseek import TURNING_OPS
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
 
@@ -146,4 +147,5 @@ def deepseek_gguf(version: int) -> GGUFForm:
         heads=None,
         head_dim=None,
         fits=lambda content: (content.metadata.get(_GATING, 1) == _SIGMOID) == third,
+        engine=Engine(wide_heads=True),
     )

@@ -13,15 +13,26 @@ from typing import Any
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_rope import ROPE_KEYS, rope_from_gguf
 from cairn.state.families.hf_config import required
 from cairn.state.families.names import Names
 
-__all__ = ["GGUFContent", "GGUFForm", "gguf_sizes", "gguf_window_layers", "refuse_own_head"]
+__all__ = [
+    "GGUF_WINDOW_BASE",
+    "GGUFContent",
+    "GGUFForm",
+    "gguf_sizes",
+    "gguf_window_layers",
+    "gguf_windows",
+    "refuse_own_head",
+]
 
 _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
 _KEY, _VALUE, _TURNING = "attention.key_length", "attention.value_length", "rope.dimension_count"
 _PATTERN = "attention.sliding_window_pattern"
+GGUF_WINDOW_BASE = "rope.freq_base_swa"
+"""The key of the base of the rotary positions of layers with a window."""
 _RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _ALWAYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -101,6 +112,7 @@ class GGUFForm:
         head_dim: config.json's key of a head's size; None: width / heads.
         rope: there are rotary positions, and `read` has not seen to them.
         part_turns: of each head, "rope.dimension_count" may say.
+        engine: what llama.cpp has for the architecture; no file is written of anything else.
         fits: of several families of one architecture, whether a file is this one's.
     """
 
@@ -118,6 +130,7 @@ class GGUFForm:
     head_dim: str | None = "head_dim"
     rope: bool = True
     part_turns: bool = False
+    engine: Engine = field(default_factory=Engine)
     fits: Callable[[GGUFContent], bool] = lambda content: True
 
     def rules(self, config: DecoderConfig) -> RuleTable:
@@ -217,6 +230,18 @@ def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[s
     else:
         windowed = [said == 0 or layer % said < said - 1 for layer in range(layers)]
     return [WINDOW if one else FULL for one in windowed]
+
+
+def gguf_windows(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata of which layers have a window, and of the base of their rotary positions.
+
+    Args:
+        config: of the model.
+        said: its config.json, which is not looked at.
+    """
+    types = config.layer_types or (FULL,) * config.num_hidden_layers
+    base = {} if config.window_rope is None else {GGUF_WINDOW_BASE: float(config.window_rope.theta)}
+    return {_PATTERN: [kind == WINDOW for kind in types], **base}
 
 
 def refuse_own_head(content: GGUFContent, architecture: str) -> None:

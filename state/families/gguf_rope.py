@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import RopeConfig, inverse_frequencies, llama3_divisors
+from cairn.state.config import (
+    RopeConfig,
+    attention_factor,
+    inverse_frequencies,
+    llama3_divisors,
+)
 from cairn.state.conversion import Array, Shape
 from cairn.state.errors import ConfigError
 from cairn.state.families.hf_config import required, rope_parameters
@@ -103,8 +108,8 @@ def rope_to_gguf(rope: RopeConfig, head_dim: int) -> tuple[dict[str, Any], dict[
         said = {key: getattr(rope, name) for key, name in _YARN.items()}
         metadata |= {key: float(value) for key, value in said.items() if value is not None}
     if rope.scaling == "longrope":
-        if rope.attention_factor is not None:
-            metadata[_ATTENTION] = float(rope.attention_factor)
+        metadata[_TYPE] = rope.scaling  # without it the factors are loaded for Phi-3 alone
+        metadata[_ATTENTION] = attention_factor(rope)  # llama.cpp takes 1 where none is said
         both = {_LONG: rope.long_factor, _SHORT: rope.short_factor}
         tensors = {name: np.asarray(factors, np.float32) for name, factors in both.items()}
     if rope.scaling == "llama3":

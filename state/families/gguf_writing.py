@@ -16,13 +16,16 @@ import numpy as np
 from cairn.state.config import OURS_ALONE, DecoderConfig, RopeConfig, attention_factor
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError
-from cairn.state.families.family import Family, get_family, get_gguf_family
+from cairn.state.families.family import get_family, get_gguf_family
+from cairn.state.families.gguf_engine import loadable
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm
 from cairn.state.families.gguf_rope import rope_to_gguf
 
-__all__ = ["GGUFModel", "gguf_model", "gguf_rules"]
+__all__ = ["GGUFModel", "gguf_head_is_written", "gguf_model", "gguf_rules"]
 
-_SAID_ELSEWHERE = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "hf_extra"})
+_SAID_ELSEWHERE = frozenset(
+    {"model_type", "bos_token_id", "eos_token_id", "pad_token_id", "hf_extra"}
+)
 _NO_NUMBERS = frozenset({"initializer_range", "architectures", "name_or_path", "dtype"})
 """Options that change no number of a forward pass: no GGUF file has them."""
 _CLOSE = 1e-6  # numbers of metadata have 32 bits
@@ -54,7 +57,8 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
         ConfigError: its family has no GGUF files, or such a file can't say some of its options;
             all of them are named.
     """
-    family, form = get_family(config.model_type), _form(config)
+    form = _form(config)
+    config = loadable(form.engine, config, form.architecture)
     said = config.to_hf()
     metadata = {
         key: said[name] for key, name in {**form.sizes, **form.options}.items() if name in said
@@ -62,16 +66,21 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if "feed_forward_length" in form.sizes:
         metadata["feed_forward_length"] = config.intermediate_size  # GPT-2 may leave it out
-    metadata |= _heads(form, config)
+    metadata |= {"vocab_size": config.vocab_size, **_heads(form, config)}
     tensors: dict[str, Array] = {}
     if form.rope and config.rope is not None:
         rope, tensors = rope_to_gguf(config.rope, config.rotary_size)
         metadata |= rope
     if form.write is not None:
         metadata |= form.write(config, said)
-    _check(family, form, config, metadata, shapes, tensors)
+    _check(form, config, metadata, shapes, tensors)
     prefixed = {f"{form.architecture}.{key}": value for key, value in metadata.items()}
     return GGUFModel(form.architecture, prefixed, tensors)
+
+
+def gguf_head_is_written(config: DecoderConfig) -> bool:
+    """Whether a model's file has its embedding twice, for llama.cpp loads none without a head."""
+    return config.tie_word_embeddings and _form(config).engine.needs_head
 
 
 def gguf_rules(config: DecoderConfig) -> RuleTable:
@@ -98,20 +107,19 @@ def _heads(form: GGUFForm, config: DecoderConfig) -> dict[str, Any]:
 
 
 def _check(
-    family: Family,
     form: GGUFForm,
     config: DecoderConfig,
     metadata: Mapping[str, Any],
     shapes: Mapping[str, Shape],
     tensors: Mapping[str, Array],
 ) -> None:
-    """Read what was made, and compare."""
+    """Read what was made, and compare; another family may read it that computes the same."""
     rounded = {key: _as_stored(value) for key, value in metadata.items()}
     everything = {**shapes, **{name: array.shape for name, array in tensors.items()}}
     content = GGUFContent(rounded, everything, lambda name: tensors[name])
-    if get_gguf_family(form.architecture, content, path=family.model_type) is not family:
-        raise _refusal(config, f"a file of {family.model_type}", "that of another family")
-    again = DecoderConfig(**family.read_options(form.config(content, family.model_type)))
+    family = get_gguf_family(form.architecture, content, path=f"{config.model_type} as GGUF")
+    theirs = family.gguf or form
+    again = DecoderConfig(**family.read_options(theirs.config(content, family.model_type)))
     pairs = zip(_plain(config).items(), _plain(again).values(), strict=True)
     lost = [
         f"{name}={ours!r} (it would be {theirs!r})"

@@ -37,7 +37,7 @@ from cairn.storage.store import StoreURI, check_segment
 KIND: Final = "convert"
 # Part of every artifact's identity: raise it when the same checkpoint and options come out as
 # other bytes, so that old artifacts are not taken for new ones.
-RULE_VERSION: Final = 1
+RULE_VERSION: Final = 2
 
 
 HUGGINGFACE: Final = "huggingface"
@@ -124,10 +124,8 @@ def _plan(
     if options["format"] == GGUF:
         assets = {asset.name: _read_asset(run, asset) for asset in manifest.assets}
         with _as_invalid_request():
-            shard, problem = stored_gguf(
-                manifest, reader, assets, dtype=options["dtype"] or "float16"
-            )
-        notes = {} if problem is None else {"tokenizer": f"left out: {problem}"}
+            shard, note = stored_gguf(manifest, reader, assets, dtype=options["dtype"] or "float16")
+        notes = {} if note is None else {"tokenizer": note}
         return ExportContent((shard,), {}, {}, finite=finite, notes=notes)
     if options.get("lora", MERGE) == KEEP:
         with _as_invalid_request():

@@ -18,6 +18,7 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.key_kinds import COUNT, FLAG, NUMBER, TEXT
@@ -103,5 +104,6 @@ FAMILY = Family(
         fixed={"sliding_window_pattern": _PATTERN},
         read=_read_gguf,
         head_dim=None,
+        engine=Engine(windows=True),
     ),
 )

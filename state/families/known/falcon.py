@@ -19,6 +19,7 @@ from cairn.state.families.config_form import (
     usual_options,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
@@ -145,5 +146,6 @@ FAMILY = Family(
         },
         heads="num_kv_heads",
         head_dim=None,
+        engine=Engine({"attention_bias": (False,)}),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.state.families.names import Names
@@ -47,5 +48,9 @@ FAMILY = Family(
         nulls=frozenset({"num_key_value_heads"}),
     ),
     Names(),
-    GGUFForm("gemma", gguf_names(ops=NORMS_PLUS_ONE)),
+    GGUFForm(
+        "gemma",
+        gguf_names(ops=NORMS_PLUS_ONE),
+        engine=Engine({"tie_word_embeddings": (True,)}, wide_heads=True),
+    ),
 )

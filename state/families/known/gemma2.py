@@ -18,6 +18,7 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm
 from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.state.families.names import SANDWICH, Names
@@ -85,5 +86,6 @@ FAMILY = Family(
         },
         only={"attention.sliding_window_pattern": (2,)},
         read=_read_gguf,
+        engine=Engine({"tie_word_embeddings": (True,)}, windows=True, wide_heads=True),
     ),
 )

@@ -18,11 +18,14 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import (
+    GGUF_WINDOW_BASE,
     GGUFContent,
     GGUFForm,
     gguf_sizes,
     gguf_window_layers,
+    gguf_windows,
 )
 from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
@@ -59,7 +62,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
     """Files do not say how queries are scaled; in the model of 27B it differs."""
-    layers, local = data["num_hidden_layers"], content.metadata.get("rope.freq_base_swa")
+    layers, local = data["num_hidden_layers"], content.metadata.get(GGUF_WINDOW_BASE)
     each = data["hidden_size"] // data["num_attention_heads"]
     windowed = gguf_window_layers(content, layers, _PATTERN)
     return {
@@ -120,7 +123,9 @@ FAMILY = Family(
             "attention.sliding_window": "sliding_window",
             "final_logit_softcapping": "final_logit_softcapping",
         },
-        also_read=frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        also_read=frozenset({"attention.sliding_window_pattern", GGUF_WINDOW_BASE}),
         read=_read_gguf,
+        write=gguf_windows,
+        engine=Engine(windows=True, wide_heads=True),
     ),
 )

@@ -9,6 +9,7 @@ from cairn.state.config import DecoderConfig, RopeConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import FUSED_MLP, gguf_names
 from cairn.state.families.names import Fused, Names
@@ -53,5 +54,6 @@ FAMILY = Family(
         gguf_names(fused=(FUSED_MLP,), ops=_PAIRS),
         told={"attention_bias": "blk.0.attn_q.bias"},
         part_turns=True,
+        engine=Engine(wide_heads=True),
     ),
 )

@@ -12,6 +12,7 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
@@ -82,5 +83,6 @@ FAMILY = Family(
         heads=None,
         head_dim=None,
         part_turns=True,
+        engine=Engine({"attention_bias": (True,)}, needs_head=True),
     ),
 )

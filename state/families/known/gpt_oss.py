@@ -19,7 +19,14 @@ from cairn.state.families.config_form import (
 )
 from cairn.state.families.experts import ROUTER_IS_NO_LINEAR, experts_of
 from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, gguf_window_layers
+from cairn.state.families.gguf_engine import Engine
+from cairn.state.families.gguf_form import (
+    GGUFContent,
+    GGUFForm,
+    gguf_sizes,
+    gguf_window_layers,
+    gguf_windows,
+)
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.hf_config import rope_from_hf
 from cairn.state.families.names import Names
@@ -139,5 +146,7 @@ FAMILY = Family(
         also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length"}),
         only={"expert_gating_func": (3,)},  # the softmax of those that are chosen
         read=_read_gguf,
+        write=gguf_windows,
+        engine=Engine({"attention_bias": (True,)}, needs_head=True, windows=True, wide_heads=True),
     ),
 )

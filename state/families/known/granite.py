@@ -11,6 +11,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
@@ -60,5 +61,6 @@ FAMILY = Family(
         },
         told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
         only={"rope.scaling.finetuned": (True,)},  # of this architecture: whether heads turn
+        engine=LLAMA_ENGINE,
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
@@ -44,5 +45,6 @@ FAMILY = Family(
         told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
         only={"attention.sliding_window": (0,), "tensor_data_layout": ("Meta AI original pth",)},
         fits=_plain,
+        engine=LLAMA_ENGINE,
     ),
 )

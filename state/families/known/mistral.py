@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
@@ -31,5 +32,6 @@ FAMILY = Family(
             bool(content.metadata.get("attention.sliding_window"))
             and not content.metadata.get("expert_count")
         ),
+        engine=LLAMA_ENGINE,
     ),
 )

@@ -12,6 +12,7 @@ from cairn.state.config import DecoderConfig, ExpertsConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
 from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
@@ -68,5 +69,6 @@ FAMILY = Family(
         },
         only={"attention.sliding_window": (0,), "expert_weights_norm": (True,)},
         fits=lambda content: bool(content.metadata.get("expert_count")),
+        engine=LLAMA_ENGINE,
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import SANDWICH, Names
@@ -29,5 +30,6 @@ FAMILY = Family(
         gguf_names(),
         told={"attention_bias": "blk.0.attn_q.bias"},
         fits=lambda content: not content.metadata.get("attention.sliding_window"),
+        engine=Engine({"attention_bias": (False,)}, needs_head=True),
     ),
 )

@@ -19,7 +19,14 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_window_layers
+from cairn.state.families.gguf_engine import Engine
+from cairn.state.families.gguf_form import (
+    GGUF_WINDOW_BASE,
+    GGUFContent,
+    GGUFForm,
+    gguf_window_layers,
+    gguf_windows,
+)
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
 from cairn.state.families.names import SANDWICH, Names
@@ -61,13 +68,14 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Only layers without a window are stretched; the base is that of all."""
+    """Only layers without a window are stretched; the base is that of all where none is said."""
     rope = data["rope_parameters"]
+    base = content.metadata.get(GGUF_WINDOW_BASE, rope["rope_theta"])
     return {
         "layer_types": gguf_window_layers(content, data["num_hidden_layers"], _PATTERN),
         "rope_parameters": {
             FULL: rope,
-            WINDOW: {"rope_type": "default", "rope_theta": rope["rope_theta"]},
+            WINDOW: {"rope_type": "default", "rope_theta": base},
         },
     }
 
@@ -89,14 +97,15 @@ FAMILY = Family(
         write=_write,
     ),
     Names(parts=SANDWICH),
-    # llama.cpp has no other pattern, whatever a file says: none is written.
     GGUFForm(
         "olmo2",
         gguf_names(),
         options={"attention.sliding_window": "sliding_window"},
-        also_read=frozenset({"attention.sliding_window_pattern"}),
+        also_read=frozenset({"attention.sliding_window_pattern", GGUF_WINDOW_BASE}),
         told={"attention_bias": "blk.0.attn_q.bias"},
         read=_read_gguf,
+        write=gguf_windows,
         fits=lambda content: bool(content.metadata.get("attention.sliding_window")),
+        engine=Engine({"attention_bias": (False,)}, needs_head=True, windows=True),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import FUSED_MLP, FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
@@ -65,5 +66,6 @@ FAMILY = Family(
         },
         head_dim=None,
         part_turns=True,
+        engine=Engine(scalings=frozenset({"longrope"})),
     ),
 )

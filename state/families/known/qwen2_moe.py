@@ -23,6 +23,7 @@ from cairn.state.families.experts import (
     write_dense_layers,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import EXPERTS, Names
@@ -45,7 +46,8 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         shared_gate=True,
         dense_layers=dense_layers(data, options),
     )
-    return types | {"sliding_window": window, "experts": experts}
+    some = WINDOW in types["layer_types"]
+    return types | {"sliding_window": window if some else None, "experts": experts}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -102,5 +104,6 @@ FAMILY = Family(
         told={"qkv_bias": "blk.0.attn_q.bias"},
         fixed={"norm_topk_prob": False},
         only={"expert_weights_norm": (False,)},
+        engine=Engine(needs_head=True),
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
@@ -37,5 +38,10 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window", "num_key_value_heads"}),
     ),
     Names(),
-    GGUFForm("qwen3", gguf_names(), told={"attention_bias": "blk.0.attn_q.bias"}),
+    GGUFForm(
+        "qwen3",
+        gguf_names(),
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        engine=Engine({"attention_bias": (False,)}, wide_heads=True),
+    ),
 )

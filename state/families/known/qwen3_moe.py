@@ -18,6 +18,7 @@ from cairn.state.families.experts import (
     write_dense_layers,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
@@ -81,5 +82,6 @@ FAMILY = Family(
         told={"attention_bias": "blk.0.attn_q.bias"},
         fixed={"norm_topk_prob": True},
         only={"expert_weights_norm": (True,)},
+        engine=Engine({"attention_bias": (False,)}, wide_heads=True),
     ),
 )

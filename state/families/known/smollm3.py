@@ -17,6 +17,7 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.key_kinds import COUNT, INTEGERS
@@ -100,5 +101,10 @@ FAMILY = Family(
     ),
     Names(),
     # llama.cpp has no other interval, and neither biases nor windows.
-    GGUFForm("smollm3", gguf_names(ops=ROTARY_PAIRS), fixed={"no_rope_layer_interval": _INTERVAL}),
+    GGUFForm(
+        "smollm3",
+        gguf_names(ops=ROTARY_PAIRS),
+        fixed={"no_rope_layer_interval": _INTERVAL},
+        engine=Engine(wide_heads=True),
+    ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
@@ -69,5 +70,6 @@ FAMILY = Family(
         },
         head_dim=None,
         part_turns=True,
+        engine=Engine(needs_head=True),
     ),
 )

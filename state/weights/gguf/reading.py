@@ -21,7 +21,7 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import Array, Box, RuleTable, Shape, whole_box
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
-from cairn.state.weights.gguf.tokenizer import as_it_cuts
+from cairn.state.weights.gguf.tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
@@ -149,18 +149,30 @@ class GGUFFile:
         return _form(get_family(config.model_type)).rules(config)
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer as transformers writes it; {} if transformers is not installed."""
+        """The tokenizer as transformers writes it; {} if transformers is not installed.
+
+        It is left out, with a warning that says why, if transformers does not make one of what the
+        file says.
+        """
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:
             return {}
-        if "tokenizer.ggml.model" not in self._fields:
+        kind = self._fields.get("tokenizer.ggml.model")
+        if kind is None or kind.contents() in NO_TOKENIZER_KINDS:
             return {}
         # Not `AutoTokenizer`, which goes by the config: it reads the vocabulary once more to make
         # one, slowly, and transformers 5.0 took the tokenizer of CodeLlama for any llama.
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
-            str(self.path.parent), gguf_file=self.path.name, local_files_only=True
-        )
+        try:
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
+                str(self.path.parent), gguf_file=self.path.name, local_files_only=True
+            )
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as exc:  # the panic of a library in Rust is no Exception
+            found = f"{kind.contents()!r}, of which transformers says {type(exc).__name__}: {exc}"
+            self._warn_left_out("tokenizer.ggml.model and what belongs to it to be whole", found)
+            return {}
         named = self._named_templates()
         if named:
             usual = tokenizer.chat_template
@@ -169,7 +181,7 @@ class GGUFFile:
             # Several would lie in a folder of their own; tokenizer_config.json holds them too.
             tokenizer.save_pretrained(folder, save_jinja_files=not named)
             files = {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
-        if self._fields["tokenizer.ggml.model"].contents() != "gpt2":
+        if kind.contents() != "gpt2":
             return files
         name = self._fields.get("tokenizer.ggml.pre")
         cut = None if name is None else str(name.contents())
@@ -177,14 +189,17 @@ class GGUFFile:
         begin = tokenizer.bos_token if silent else None
         mended = as_it_cuts(files["tokenizer.json"], cut, begin)
         if mended is None:
-            warnings.warn(
-                f"{self.path}: the tokenizer is left out: expected tokenizer.ggml.pre to name "
-                f"rules by which text is cut that are known, found {cut!r}. Take the tokenizer's "
-                "files from the model's own folder",
-                stacklevel=2,
-            )
+            rules = "tokenizer.ggml.pre to name rules by which text is cut that are known"
+            self._warn_left_out(rules, repr(cut))
             return {}
         return {**files, "tokenizer.json": mended}
+
+    def _warn_left_out(self, expected: str, found: str) -> None:
+        warnings.warn(
+            f"{self.path}: the tokenizer is left out: expected {expected}, found {found}. Take the "
+            "tokenizer's files from the model's own folder",
+            stacklevel=3,
+        )
 
     def _named_templates(self) -> dict[str, str]:
         """Chat templates beside the usual one, by name."""

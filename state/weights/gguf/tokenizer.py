@@ -12,8 +12,16 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["as_it_cuts", "tokenizer_metadata"]
+__all__ = ["NO_TOKENIZER", "NO_TOKENIZER_KINDS", "as_it_cuts", "tokenizer_metadata"]
 
+NO_TOKENIZER: Final[Mapping[str, Any]] = {"tokenizer.ggml.model": "none"}
+"""What a file has that has no tokenizer: llama.cpp loads none that says nothing."""
+NO_TOKENIZER_KINDS: Final = ("none", "no_vocab")
+"""What llama.cpp takes for it."""
+_COMPOSES: Final = (
+    "it composes characters first (NFC), which llama.cpp does not: text whose accents are "
+    "characters of their own has other tokens there"
+)
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -45,35 +53,48 @@ _LLAMA3: Final = frozenset({"falcon3", "llama-bpe", "llama-v3", "llama3"})
 
 
 def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
-    """The keys of a file, and why there are none.
+    """The keys of a file, and what has to be said of them: "left out", if there are none, and why.
 
     Args:
         assets: small files of a model, by name.
         rows: of its embedding; those beyond the vocabulary are unused tokens.
     """
+    try:
+        return _keys(assets, rows)
+    except _LeftOutError as exc:
+        return {}, f"left out: {exc}"
+
+
+class _LeftOutError(Exception):
+    """Why a file has no tokenizer."""
+
+
+def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
     raw = assets.get("tokenizer.json")
     if raw is None:
-        return {}, "the step has no tokenizer.json"
+        raise _LeftOutError("the step has no tokenizer.json")
     try:
         data = json.loads(raw)
         model = data["model"]
         name = _splitting(data)
         if model.get("type") != "BPE" or name is None:
-            return {}, "its tokenizer is no byte-level BPE of a kind that is known here"
+            raise _LeftOutError("its tokenizer is no byte-level BPE of a kind that is known here")
         vocabulary: dict[int, str] = {number: text for text, number in model["vocab"].items()}
         kinds = dict.fromkeys(vocabulary, _NORMAL)
         for added in data.get("added_tokens") or ():
             vocabulary[added["id"]] = added["content"]
             kinds[added["id"]] = _CONTROL if added["special"] else _USER
         problem, adds = _added_around(data)
+        problem = problem or _unlike_in_a_text(data)
         if problem is not None:
-            return {}, problem
+            raise _LeftOutError(problem)
         merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
         if any(number >= rows for number in vocabulary):
-            return {}, f"its tokenizer has more tokens than the embedding's {rows} rows"
+            raise _LeftOutError(f"its tokenizer has more tokens than the embedding's {rows} rows")
         templates = _templates(assets)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        return {}, f"its tokenizer files can't be read ({type(exc).__name__}: {exc})"
+        problem = f"its tokenizer files can't be read ({type(exc).__name__}: {exc})"
+        raise _LeftOutError(problem) from exc
     found: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": name,
@@ -83,7 +104,7 @@ def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str
         "tokenizer.ggml.token_type": [kinds.get(number, _UNUSED) for number in range(rows)],
         "tokenizer.ggml.merges": merges,
     }
-    return found | adds | templates, None
+    return found | adds | templates, None if data.get("normalizer") is None else _COMPOSES
 
 
 def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> bytes | None:
@@ -150,6 +171,31 @@ def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
                 return "its tokenizer adds more to a text than one token before it", {}
     begin = {"tokenizer.ggml.bos_token_id": first[0]} if first else {}
     return None, {"tokenizer.ggml.add_bos_token": bool(first), **begin}
+
+
+def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
+    """Why llama.cpp would find other added tokens in a text; None: it finds the same.
+
+    It takes the text of a token as it is, and looks for the longest tokens first.
+    """
+    added = data.get("added_tokens") or ()
+    for one in added:
+        if one.get("lstrip") or one.get("rstrip") or one.get("single_word"):
+            return (
+                f"its added token {one['content']!r} takes white space with it, or stands for a "
+                "single word alone, which no file can say"
+            )
+    texts = [one["content"] for one in added]
+    begins = {text[:size]: text for text in texts for size in range(1, len(text))}
+    for text in texts:
+        for start in range(1, len(text)):
+            other = begins.get(text[start:])
+            if other is not None and len({*text, *other}) > 1:
+                return (
+                    f"its added tokens {text!r} and {other!r} may overlap in a text, and llama.cpp "
+                    "takes the longer of them, not the first"
+                )
+    return None
 
 
 def _splitting(data: Mapping[str, Any]) -> str | None:

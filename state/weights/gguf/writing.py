@@ -9,6 +9,7 @@ Source: ggml's GGUF specification, version 3; llama.cpp's converter.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -19,10 +20,10 @@ import numpy as np
 from cairn.state.config import DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import Array, Leaf, count_nonfinite, match, streams
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
-from cairn.state.families import gguf_model, gguf_rules
+from cairn.state.families import gguf_head_is_written, gguf_model, gguf_rules
 from cairn.state.weights.export import served_model
 from cairn.state.weights.gguf.reading import gguf_package
-from cairn.state.weights.gguf.tokenizer import tokenizer_metadata
+from cairn.state.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import Manifest
 from cairn.storage.safetensors import Shard, TensorSource
@@ -46,7 +47,7 @@ def stored_gguf(
     *,
     dtype: str = "float16",
 ) -> tuple[Shard, str | None]:
-    """The file of a stored step, and why it has no tokenizer if it has none.
+    """The file of a stored step, and what has to be said of its tokenizer, see `gguf_shard`.
 
     Args:
         manifest: of the step.
@@ -71,7 +72,9 @@ def gguf_shard(
     dtype: str,
     path: str,
 ) -> tuple[Shard, str | None]:
-    """The file of a model, and why it has no tokenizer if it has none.
+    """The file of a model, and what has to be said of its tokenizer: why it is left out.
+
+    Without a tokenizer the file says so, and llama.cpp takes and gives token ids.
 
     Args:
         config: of the model.
@@ -101,10 +104,13 @@ def gguf_shard(
     rules = match(gguf_rules(config), ours=shapes, path=path)
     # Every type is made of float32; what is joined of several loses nothing on the way to it.
     sources = streams(rules, leaves, joined=np.dtype(np.float32), path=path)
+    if gguf_head_is_written(config):
+        (embedding,) = (source for source in sources if source.name == "token_embd.weight")
+        sources.append(dataclasses.replace(embedding, name="output.weight"))
     said = gguf_model(config, {source.name: source.shape for source in sources})
     sources += [_array(name, array) for name, array in said.tensors.items()]
     encoded = [_encoded(package, source, dtype) for source in sources]
-    tokenizer, problem = tokenizer_metadata(assets, config.vocab_size)
+    tokenizer, note = tokenizer_metadata(assets, config.vocab_size)
     general = {
         "general.type": "model",
         "general.file_type": _FILE_TYPES[dtype],
@@ -113,14 +119,14 @@ def gguf_shard(
     header = _header(
         package,
         said.architecture,
-        {**general, **said.metadata, **_token_ids(config), **tokenizer},
+        {**general, **said.metadata, **_token_ids(config), **(tokenizer or NO_TOKENIZER)},
         sources,
         encoded,
     )
     tensors = tuple(tensor for tensor, _ in encoded)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     shard = Shard(GGUF_FILE, tensors, nbytes, header, int(package.GGUF_DEFAULT_ALIGNMENT))
-    return shard, problem
+    return shard, note
 
 
 def _token_ids(config: DecoderConfig) -> dict[str, int]:

@@ -23,14 +23,29 @@ from tests.examples.layers import first_layers
 from tests.state.families.matrix import assert_close, padded
 from tests.state.families.test_gguf import GGUF_CONFIGS, WITHOUT, saved
 from tests.state.forward import logits_of
-from tests.state.hf_models import torch_logits
+from tests.state.hf_models import LLAMA3_ROPE, torch_logits
 
-REFUSED = {
-    "deepseek_v2": "attention.key_length_mla",
-    "deepseek_v3": "expected a file of deepseek_v3; found that of another family",
-}
+REFUSED = ("deepseek_v2", "deepseek_v3")
 """What their files say of latent attention and groups of experts is read, and not written."""
+LOADABLE = {
+    "falcon": {"bias": False},
+    "mistral": {"sliding_window": 64},
+    "mixtral": {"sliding_window": None},
+    "olmo2": {"head_dim": 8},
+    "olmo3": {"attention_bias": False, "head_dim": 8},
+    "phi3": {"sliding_window": None},
+    "qwen2": {"head_dim": 8},
+    "qwen2_moe": {"head_dim": 8},
+    "qwen3": {"attention_bias": False},
+    "starcoder2": {"sliding_window": None},
+}
+"""What llama.cpp has no code or no tensors for is left out of a family's first config."""
 WRITTEN = [name for name in GGUF_CONFIGS if name not in REFUSED]
+
+
+def loadable(model_type):
+    """A family's first config, without what llama.cpp has nothing for."""
+    return {**next(iter(GGUF_CONFIGS[model_type].values())), **LOADABLE.get(model_type, {})}
 
 
 def read(path):
@@ -71,13 +86,15 @@ def llama(tmp_path_factory):
 
 @pytest.mark.parametrize("model_type", WRITTEN)
 def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
-    name = next(iter(name for name in GGUF_CONFIGS[model_type] if name != "beyond_its_length"))
-    theirs, folder = saved(tmp_path / "theirs", model_type, **GGUF_CONFIGS[model_type][name])
+    theirs, folder = saved(tmp_path / "theirs", model_type, **loadable(model_type))
     model = read(folder)
     path, _ = write(tmp_path, model)
     again = read(path)
-    assert again.config.model_type == model_type
+    assert again.config.model_type == ("llama" if model_type == "mistral" else model_type)
     ours = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.Param))}
+    ours.setdefault("lm_head/kernel", np.transpose(model.model.embed_tokens.embedding[...]))
+    if again.config.tie_word_embeddings:
+        del ours["lm_head/kernel"]
     for named in named_leaves(nnx.state(again, nnx.Param)):
         # Norms that hold 1 + scale round it once.
         np.testing.assert_allclose(named.leaf, ours.pop(named.path), atol=1e-6, rtol=0)
@@ -90,7 +107,7 @@ def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
 def test_a_family_whose_file_can_not_be_written_is_refused(model_type, tmp_path):
     options = next(iter(GGUF_CONFIGS[model_type].values()))
     _, folder = saved(tmp_path, model_type, **options)
-    with pytest.raises(ConfigError, match=REFUSED[model_type]):
+    with pytest.raises(ConfigError, match=r"attention\.key_length_mla"):
         write(tmp_path, read(folder))
 
 
@@ -101,13 +118,60 @@ def test_a_family_without_such_files_is_refused(model_type, tmp_path):
         write(tmp_path, DecoderForCausalLM.from_pretrained(folder))
 
 
-def test_options_that_no_file_can_say_are_named(tmp_path):
-    _, folder = saved(tmp_path, "phi3", **GGUF_CONFIGS["phi3"]["beyond_its_length"])
-    model = read(folder)
-    with pytest.raises(
-        ConfigError, match=r"options that a GGUF file can say; found sliding_window=9"
-    ):
-        write(tmp_path, model)
+LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "why"),
+    [
+        ("mistral", {"sliding_window": 63}, r"sliding_window=63 below max_position_embeddings=64"),
+        ("phi3", {"sliding_window": 9}, r"'phi3' has; found sliding_window=9"),
+        ("olmo2", {"attention_bias": True}, r"attention_bias=True \(only False\)"),
+        ("qwen3", {"attention_bias": True}, r"attention_bias=True \(only False\)"),
+        ("gpt_neox", {"attention_bias": False}, r"attention_bias=False \(only True\)"),
+        ("gemma", {"tie_word_embeddings": False}, r"tie_word_embeddings=False \(only True\)"),
+        ("qwen2", {"head_dim": 12}, r"head_dim=12 \(only width / heads: 8\)"),
+        ("gemma", {"rope_scaling": LLAMA3}, r"of the kind 'llama3' \(there is no tensor"),
+        ("smollm3", {"no_rope_layers": [0]}, r"a GGUF file can say; found layers_without_rope"),
+    ],
+)
+def test_what_llama_cpp_has_nothing_for_is_named(model_type, options, why, tmp_path):
+    options = {**loadable(model_type), **options, "num_hidden_layers": 1}
+    _, folder = saved(tmp_path, model_type, **options)
+    with pytest.raises(ConfigError, match=why):
+        write(tmp_path, read(folder))
+
+
+def test_a_tied_head_is_written_too_where_llama_cpp_asks_for_one(tmp_path):
+    _, folder = saved(tmp_path, "olmo2", **{**loadable("olmo2"), "tie_word_embeddings": True})
+    file = GGUFFile(write(tmp_path, read(folder))[0])
+    np.testing.assert_array_equal(file.read("output.weight"), file.read("token_embd.weight"))
+
+
+def test_a_scaling_for_long_texts_is_said_with_its_factor(tmp_path):
+    """Public report: ggml-org/llama.cpp, files of Phi-3.5 that say none."""
+    scaling = {"rope_type": "longrope", "long_factor": [1.0] * 4, "short_factor": [1.5] * 4}
+    options = {**loadable("phi3"), "rope_scaling": scaling}
+    options |= {"original_max_position_embeddings": 16, "partial_rotary_factor": 1.0}
+    _, folder = saved(tmp_path, "phi3", **options)
+    said = GGUFFile(write(tmp_path, read(folder))[0]).metadata
+    assert said["phi3.rope.scaling.type"] == "longrope"
+    expected = np.sqrt(1 + np.log(64 / 16) / np.log(16))
+    assert said["phi3.rope.scaling.attn_factor"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_windows_by_layer_and_their_base_are_said(tmp_path):
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    options = {**loadable("olmo3"), "num_hidden_layers": 3}
+    _, folder = saved(tmp_path, "olmo3", **options, layer_types=types, rope_parameters=ropes)
+    file = GGUFFile(write(tmp_path, read(folder))[0])
+    assert file.metadata["olmo2.rope.freq_base_swa"] == 2e4
+    assert file.config().layer_types == tuple(types)
+    assert file.config().window_rope.theta == 2e4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
@@ -198,9 +262,14 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_left_out_and_told(llama, 
         ({"tokenizer.json": b"{"}, "can't be read"),
         ({"tokenizer.json": unknown}, "no byte-level BPE"),
     ):
-        path, problem = write(tmp_path, model, assets)
-        assert why in problem
+        path, note = write(tmp_path, model, assets)
+        assert note.startswith("left out: ")
+        assert why in note
         assert b"tokenizer.ggml.tokens" not in path.read_bytes()
+        assert GGUFFile(path).tokenizer_files() == {}
+        kinds = gguf.GGUFReader(path).fields
+        assert kinds["tokenizer.ggml.model"].contents() == "none"
+        assert kinds["llama.vocab_size"].contents() == model.config.vocab_size
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,17 @@ import json
 
 import gguf
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from cairn.state.weights.gguf.reading import GGUFFile
 from cairn.state.weights.gguf.tokenizer import _SPLITS, _templates, tokenizer_metadata
@@ -136,6 +146,65 @@ def test_what_no_file_can_say_of_a_tokenizer_leaves_it_out(change, why):
     found, problem = tokenizer_metadata(files, 1000)
     assert found == {}
     assert why in problem
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_an_added_token_that_no_file_can_say_leaves_the_tokenizer_out(flag):
+    original = trained("gpt-2")
+    original.add_tokens([AddedToken("<x>", **{flag: True})])
+    found, note = tokenizer_metadata(assets(original), 1000)
+    assert found == {}
+    assert "its added token '<x>' takes white space with it" in note
+
+
+def test_added_tokens_that_may_overlap_leave_the_tokenizer_out():
+    original = trained("gpt-2")
+    original.add_tokens(["  ", "    "])  # of which the longest is the first, too
+    assert tokenizer_metadata(assets(original), 1000)[1] is None
+    original.add_tokens(["ab", "bcd"])
+    found, note = tokenizer_metadata(assets(original), 1000)
+    assert found == {}
+    assert "its added tokens 'ab' and 'bcd' may overlap" in note
+
+
+def test_a_tokenizer_that_composes_characters_is_written_and_told():
+    original = trained("qwen2")
+    original.normalizer = normalizers.NFC()
+    found, note = tokenizer_metadata(assets(original), 1000)
+    assert found["tokenizer.ggml.pre"] == "qwen2"
+    assert "composes characters first (NFC), which llama.cpp does not" in note
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"tokenizer.ggml.model": "unheard-of", "tokenizer.ggml.tokens": ["a", "b"]},
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b"]},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]},
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.tokens": ["a", "b"],
+            "tokenizer.ggml.merges": ["a x"],
+        },
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.tokens": ["a", "b"],
+            "tokenizer.ggml.merges": ["alone"],
+        },
+    ],
+)
+def test_a_broken_tokenizer_is_left_out_and_told(metadata, tmp_path):
+    file = written(tmp_path / "x.gguf", metadata)
+    with pytest.warns(
+        UserWarning, match=r"(?s)the tokenizer is left out: .*tokenizer's files from"
+    ):
+        assert file.tokenizer_files() == {}
+
+
+def test_a_file_without_a_tokenizer_has_none(tmp_path):
+    assert written(tmp_path / "x.gguf", {}).tokenizer_files() == {}
+    silent = written(tmp_path / "y.gguf", {"tokenizer.ggml.model": "none"})
+    assert silent.tokenizer_files() == {}
 
 
 def test_chat_templates_of_every_name_go_into_a_file():

@@ -1,0 +1,92 @@
+"""What llama.cpp has for an architecture: files of anything else are not written. JAX-free.
+
+Source: llama.cpp, `src/models`: the tensors that each architecture creates, and its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig
+from cairn.state.errors import ConfigError
+
+__all__ = ["LLAMA_ENGINE", "Engine", "loadable"]
+
+_BY_NUMBERS = frozenset({"llama3", "longrope"})
+"""Scalings of rotary positions that lie in a file as tensors."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the graph of an architecture does, and which tensors it loads.
+
+    Attributes:
+        options: options of the decoder -> the only values for which there are code and tensors.
+        needs_head: no file is loaded without "output.weight": a tied head is written too.
+        windows: layers may have windows.
+        wide_heads: a head may have another size than width / heads.
+        scalings: of those that lie in tensors, the scalings of rotary positions that are loaded.
+    """
+
+    options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    needs_head: bool = False
+    windows: bool = False
+    wide_heads: bool = False
+    scalings: frozenset[str] = frozenset()
+
+
+LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
+"""The architecture "llama", and those made after it."""
+
+
+def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> DecoderConfig:
+    """The model as llama.cpp can compute it: windows that change nothing are left out.
+
+    Args:
+        engine: what it has for the architecture.
+        config: of the model.
+        architecture: its name.
+
+    Raises:
+        ConfigError: it has no code or no tensors for some options; all are named.
+    """
+    if not engine.windows and not _windows_matter(config):
+        config = config.replace(
+            sliding_window=None,
+            layer_types=config.layer_types and (FULL,) * config.num_hidden_layers,
+        )
+    if engine.needs_head:
+        config = config.replace(tie_word_embeddings=False)
+    refused = [
+        f"{name}={getattr(config, name)!r} (only {' or '.join(map(repr, values))})"
+        for name, values in engine.options.items()
+        if getattr(config, name) not in values
+    ]
+    if not engine.windows and _windows_matter(config):
+        refused.append(
+            f"sliding_window={config.sliding_window} below max_position_embeddings="
+            f"{config.max_position_embeddings} (there are no windows)"
+        )
+    usual = config.hidden_size // config.num_attention_heads
+    if not engine.wide_heads and config.head_size != usual:
+        refused.append(f"head_dim={config.head_size} (only width / heads: {usual})")
+    scaling = None if config.rope is None else config.rope.scaling
+    if scaling in _BY_NUMBERS and scaling not in engine.scalings:
+        refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")
+    if refused:
+        raise ConfigError(
+            path=f"{config.model_type} as GGUF",
+            expected=f"what llama.cpp's {architecture!r} has",
+            found="; ".join(refused),
+            next_step="export Hugging Face files instead (format 'huggingface')",
+        )
+    return config
+
+
+def _windows_matter(config: DecoderConfig) -> bool:
+    """Whether a layer has a window that a text may exceed."""
+    window, types = config.sliding_window, config.layer_types
+    some = types is None or WINDOW in types
+    return window is not None and window < config.max_position_embeddings and some
