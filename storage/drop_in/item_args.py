@@ -352,7 +352,12 @@ def _target_of(
     kind = getattr(args, "restore_type", None)
     if kind in (int, float):
         return kind(0)
+    if kind is np.ndarray and is_key_dtype(dtype):
+        problems.append(f"{path}: np.ndarray for keys; jax.random.key_data has their words")
+        return leaf
     sharding = getattr(args, "sharding", None)
+    if sharding is None and as_words and not fixed and isinstance(leaf, jax.ShapeDtypeStruct):
+        sharding = leaf.sharding
     if sharding is None and getattr(args, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
     if isinstance(sharding, ocp.metadata.ShardingMetadata):
@@ -370,6 +375,13 @@ def _target_of(
         return leaf  # a number has no dtype: it comes back as the number that it was
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
+    if isinstance(sharding, jax.sharding.NamedSharding) and is_key_dtype(dtype):
+        # Orbax stores the sharding of their words, whose last axis is none of the keys'.
+        sharding = jax.sharding.NamedSharding(
+            sharding.mesh,
+            jax.sharding.PartitionSpec(*sharding.spec[: len(shape)]),
+            memory_kind=sharding.memory_kind,
+        )
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 

@@ -180,6 +180,43 @@ def test_keys_are_found_by_what_orbax_says_of_their_words(tmp_path: Path) -> Non
         assert_same(restore(CheckpointManager, tmp_path / "run", wanted), state)
 
 
+def test_keys_on_a_mesh_come_back_there_as_with_orbax(tmp_path: Path) -> None:
+    half = NamedSharding(split(count=4).mesh, PartitionSpec("x"))
+    batch = jax.random.split(jax.random.key(1), 8)
+    state = {
+        "key": jax.device_put(jax.random.key(3), NamedSharding(split().mesh, PartitionSpec())),
+        "keys": jax.device_put(batch, split()),
+    }
+    moved = {**state, "keys": jax.device_put(batch, half)}
+    words = jax.tree.map(ocp.utils.to_shape_dtype_struct, moved)
+    of_words = ocp.checkpoint_utils.construct_restore_args(words)
+    standard = [args.StandardRestore(one) for one in (None, jax.eval_shape(lambda: state), words)]
+    of_trees = [
+        args.PyTreeRestore(),
+        args.PyTreeRestore(state),
+        args.PyTreeRestore(words),
+        args.PyTreeRestore(restore_args=of_words),
+    ]
+    for number, (given, asked) in enumerate(
+        [(args.StandardSave(state), [None, *standard]), (args.PyTreeSave(state), of_trees)]
+    ):
+        found = []
+        for manager in (ocp.CheckpointManager, CheckpointManager):
+            with manager(tmp_path / f"{manager.__module__}-{number}") as one:
+                one.save(1, args=given)
+                one.wait_until_finished()
+                found.append([one.restore(1, args=wanted) for wanted in asked])
+        assert kinds(found[1]) == kinds(found[0])
+        assert_same(found[1], found[0])
+
+
+def test_keys_as_arrays_of_the_host_are_refused_by_name(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"key": jax.random.key(3)}))
+    wanted = args.PyTreeRestore(restore_args={"key": ocp.RestoreArgs(restore_type=np.ndarray)})
+    with pytest.raises(TreeMismatchError, match=re.escape("key: np.ndarray for keys")):
+        restore(CheckpointManager, tmp_path / "run", wanted)
+
+
 def test_restore_args_of_another_structure_are_refused_and_listed(tmp_path: Path) -> None:
     save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"a": jnp.ones(2), "b": jnp.ones(2)}))
     item = {"a": jnp.ones(2), "b": jnp.ones(2)}
