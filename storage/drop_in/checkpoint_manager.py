@@ -24,6 +24,7 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from cairn.storage.drop_in.item_args import (
     SINGLE_ITEM,
+    TreeTarget,
     given_items,
     kinds_of,
     legacy_args,
@@ -96,7 +97,7 @@ class _Wanted(NamedTuple):
     """
 
     names: list[str]
-    trees: dict[str, Any]
+    trees: dict[str, TreeTarget]
     json: dict[str, Any]
     iterators: dict[str, Any]
     single: bool
@@ -624,10 +625,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
         found: dict[str, Any] = {}
         if wanted.trees or wanted.iterators:
+            gaps = {f"{name}/{path}" for name, one in wanted.trees.items() for path in one.gaps}
             found = load(
                 self._uri,
-                wanted.trees,
+                {name: one.tree for name, one in wanted.trees.items()},
                 step=info.step,
+                only=(lambda path: path not in gaps) if gaps else None,
                 cast=True,
                 iterators=wanted.iterators,
             )
@@ -655,7 +658,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             names=list(wanted),
             trees={
                 name: tree_target(
-                    one, stored.leaves(name), name=name, metadata=partial(stored.metadata, name)
+                    one,
+                    stored.leaves(name),
+                    stored.texts(name),
+                    name=name,
+                    metadata=partial(stored.metadata, name),
                 )
                 for name, one in wanted.items()
                 if kinds[name] == "tree"

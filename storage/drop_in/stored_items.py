@@ -1,6 +1,6 @@
 """What a step holds, as the manager keeps it: trees, JSON and iterators by name. Imports JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import jax
@@ -90,6 +90,10 @@ class StoredItems:
     def leaves(self, tree: str) -> dict[str, jax.ShapeDtypeStruct]:
         """Logical shape and dtype of every leaf of a tree, by path."""
         return stored_tree(self._reader, tree)
+
+    def texts(self, tree: str) -> Collection[str]:
+        """Paths of the leaves of a tree that are text."""
+        return self._reader.texts(tree).keys()
 
     def metadata(self, tree: str) -> Any:
         """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as it is stored."""

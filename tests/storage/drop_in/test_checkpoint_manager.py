@@ -456,7 +456,6 @@ def test_items_of_other_kinds_are_refused_by_name(tmp_path: Path, given: Any, na
         ),
         (lambda: args.Composite(state=args.JsonRestore()), "state: JsonRestoreArgs for a tree"),
         (lambda: args.PyTreeRestore(TREE, transforms={}), "transforms"),
-        (lambda: args.PyTreeRestore(TREE, partial_restore=True), "partial_restore"),
     ],
 )
 def test_restores_that_a_run_can_not_follow_are_refused_by_name(
@@ -560,6 +559,22 @@ def test_a_loop_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
             manager.wait_until_finished()
             assert [*manager.all_steps()] == [2, 5]
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["1", "2"]
+
+
+def test_text_of_an_adopted_step_is_read_as_orbax_reads_it(tmp_path: Path) -> None:
+    tree = {"w": np.arange(4.0), "names": {"first": "a", "second": ""}}
+    target = {"w": ocp.RestoreArgs(), "names": {"first": 1, "second": ...}}
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(1, args=args.PyTreeSave(tree))
+        theirs.wait_until_finished()
+        asked = [args.PyTreeRestore(), args.PyTreeRestore(tree), args.PyTreeRestore(target)]
+        expected = [theirs.restore(1, args=one) for one in asked]
+    with CheckpointManager(adopt(tmp_path / "old").run) as manager:
+        found = [manager.restore(1, args=one) for one in asked]
+        assert [one["names"] for one in found] == [one["names"] for one in expected]
+        assert manager.restore(1)["names"] == tree["names"]
+        described = args.PyTreeRestore(manager.item_metadata(1))
+        assert manager.restore(1, args=described)["names"] == tree["names"]
 
 
 def raws_of(found: Any) -> Any:
