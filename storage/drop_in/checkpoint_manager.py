@@ -644,7 +644,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         stored = StoredItems(self._run, info)
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
-        wanted = wanted_items(args, stored.kinds, single=stored.unnamed)
+        kinds = stored.kinds
+        if args is None and stored.single and stored.unnamed is not None:
+            kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
+        wanted = wanted_items(args, kinds, single=stored.unnamed)
         if args is None and stored.iterators and processes.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
@@ -653,7 +656,6 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 info.step,
                 ", ".join(map(repr, stored.iterators)),
             )
-        kinds = stored.kinds
         return _Wanted(
             names=list(wanted),
             trees={
@@ -712,7 +714,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             item_handlers=None,
             item_metadata=items[stored.unnamed] if stored.single else ocp.args.Composite(**items),
             metrics=dict(metrics or {}),
-            custom_metadata=dict(stored.custom_metadata),
+            custom_metadata=stored.custom_metadata(),
             commit_timestamp_nsecs=saved,
         )
 
@@ -728,7 +730,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has by this step; what was given if it says nothing."""
         try:
             info = self._run.step(step)
-            return StoredItems(self._run, info).run_metadata or self._metadata
+            return StoredItems(self._run, info).run_metadata() or self._metadata
         except StorageError as exc:  # a damaged step must not keep the next from being saved
             logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
             return self._metadata

@@ -577,6 +577,40 @@ def test_text_of_an_adopted_step_is_read_as_orbax_reads_it(tmp_path: Path) -> No
         assert manager.restore(1, args=described)["names"] == tree["names"]
 
 
+def test_what_orbax_kept_about_adopted_steps_and_their_folder_is_read(tmp_path: Path) -> None:
+    about, custom = {"project": "x", "sizes": [1, None]}, {"by": "me", "nested": {"n": 1.5}}
+    options = Options(best_fn=lambda metrics: metrics["loss"])
+    with ocp.CheckpointManager(tmp_path / "old", options=options, metadata=about) as theirs:
+        for step, metadata in ((1, custom), (2, None)):
+            given = {"metrics": {"loss": 0.5}, "custom_metadata": metadata}
+            theirs.save(step, args=args.StandardSave(TREE), **given)
+        theirs.wait_until_finished()
+        expected = [theirs.metadata().custom_metadata]
+        expected += [theirs.metadata(step).custom_metadata for step in (1, 2)]
+        whole = theirs.restore(1)
+    run = adopt(tmp_path / "old").run
+    with CheckpointManager(run, options=options, metadata={"other": 1}) as manager:
+        found = [manager.metadata().custom_metadata]
+        found += [manager.metadata(step).custom_metadata for step in (1, 2)]
+        assert found == expected == [about, custom, {}]
+        assert_same(manager.restore(1), whole)
+        manager.save(3, args=args.StandardSave(TREE), metrics={"loss": 0.4})
+    with CheckpointManager(run) as again:
+        assert again.metadata().custom_metadata == about
+
+
+def test_what_older_releases_kept_about_a_folder_is_read(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(1, args=args.StandardSave(TREE))
+    (tmp_path / "old/metadata").mkdir(exist_ok=True)
+    (tmp_path / "old/metadata/_ROOT_METADATA").unlink(missing_ok=True)
+    (tmp_path / "old/metadata/metadata").write_text('{"project": "x"}')
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        expected = theirs.metadata().custom_metadata
+    with CheckpointManager(adopt(tmp_path / "old").run) as manager:
+        assert manager.metadata().custom_metadata == expected == {"project": "x"}
+
+
 def raws_of(found: Any) -> Any:
     """Leaves of an item or of items, with JSON as it is."""
     return jax.tree.map(np.asarray, dict(found))
