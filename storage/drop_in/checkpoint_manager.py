@@ -9,6 +9,7 @@ said in docs/howto/checkpoint-manager.md.
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,6 +104,25 @@ class _Wanted(NamedTuple):
     single: bool
 
 
+class _Failure:
+    """What failed behind the loop: each thread that asks meets it once, as with Orbax."""
+
+    def __init__(self, raises: Callable[[], object]) -> None:
+        """To be raised by `raises`."""
+        self._raises = raises
+        self._here = threading.local()
+
+    def meet(self) -> bool:
+        """Whether this thread meets it for the first time; from now on it has."""
+        is_first, self._here.met = not hasattr(self._here, "met"), True
+        return is_first
+
+    def raise_first(self) -> None:
+        """Raise it if this thread has not met it."""
+        if self.meet():
+            self._raises()
+
+
 class CheckpointManager(policies.AbstractCheckpointManager):
     """Saves and restores the steps of a run, as Orbax's class of this name does.
 
@@ -178,7 +198,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         # Of which, whether they are gone, and damage that was found since.
         self._outcomes: deque[tuple[int, bool, str]] = deque()
         self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
-        self._callback_error: Exception | None = None
+        self._callback_failure: _Failure | None = None
+        self._failure: _Failure | None = None  # of the save begun last
+        self._ending = threading.Lock()
         self.reload()
 
     def __enter__(self) -> Self:
@@ -346,7 +368,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
                 or a later one does.
             UnsupportedFormatError: items of other kinds, or no JSON where that belongs.
-            SaveError: the save before this one failed, and nobody was told; this did not start.
+            SaveError: the save before this one failed, and this thread was not told; this did not
+                start.
             StorageError: as `Checkpointer.save`.
         """
         number = check_step(step)
@@ -388,6 +411,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
         self._has_metadata = True
+        self._failure = self._callback_failure = None
         going = [self._known[one] for one in doomed]
         self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
         self._begun, self._going = handle, frozenset(doomed)
@@ -407,10 +431,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
-        return self._begun is not None and not self._begun.done
+        begun = self._begun  # another thread may take note of its end
+        return begun is not None and not begun.done
 
     def check_for_errors(self) -> None:
-        """Raise what a save in the background has failed with, if nobody was told.
+        """Raise what a save in the background has failed with, if this thread was not told.
 
         Each process for itself: this waits neither for the save nor for the others.
 
@@ -418,15 +443,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             SaveError: the last save failed.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
-        if self._begun is not None and self._begun.done:
-            self._end(self._begun.join)
+        if not self.is_saving_in_progress():
+            self._end(self._checkpointer.wait_until_finished)
             self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
         """Return once no save and no deletion is under way; all processes must call this.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call of this thread has raised that yet.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
         self._settle()
@@ -437,7 +462,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Wait for what is under way, then give the run back to other writers.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call of this thread has raised that yet.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
         try:
@@ -459,18 +484,30 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _end(self, wait: Callable[[], object]) -> None:
         try:
             wait()
-        finally:
-            if self._begun is not None and self._begun.done:
-                ended, self._begun = self._begun, None
-                if ended.state is not SaveState.DURABLE:
-                    self._known.pop(ended.step, None)
-                    self._leaving -= self._going
+        except Exception:
+            self._note_end()
+            if self._failure is not None:
+                self._failure.meet()
+            raise
+        self._note_end()
+        if self._failure is not None:
+            self._failure.raise_first()
+
+    def _note_end(self) -> None:
+        """What the end of a save changes, whichever thread learns of it first."""
+        with self._ending:
+            if self._begun is None or not self._begun.done:
+                return
+            ended, self._begun = self._begun, None
+            if ended.state is not SaveState.DURABLE:
+                self._known.pop(ended.step, None)
+                self._leaving -= self._going
+                self._failure = _Failure(ended.wait)
 
     def _raise_callback_error(self) -> None:
-        error, self._callback_error = self._callback_error, None
-        if error is not None:
+        if self._callback_failure is not None:
             self._leaving -= self._going
-            raise error
+            self._callback_failure.raise_first()
 
     def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
         """In the background, once a save has ended."""
@@ -480,7 +517,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             try:
                 self._callback()
             except Exception as exc:  # as with Orbax, nothing is deleted then
-                self._callback_error = exc
+                self._callback_failure = _Failure(partial(_raise, exc))
                 return
         if doomed and processes.is_primary():
             self._doomed += doomed
@@ -799,6 +836,10 @@ def _kinds(
         kinds_of({SINGLE_ITEM: handlers})
         return None
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _taken(outcomes: "deque[tuple[int, bool, str]]") -> Iterator[tuple[int, bool, str]]:
