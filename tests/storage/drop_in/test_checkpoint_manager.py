@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
@@ -658,3 +659,38 @@ def test_plain_orbax_reads_the_trees(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run/attempts/1") as theirs:
         found = theirs.restore(1, args=args.Composite(items=args.StandardRestore(TREE)))
     assert_same(found["items"], TREE)
+
+
+class Net(nnx.Module):
+    """A list of layers, and keys."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"optax": optax.adamw(1e-3).init(TREE["b"]), "step": 3},
+        train_state,
+        lambda: nnx.state(Net()),
+        lambda: nnx.state(nnx.Optimizer(Net(), optax.adam(1e-3), wrt=nnx.Param)),
+        lambda: {"list": [jnp.ones(2), (jnp.zeros(3), None)], "empty": {}, "none": None},
+    ],
+    ids=["optax", "train state", "nnx", "nnx optimizer", "lists"],
+)
+def test_plain_orbax_fills_any_target_by_paths(tmp_path: Path, make: Callable[[], Any]) -> None:
+    state = make()
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(state))
+    restore_args = ocp.checkpoint_utils.construct_restore_args(state)
+    wanted = args.PyTreeRestore(state, restore_args=restore_args, transforms={})
+    folder = tmp_path / "run/attempts/1"
+    found = ocp.PyTreeCheckpointer().restore(folder / "1/state", args=wanted)
+    with ocp.CheckpointManager(folder) as theirs:
+        by_manager = theirs.restore(1, args=args.Composite(state=wanted)).state
+    for one in (found, by_manager):
+        assert jax.tree.structure(one) == jax.tree.structure(state)
+        assert_same(jax.tree.leaves(one), jax.tree.leaves(state))
