@@ -685,13 +685,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if args is None and stored.single and stored.unnamed is not None:
             kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
         wanted = wanted_items(args, kinds, single=stored.unnamed)
-        if args is None and stored.iterators and processes.is_primary():
+        left = [name for name in stored.iterators if name not in wanted]
+        is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
+        if left and is_unasked and processes.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
                 "CheckpointRestore of the iterator.",
                 self._uri,
                 info.step,
-                ", ".join(map(repr, stored.iterators)),
+                ", ".join(map(repr, left)),
             )
         return _Wanted(
             names=list(wanted),

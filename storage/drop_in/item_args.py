@@ -34,6 +34,9 @@ _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
 _JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
 _HELD: Final[Mapping["Kind", str]] = {"tree": "a tree", "json": "JSON", "iterator": "an iterator"}
+_ONE_ITERATOR: Final = (
+    "expected one of this process; Grain's ElasticIterator goes on with another number of them"
+)
 _TARGETS: Final = (
     *(jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic),
     *(bool, int, float, complex),
@@ -79,8 +82,9 @@ def given_items(args: Any) -> GivenItems:
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item
-        elif isinstance(one, _of_grain("CheckpointSave")):
-            iterators[name] = one.item
+        elif _is_of_grain(one, saving=True):
+            iterators[name], problem = _own_iterator(one.item)
+            problems += [f"{name}: {problem}"] if problem else []
         elif isinstance(one, _TREE_SAVES):
             problems += [f"{name}: {problem}" for problem in _not_stored(one)]
             trees[name] = _in_dtypes(one.item, one.save_args)
@@ -94,6 +98,34 @@ def _of_grain(name: str) -> tuple[type[Any], ...]:
     """A class of Grain's, for `isinstance`; none where nobody has imported Grain."""
     module = sys.modules.get("grain.checkpoint")
     return () if module is None else (getattr(module, name),)
+
+
+def _is_of_grain(one: Any, *, saving: bool) -> bool:
+    """Whether these are arguments of Grain's handler, or of one that is made of it."""
+    handlers = _of_grain("CheckpointHandler")
+    if not handlers or not isinstance(one, ocp.args.CheckpointArgs):
+        return False
+    try:
+        handler = ocp.args.get_registered_handler_cls(one)
+    except ValueError:
+        return False
+    if not issubclass(handler, handlers):
+        return False
+    save, restore = ocp.args.get_registered_args_cls(handler)
+    return isinstance(one, save if saving else restore)
+
+
+def _own_iterator(item: Any) -> tuple[Any, str]:
+    """(the iterator of this process, what is wrong) of what is to be saved.
+
+    MaxText gives (iterator, process, processes) for each that a process has.
+    """
+    if not isinstance(item, list):
+        return item, ""
+    here = (int(jax.process_index()), int(jax.process_count()))
+    if len(item) == 1 and tuple(item[0][1:]) == here:
+        return item[0][0], ""
+    return None, f"{len(item)} iterators, {_ONE_ITERATOR}"
 
 
 def _not_stored(one: Any) -> list[str]:
@@ -174,7 +206,6 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
     taken: dict[Kind, tuple[type[Any], ...]] = {
         "tree": _TREE_RESTORES,
         "json": (ocp.args.JsonRestore,),
-        "iterator": _of_grain("CheckpointRestore"),
     }
     problems = []
     for name, one in named.items():
@@ -182,7 +213,11 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
             problems.append(f"{name}: no such item; there are {', '.join(map(repr, stored))}")
         elif one is None and stored[name] == "iterator":
             problems.append(f"{name}: None for an iterator; give CheckpointRestore of one to set")
-        elif one is not None and not isinstance(one, taken[stored[name]]):
+        elif one is not None and not (
+            _is_of_grain(one, saving=False)
+            if stored[name] == "iterator"
+            else isinstance(one, taken[stored[name]])
+        ):
             problems.append(f"{name}: {_kind(one)} for {_HELD[stored[name]]}")
         else:
             problems += [f"{name}: {problem}" for problem in _not_read(one)]
@@ -196,6 +231,9 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
 
 def _not_read(one: Any) -> list[str]:
     problems = []
+    here = {"process_index": int(jax.process_index()), "process_count": int(jax.process_count())}
+    if any(getattr(one, name, None) not in (None, own) for name, own in here.items()):
+        problems.append(f"process_index and process_count of other processes, {_ONE_ITERATOR}")
     if isinstance(one, ocp.args.StandardRestore) and one.support_layout:
         problems.append("support_layout; arrays have the layout that JAX gives them")
     if not isinstance(one, ocp.args.PyTreeRestore):
