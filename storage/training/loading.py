@@ -225,8 +225,13 @@ def _fitted(
     opened = open_modules(given.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
     where = f"{run.uri}, step {info.step}"
-    pattern = None if only is None or callable(only) else _pattern(only)
-    choose = only if callable(only) or pattern is None else pattern.search
+    pattern: re.Pattern[str] | None = None
+    choose: Callable[[str], object] | None = None
+    if callable(only):
+        choose = only
+    elif only is not None:
+        pattern = _pattern(only)
+        choose = pattern.search
     fitted, problems = [], []
     for name, tree in opened.trees.items():
         chosen = None if choose is None else _of(name, choose)
