@@ -352,11 +352,14 @@ def tree_target(
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
-    gaps = set() if item is restore_args else _empty_places(tree)
-    is_partial = fixed and one.partial_restore and one.item is not None
+    has_item = one is not None and one.item is not None
+    gaps = _empty_places(tree) if has_item else set()
+    is_partial = fixed and has_item and one.partial_restore
     if is_partial:
         gaps |= {*stored, *texts} - leaves.keys()
-    args = {} if restore_args is None else flatten(open_modules({name: restore_args}).trees[name])
+    if restore_args is not None:
+        restore_args = open_modules({name: restore_args}).trees[name]
+    args = {} if restore_args is None else flatten(restore_args)
     fallback = one.fallback_sharding if isinstance(one, ocp.args.StandardRestore) else None
     placed = _Placements(metadata, fallback)
     problems: list[str] = []

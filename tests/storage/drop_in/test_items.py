@@ -248,6 +248,7 @@ def test_places_of_a_target_without_a_leaf_and_leaves_of_any_kind_are_taken_as_w
         args.PyTreeRestore(PARTS, restore_args={**plain, **a, "b": {"c": None}}),
         args.PyTreeRestore({**PARTS, "a": None}, restore_args={**plain, **b}),
         args.PyTreeRestore(PARTS, restore_args={**plain, "e": PLACED, "n": PLACED}),
+        args.PyTreeRestore(same := {**a, "b": {"c": None}, "e": {}, "n": None}, restore_args=same),
     ]
     of_trees = [*map(args.PyTreeRestore, trees), *beside]
     for number, (given, asked) in enumerate(
