@@ -1,11 +1,13 @@
 """A loop that checkpoints as MaxText does: a state restored by specs, and the place in its data.
 
-The calls are those of MaxText/checkpointing.py and MaxText/train.py at commit 0137dd1.
+The calls are those of src/maxtext/common/checkpointing.py and grain_utility.py at commit e591f30.
 
     python -m examples.loops.maxtext_style FOLDER UNTIL
 """
 
+import dataclasses
 import sys
+from typing import Any
 
 import grain.python as grain
 import jax
@@ -18,7 +20,9 @@ from flax import linen as nn
 from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import CheckpointManager, CheckpointManagerOptions
+from orbax.checkpoint.checkpoint_managers import FixedIntervalPolicy, LatestN
 
+ocp_args = orbax.checkpoint.args
 FEATURES, BATCH, PERIOD, EXAMPLES = 16, 8, 2, 1000
 
 
@@ -28,12 +32,47 @@ class Network(nn.Module):
         return nn.Dense(FEATURES)(nn.relu(nn.Dense(FEATURES)(x)))
 
 
+class GrainCheckpointHandler(grain.PyGrainCheckpointHandler, orbax.checkpoint.CheckpointHandler):
+    """Saves the iterators of a process, each with its place among those of all."""
+
+    def save(self, directory, item=None, args=None):
+        for iterator, index, count in args.item:
+            name = f"process_{index}-of-{count}.json"
+            (directory / name).write_text(iterator.get_state().decode())
+
+    def restore(self, directory, item=None, args=None):
+        name = f"process_{jax.process_index()}-of-{jax.process_count()}.json"
+        args.item.set_state((directory / name).read_text().encode())
+        return args.item
+
+
+@ocp_args.register_with_handler(GrainCheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class GrainCheckpointSave(ocp_args.CheckpointArgs):
+    item: Any
+
+
+@ocp_args.register_with_handler(GrainCheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class GrainCheckpointRestore(ocp_args.CheckpointArgs):
+    item: Any
+    process_index: int | None = None
+    process_count: int | None = None
+
+
 def create_manager(folder, use_async=True):
     return CheckpointManager(
         epath.Path(folder),
         item_names=("items", "iter"),
+        item_handlers={
+            "items": orbax.checkpoint.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True),
+            "iter": GrainCheckpointHandler(),
+        },
         options=CheckpointManagerOptions(
-            create=True, save_interval_steps=PERIOD, enable_async_checkpointing=use_async
+            create=True,
+            enable_async_checkpointing=use_async,
+            save_decision_policy=FixedIntervalPolicy(interval=PERIOD),
+            preservation_policy=LatestN(10),
         ),
     )
 
@@ -76,31 +115,38 @@ def shardings_of(state, mesh):
 
 
 def load_state_if_possible(manager, data_iterator, abstract):
-    latest_step = manager.latest_step()
-    if latest_step is None:
+    step = manager.latest_step()
+    if step is None:
         return None
     restore_args = jax.tree.map(
-        lambda leaf: orbax.checkpoint.type_handlers.ArrayRestoreArgs(
-            mesh=leaf.sharding.mesh, mesh_axes=leaf.sharding.spec
-        ),
+        lambda leaf: orbax.checkpoint.type_handlers.ArrayRestoreArgs(sharding=leaf.sharding),
         abstract,
     )
-    return manager.restore(
-        latest_step,
-        args=orbax.checkpoint.args.Composite(
-            items=orbax.checkpoint.args.PyTreeRestore(item=abstract, restore_args=restore_args),
-            iter=grain.PyGrainCheckpointRestore(data_iterator),
-        ),
-    )
+    items = ocp_args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
+    if (manager.directory / str(step) / "iter").exists():
+        return restore_grain_iterator(manager, step, data_iterator, items)
+    return manager.restore(step, args=ocp_args.Composite(items=items))
+
+
+def restore_grain_iterator(manager, step, data_iterator, items):
+    directory = manager.directory / str(step) / "iter"
+    stored = len(list(directory.glob("process_*-of-*.json")))
+    if stored != jax.process_count():
+        raise ValueError(f"{directory}: saved by {stored} processes, now {jax.process_count()}")
+    iterator = GrainCheckpointRestore(data_iterator)
+    return manager.restore(step, args=ocp_args.Composite(items=items, iter=iterator))
 
 
 def save_checkpoint(manager, step, state, data_iterator):
+    chunks = jax.tree.map(lambda _: orbax.checkpoint.SaveArgs(chunk_byte_size=2**31), state)
+    iterators = [(data_iterator, jax.process_index(), jax.process_count())]
     return manager.save(
         step,
-        args=orbax.checkpoint.args.Composite(
-            items=orbax.checkpoint.args.PyTreeSave(item=state),
-            iter=grain.PyGrainCheckpointSave(data_iterator),
+        args=ocp_args.Composite(
+            items=ocp_args.PyTreeSave(state, save_args=chunks, ocdbt_target_data_file_size=2**31),
+            iter=GrainCheckpointSave(iterators),
         ),
+        custom_metadata={"scan_layers": True},
     )
 
 
@@ -124,7 +170,7 @@ def train(folder, until):
     if restored is None:
         state = jax.jit(create_state, out_shardings=shardings)()
     else:
-        state, data_iterator = restored["items"], restored["iter"]
+        state = restored["items"]
     for step in range(int(state.step), until):
         state, loss = train_step(state, next(data_iterator))
         if save_checkpoint(manager, step, state, data_iterator):

@@ -40,6 +40,8 @@ from .orbax_tree import ARRAY_METADATA as ARRAY_METADATA
 from .orbax_tree import CUSTOM_KEY as CUSTOM_KEY
 from .orbax_tree import JSON_FILES as JSON_FILES
 from .orbax_tree import META_ITEM as META_ITEM
+from .orbax_tree import OLD_ROOT_METADATA as OLD_ROOT_METADATA
+from .orbax_tree import ROOT_METADATA as ROOT_METADATA
 from .orbax_tree import STEP_METADATA as STEP_METADATA
 from .orbax_tree import STRINGS_FILE as STRINGS_FILE
 from .orbax_tree import TREE_METADATA as TREE_METADATA
@@ -48,6 +50,7 @@ from .orbax_tree import StoredForm as StoredForm
 from .orbax_tree import StoredTree as StoredTree
 from .orbax_tree import array_name as array_name
 from .orbax_tree import nest as nest
+from .orbax_tree import parse_custom as parse_custom
 from .orbax_tree import parse_json_object as parse_json_object
 from .orbax_tree import parse_key_kinds as parse_key_kinds
 from .orbax_tree import parse_step_metadata as parse_step_metadata

@@ -23,6 +23,12 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.store import refuse_crowded
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
+ROOT_METADATA = "metadata/_ROOT_METADATA"
+"""What Orbax keeps about a folder of steps."""
+
+OLD_ROOT_METADATA = "metadata/metadata"
+"""In its place, by older releases of Orbax: the custom metadata alone."""
+
 TREE_METADATA = "_METADATA"
 STRINGS_FILE = "_strings.json"
 ARRAY_METADATA = "array_metadatas"
@@ -174,6 +180,18 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
     items = tuple(sorted({*handlers, *ours})) if isinstance(handlers, dict) else None
     committed = parsed.get("commit_timestamp_nsecs") is not None
     return StepMetadata(items, committed, ours, forms, None if digest is None else str(digest))
+
+
+def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
+    """The `custom_metadata` of Orbax's description of a step or of a folder of steps.
+
+    Raises:
+        CorruptionError: it is not JSON of the expected form.
+    """
+    custom = parse_json_object(data, path=path).get("custom_metadata") or {}
+    if not isinstance(custom, dict):
+        raise _unexpected(path, "custom_metadata of names", TypeError(type(custom).__name__))
+    return custom
 
 
 def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:

@@ -9,6 +9,7 @@ said in docs/howto/checkpoint-manager.md.
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from cairn.storage.drop_in.item_args import (
     SINGLE_ITEM,
+    TreeTarget,
     given_items,
     kinds_of,
     legacy_args,
@@ -96,10 +98,29 @@ class _Wanted(NamedTuple):
     """
 
     names: list[str]
-    trees: dict[str, Any]
+    trees: dict[str, TreeTarget]
     json: dict[str, Any]
     iterators: dict[str, Any]
     single: bool
+
+
+class _Failure:
+    """What failed behind the loop: each thread that asks meets it once, as with Orbax."""
+
+    def __init__(self, raises: Callable[[], object]) -> None:
+        """To be raised by `raises`."""
+        self._raises = raises
+        self._here = threading.local()
+
+    def meet(self) -> bool:
+        """Whether this thread meets it for the first time; from now on it has."""
+        is_first, self._here.met = not hasattr(self._here, "met"), True
+        return is_first
+
+    def raise_first(self) -> None:
+        """Raise it if this thread has not met it."""
+        if self.meet():
+            self._raises()
 
 
 class CheckpointManager(policies.AbstractCheckpointManager):
@@ -177,7 +198,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         # Of which, whether they are gone, and damage that was found since.
         self._outcomes: deque[tuple[int, bool, str]] = deque()
         self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
-        self._callback_error: Exception | None = None
+        self._callback_failure: _Failure | None = None
+        self._failure: _Failure | None = None  # of the save begun last
+        self._ending = threading.Lock()
         self.reload()
 
     def __enter__(self) -> Self:
@@ -345,7 +368,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
                 or a later one does.
             UnsupportedFormatError: items of other kinds, or no JSON where that belongs.
-            SaveError: the save before this one failed, and nobody was told; this did not start.
+            SaveError: the save before this one failed, and this thread was not told; this did not
+                start.
             StorageError: as `Checkpointer.save`.
         """
         number = check_step(step)
@@ -387,6 +411,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
         self._has_metadata = True
+        self._failure = self._callback_failure = None
         going = [self._known[one] for one in doomed]
         self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
         self._begun, self._going = handle, frozenset(doomed)
@@ -406,10 +431,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
-        return self._begun is not None and not self._begun.done
+        begun = self._begun  # another thread may take note of its end
+        return begun is not None and not begun.done
 
     def check_for_errors(self) -> None:
-        """Raise what a save in the background has failed with, if nobody was told.
+        """Raise what a save in the background has failed with, if this thread was not told.
 
         Each process for itself: this waits neither for the save nor for the others.
 
@@ -417,15 +443,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             SaveError: the last save failed.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
-        if self._begun is not None and self._begun.done:
-            self._end(self._begun.join)
+        if not self.is_saving_in_progress():
+            self._end(self._checkpointer.wait_until_finished)
             self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
         """Return once no save and no deletion is under way; all processes must call this.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call of this thread has raised that yet.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
         self._settle()
@@ -436,7 +462,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Wait for what is under way, then give the run back to other writers.
 
         Raises:
-            SaveError: the last save failed, and no call has raised that yet.
+            SaveError: the last save failed, and no call of this thread has raised that yet.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
         try:
@@ -458,18 +484,30 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _end(self, wait: Callable[[], object]) -> None:
         try:
             wait()
-        finally:
-            if self._begun is not None and self._begun.done:
-                ended, self._begun = self._begun, None
-                if ended.state is not SaveState.DURABLE:
-                    self._known.pop(ended.step, None)
-                    self._leaving -= self._going
+        except Exception:
+            self._note_end()
+            if self._failure is not None:
+                self._failure.meet()
+            raise
+        self._note_end()
+        if self._failure is not None:
+            self._failure.raise_first()
+
+    def _note_end(self) -> None:
+        """What the end of a save changes, whichever thread learns of it first."""
+        with self._ending:
+            if self._begun is None or not self._begun.done:
+                return
+            ended, self._begun = self._begun, None
+            if ended.state is not SaveState.DURABLE:
+                self._known.pop(ended.step, None)
+                self._leaving -= self._going
+                self._failure = _Failure(ended.wait)
 
     def _raise_callback_error(self) -> None:
-        error, self._callback_error = self._callback_error, None
-        if error is not None:
+        if self._callback_failure is not None:
             self._leaving -= self._going
-            raise error
+            self._callback_failure.raise_first()
 
     def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
         """In the background, once a save has ended."""
@@ -479,7 +517,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             try:
                 self._callback()
             except Exception as exc:  # as with Orbax, nothing is deleted then
-                self._callback_error = exc
+                self._callback_failure = _Failure(partial(_raise, exc))
                 return
         if doomed and processes.is_primary():
             self._doomed += doomed
@@ -624,10 +662,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
         found: dict[str, Any] = {}
         if wanted.trees or wanted.iterators:
+            gaps = {f"{name}/{path}" for name, one in wanted.trees.items() for path in one.gaps}
             found = load(
                 self._uri,
-                wanted.trees,
+                {name: one.tree for name, one in wanted.trees.items()},
                 step=info.step,
+                only=(lambda path: path not in gaps) if gaps else None,
                 cast=True,
                 iterators=wanted.iterators,
             )
@@ -641,21 +681,29 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         stored = StoredItems(self._run, info)
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
-        wanted = wanted_items(args, stored.kinds, single=stored.unnamed)
-        if args is None and stored.iterators and processes.is_primary():
+        kinds = stored.kinds
+        if args is None and stored.single and stored.unnamed is not None:
+            kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
+        wanted = wanted_items(args, kinds, single=stored.unnamed)
+        left = [name for name in stored.iterators if name not in wanted]
+        is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
+        if left and is_unasked and processes.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
                 "CheckpointRestore of the iterator.",
                 self._uri,
                 info.step,
-                ", ".join(map(repr, stored.iterators)),
+                ", ".join(map(repr, left)),
             )
-        kinds = stored.kinds
         return _Wanted(
             names=list(wanted),
             trees={
                 name: tree_target(
-                    one, stored.leaves(name), name=name, metadata=partial(stored.metadata, name)
+                    one,
+                    stored.leaves(name),
+                    stored.texts(name),
+                    name=name,
+                    metadata=partial(stored.metadata, name),
                 )
                 for name, one in wanted.items()
                 if kinds[name] == "tree"
@@ -705,7 +753,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             item_handlers=None,
             item_metadata=items[stored.unnamed] if stored.single else ocp.args.Composite(**items),
             metrics=dict(metrics or {}),
-            custom_metadata=dict(stored.custom_metadata),
+            custom_metadata=stored.custom_metadata(),
             commit_timestamp_nsecs=saved,
         )
 
@@ -721,7 +769,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has by this step; what was given if it says nothing."""
         try:
             info = self._run.step(step)
-            return StoredItems(self._run, info).run_metadata or self._metadata
+            return StoredItems(self._run, info).run_metadata() or self._metadata
         except StorageError as exc:  # a damaged step must not keep the next from being saved
             logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
             return self._metadata
@@ -790,6 +838,10 @@ def _kinds(
         kinds_of({SINGLE_ITEM: handlers})
         return None
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _taken(outcomes: "deque[tuple[int, bool, str]]") -> Iterator[tuple[int, bool, str]]:

@@ -7,7 +7,7 @@ saved, as with Orbax.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ __all__ = [
     "SINGLE_ITEM",
     "GivenItems",
     "Kind",
+    "TreeTarget",
     "given_items",
     "tree_target",
     "wanted_items",
@@ -33,6 +34,15 @@ _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
 _JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
 _HELD: Final[Mapping["Kind", str]] = {"tree": "a tree", "json": "JSON", "iterator": "an iterator"}
+_ONE_ITERATOR: Final = (
+    "expected one of this process; Grain's ElasticIterator goes on with another number of them"
+)
+_TARGETS: Final = (
+    *(jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic),
+    *(bool, int, float, complex),
+)
+"""Leaves of targets that say what to make."""
+
 _TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
 
 
@@ -72,8 +82,9 @@ def given_items(args: Any) -> GivenItems:
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item
-        elif isinstance(one, _of_grain("CheckpointSave")):
-            iterators[name] = one.item
+        elif _is_of_grain(one, saving=True):
+            iterators[name], problem = _own_iterator(one.item)
+            problems += [f"{name}: {problem}"] if problem else []
         elif isinstance(one, _TREE_SAVES):
             problems += [f"{name}: {problem}" for problem in _not_stored(one)]
             trees[name] = _in_dtypes(one.item, one.save_args)
@@ -89,6 +100,34 @@ def _of_grain(name: str) -> tuple[type[Any], ...]:
     return () if module is None else (getattr(module, name),)
 
 
+def _is_of_grain(one: Any, *, saving: bool) -> bool:
+    """Whether these are arguments of Grain's handler, or of one that is made of it."""
+    handlers = _of_grain("CheckpointHandler")
+    if not handlers or not isinstance(one, ocp.args.CheckpointArgs):
+        return False
+    try:
+        handler = ocp.args.get_registered_handler_cls(one)
+    except ValueError:
+        return False
+    if not issubclass(handler, handlers):
+        return False
+    save, restore = ocp.args.get_registered_args_cls(handler)
+    return isinstance(one, save if saving else restore)
+
+
+def _own_iterator(item: Any) -> tuple[Any, str]:
+    """(the iterator of this process, what is wrong) of what is to be saved.
+
+    MaxText gives (iterator, process, processes) for each that a process has.
+    """
+    if not isinstance(item, list):
+        return item, ""
+    here = (int(jax.process_index()), int(jax.process_count()))
+    if len(item) == 1 and tuple(item[0][1:]) == here:
+        return item[0][0], ""
+    return None, f"{len(item)} iterators, {_ONE_ITERATOR}"
+
+
 def _not_stored(one: Any) -> list[str]:
     problems = []
     if one.custom_metadata is not None:
@@ -99,18 +138,20 @@ def _not_stored(one: Any) -> list[str]:
 
 
 def _in_dtypes(tree: Any, save_args: Any) -> Any:
-    """The tree, its leaves cast as their `SaveArgs` say."""
+    """The tree, its leaves cast as their `SaveArgs` say; at what is empty these say nothing."""
     if save_args is None:
         return tree
     structure: Any
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda one: one is None)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_empty)
     wanted: list[Any] = []
     found: Any = None
     try:
         wanted = structure.flatten_up_to(save_args)
     except ValueError as exc:
         found = exc
-    found = found or next((one for one in wanted if not isinstance(one, ocp.SaveArgs | None)), None)
+    pairs = [*zip(leaves, wanted, strict=False)]
+    odd = (args for leaf, args in pairs if not (_is_empty(leaf) and _is_empty(args)))
+    found = found or next((args for args in odd if not isinstance(args, ocp.SaveArgs | None)), None)
     if found is not None:
         raise UnsupportedFormatError(
             "save_args have another structure than the item",
@@ -120,10 +161,15 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
             next_step="Make them with jax.tree.map over the item.",
         )
     cast = [
-        leaf if leaf is None or args is None or args.dtype is None else _cast(leaf, args.dtype)
-        for leaf, args in zip(leaves, wanted, strict=True)
+        leaf if _is_empty(leaf) or not args or args.dtype is None else _cast(leaf, args.dtype)
+        for leaf, args in pairs
     ]
     return jax.tree.unflatten(structure, cast)
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether a node of a tree is None or a container of nothing; Orbax stores no leaf for it."""
+    return node is None or (isinstance(node, Mapping | list | tuple) and not node)
 
 
 def _cast(leaf: Any, dtype: Any) -> Any:
@@ -160,7 +206,6 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
     taken: dict[Kind, tuple[type[Any], ...]] = {
         "tree": _TREE_RESTORES,
         "json": (ocp.args.JsonRestore,),
-        "iterator": _of_grain("CheckpointRestore"),
     }
     problems = []
     for name, one in named.items():
@@ -168,7 +213,11 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
             problems.append(f"{name}: no such item; there are {', '.join(map(repr, stored))}")
         elif one is None and stored[name] == "iterator":
             problems.append(f"{name}: None for an iterator; give CheckpointRestore of one to set")
-        elif one is not None and not isinstance(one, taken[stored[name]]):
+        elif one is not None and not (
+            _is_of_grain(one, saving=False)
+            if stored[name] == "iterator"
+            else isinstance(one, taken[stored[name]])
+        ):
             problems.append(f"{name}: {_kind(one)} for {_HELD[stored[name]]}")
         else:
             problems += [f"{name}: {problem}" for problem in _not_read(one)]
@@ -182,14 +231,15 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
 
 def _not_read(one: Any) -> list[str]:
     problems = []
+    here = {"process_index": int(jax.process_index()), "process_count": int(jax.process_count())}
+    if any(getattr(one, name, None) not in (None, own) for name, own in here.items()):
+        problems.append(f"process_index and process_count of other processes, {_ONE_ITERATOR}")
     if isinstance(one, ocp.args.StandardRestore) and one.support_layout:
         problems.append("support_layout; arrays have the layout that JAX gives them")
     if not isinstance(one, ocp.args.PyTreeRestore):
         return problems
     if one.transforms is not None or one.legacy_transform_fn is not None:
         problems.append("transforms; restore with cairn.load(..., only=...), and change it then")
-    if one.partial_restore:
-        problems.append("partial_restore; restore with cairn.load(..., only=...)")
     return problems
 
 
@@ -259,44 +309,72 @@ def _kind(one: Any) -> str:
     return type(one).__name__
 
 
+class TreeTarget(NamedTuple):
+    """What a tree is restored into.
+
+    Attributes:
+        tree: a target of `cairn.load`.
+        gaps: paths of stored leaves for which it has no place, and of placeholders.
+    """
+
+    tree: Any
+    gaps: set[str]
+
+
 def tree_target(
     one: Any,
     stored: Mapping[str, jax.ShapeDtypeStruct],
+    texts: Collection[str],
     *,
     name: str,
     metadata: Callable[[], Any],
-) -> Any:
+) -> TreeTarget:
     """What to restore a tree into.
 
     Args:
         one: Orbax's arguments for it; None to have it as it was saved, in plain dicts.
         stored: logical shape and dtype of each leaf by path.
+        texts: paths of leaves that are text.
         name: the item's.
         metadata: gives Orbax's metadata of the item.
 
     Raises:
         TreeMismatchError: a leaf is asked for in another shape or dtype than it has, or is to go to
-            devices that are not there; all are listed.
+            devices that are not there, or can't be restored into; all are listed.
     """
     item = None if one is None else one.item
-    restore_args = one.restore_args if isinstance(one, ocp.args.PyTreeRestore) else None
-    if item is None and restore_args is not None:
+    fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
+    restore_args = one.restore_args if fixed else None
+    if item is None:
         item = restore_args
     if item is None:
-        item = nest(stored)
+        item = nest({**stored, **dict.fromkeys(texts, "")})
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
-    args = {} if restore_args is None else flatten(open_modules({name: restore_args}).trees[name])
+    has_item = one is not None and one.item is not None
+    gaps = _empty_places(tree) if has_item else set()
+    is_partial = fixed and has_item and one.partial_restore
+    if is_partial:
+        gaps |= {*stored, *texts} - leaves.keys()
+    if restore_args is not None:
+        restore_args = open_modules({name: restore_args}).trees[name]
+    args = {} if restore_args is None else flatten(restore_args)
     fallback = one.fallback_sharding if isinstance(one, ocp.args.StandardRestore) else None
     placed = _Placements(metadata, fallback)
-    fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
     problems: list[str] = []
     if restore_args is not None:
-        problems += [f"{path}: no restore_args for it" for path in sorted(leaves.keys() - args)]
-        problems += [f"{path}: restore_args for no leaf" for path in sorted(args.keys() - leaves)]
+        left = leaves.keys() - args - _empty_places(restore_args)
+        problems += [f"{path}: no restore_args for it" for path in sorted(left)]
+        problems += [
+            f"{path}: restore_args for no leaf"
+            for path in sorted(args.keys() - leaves - gaps)
+            if not is_partial
+        ]
     wanted = [
-        _target_of(leaf, stored.get(path), args.get(path), path, placed, fixed, problems)
+        ("" if fixed or isinstance(leaf, ocp.metadata.value.Metadata) else leaf)
+        if path in texts and leaf is not ...
+        else _target_of(leaf, stored.get(path), args.get(path), path, placed, fixed, problems)
         for path, leaf in leaves.items()
     ]
     if problems:
@@ -309,7 +387,18 @@ def tree_target(
             problems=problems,
         )
     filled = jax.tree.unflatten(jax.tree.structure(tree), wanted)
-    return opened.close({**opened.trees, name: filled})[name]
+    return TreeTarget(opened.close({**opened.trees, name: filled})[name], gaps)
+
+
+def _empty_places(tree: Any) -> set[str]:
+    """Paths at which a tree has None, an empty container or a placeholder.
+
+    As with Orbax, a leaf that is stored there is not read, and the place stays as it is.
+    """
+    if _is_empty(tree):
+        return set()
+    marked = jax.tree.map(lambda node: ... if _is_empty(node) else node, tree, is_leaf=_is_empty)
+    return {path for path, leaf in flatten(marked).items() if leaf is ...}
 
 
 def _target_of(
@@ -322,15 +411,20 @@ def _target_of(
     problems: list[str],
 ) -> Any:
     """The leaf to restore into, of one leaf as given and its arguments."""
-    if leaf is ...:
-        problems.append(f"{path}: a placeholder; read parts with cairn.load(..., only=...)")
+    if leaf is ... and fixed:
         return leaf
+    if args is None and fixed and isinstance(leaf, ocp.RestoreArgs):
+        args = leaf
     as_words = stored is not None and _are_words(leaf, stored)
     described = isinstance(leaf, ocp.metadata.value.Metadata) or as_words
     placeless = described or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
     if stored is None or not (fixed or placeless):
+        if not isinstance(leaf, _TARGETS):
+            text = "not stored" if stored is None else f"{_kind(leaf)} is no target of a leaf"
+            problems.append(f"{path}: {text}")
         return leaf
-    given = None if leaf is args or as_words or not hasattr(leaf, "shape") else leaf
+    has_shape = hasattr(leaf, "shape") and not isinstance(leaf, ocp.RestoreArgs)
+    given = leaf if has_shape and not as_words else None
     shape = tuple(stored.shape)
     if given is not None and tuple(given.shape) != shape:
         problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")
@@ -352,7 +446,12 @@ def _target_of(
     kind = getattr(args, "restore_type", None)
     if kind in (int, float):
         return kind(0)
+    if kind is np.ndarray and is_key_dtype(dtype):
+        problems.append(f"{path}: np.ndarray for keys; jax.random.key_data has their words")
+        return leaf
     sharding = getattr(args, "sharding", None)
+    if sharding is None and as_words and not fixed and isinstance(leaf, jax.ShapeDtypeStruct):
+        sharding = leaf.sharding
     if sharding is None and getattr(args, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
     if isinstance(sharding, ocp.metadata.ShardingMetadata):
@@ -370,6 +469,13 @@ def _target_of(
         return leaf  # a number has no dtype: it comes back as the number that it was
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
+    if isinstance(sharding, jax.sharding.NamedSharding) and is_key_dtype(dtype):
+        # Orbax stores the sharding of their words, whose last axis is none of the keys'.
+        sharding = jax.sharding.NamedSharding(
+            sharding.mesh,
+            jax.sharding.PartitionSpec(*sharding.spec[: len(shape)]),
+            memory_kind=sharding.memory_kind,
+        )
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 

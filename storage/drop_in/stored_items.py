@@ -1,15 +1,22 @@
 """What a step holds, as the manager keeps it: trees, JSON and iterators by name. Imports JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from cairn.storage.arrays import META_ITEM
+from cairn.storage.arrays import (
+    META_ITEM,
+    OLD_ROOT_METADATA,
+    ROOT_METADATA,
+    parse_custom,
+    parse_json_object,
+)
 from cairn.storage.drop_in.item_args import SINGLE_ITEM, Kind
 from cairn.storage.runs import Run, StepInfo
+from cairn.storage.store import ObjectStore
 from cairn.storage.training import open_step, read_meta, stored_tree
 
 __all__ = ["StoredItems", "as_meta"]
@@ -40,8 +47,6 @@ class StoredItems:
         kinds: what each item is, by name.
         json: the items of JSON, by name.
         single: the step was saved as one item without a name.
-        custom_metadata: JSON that was saved with the step.
-        run_metadata: JSON about the run.
     """
 
     def __init__(self, run: Run, info: StepInfo) -> None:
@@ -57,8 +62,7 @@ class StoredItems:
         own = self._own()
         self.json: dict[str, Any] = own.get("json", {})
         self.single: bool = own.get("single", False)
-        self.custom_metadata: dict[str, Any] = own.get("custom_metadata", {})
-        self.run_metadata: dict[str, Any] = own.get("metadata", {})
+        self._kept: dict[str, Any] = own
         trees = [name for name in self._reader.names() if name not in (META_ITEM, *self.json)]
         self.kinds: dict[str, Kind] = {
             **dict.fromkeys(trees, "tree"),
@@ -73,6 +77,25 @@ class StoredItems:
         meta = self._reader.meta()  # by item, unless "meta" is the only one
         named = {META_ITEM: meta} if {*self._plain.json_files} == {META_ITEM} else meta
         return {"json": named, "single": self._plain.trees.get(SINGLE_ITEM) in _UNNAMED}
+
+    def custom_metadata(self) -> dict[str, Any]:
+        """The JSON that was saved with the step."""
+        if self._plain is None:
+            return dict(self._kept.get("custom_metadata", {}))
+        return self._reader.custom_metadata()
+
+    def run_metadata(self) -> dict[str, Any]:
+        """The JSON about the run; of an adopted step that about the folder that it lies in."""
+        if self._plain is None or self._plain.source is None:
+            return dict(self._kept.get("metadata", {}))
+        folder = self._reader.uri.parent
+        found = ObjectStore.open(folder).read_many([ROOT_METADATA, OLD_ROOT_METADATA])
+        if (present := found[ROOT_METADATA]) is not None:
+            return parse_custom(present.value, path=folder / ROOT_METADATA)
+        older = found[OLD_ROOT_METADATA]
+        return (
+            {} if older is None else parse_json_object(older.value, path=folder / OLD_ROOT_METADATA)
+        )
 
     @property
     def unnamed(self) -> str | None:
@@ -90,6 +113,10 @@ class StoredItems:
     def leaves(self, tree: str) -> dict[str, jax.ShapeDtypeStruct]:
         """Logical shape and dtype of every leaf of a tree, by path."""
         return stored_tree(self._reader, tree)
+
+    def texts(self, tree: str) -> Collection[str]:
+        """Paths of the leaves of a tree that are text."""
+        return self._reader.texts(tree).keys()
 
     def metadata(self, tree: str) -> Any:
         """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as it is stored."""

@@ -33,6 +33,7 @@ from cairn.storage.arrays import (
     StoredForm,
     StoredTree,
     nest,
+    parse_custom,
     parse_json_object,
     parse_step_metadata,
     parse_tree_metadata,
@@ -458,6 +459,16 @@ class CheckpointReader:
             for item, name in files.items()
         }
         return found[META_ITEM] if set(found) == {META_ITEM} else found
+
+    def custom_metadata(self) -> dict[str, Any]:
+        """The JSON that Orbax keeps with a step for whoever saved it; {} if there is none.
+
+        Raises:
+            CorruptionError: what describes the step is no JSON object, or fails its check.
+            StoreUnavailableError: the store gives no answer.
+        """
+        data = self._file(STEP_METADATA)
+        return {} if data is None else parse_custom(data, path=self.uri / STEP_METADATA)
 
     @property
     def iterators(self) -> Mapping[str, int]:

@@ -427,7 +427,7 @@ class Checkpointer:
         target: Any,
         *,
         step: StepChoice = None,
-        only: str | re.Pattern[str] | None = None,
+        only: str | re.Pattern[str] | Callable[[str], bool] | None = None,
         cast: bool = False,
         iterators: Mapping[str, Any] | None = None,
         damaged: OnDamage = "refuse",
@@ -440,7 +440,8 @@ class Checkpointer:
             target: what is given to `save`, or the like of it, see `load`.
             step: its number, "best:METRIC:min", "best:METRIC:max", or an alias; by default the
                 latest.
-            only: a regular expression: of leaves whose path has a match, and of no others.
+            only: which leaves, and no others: a regular expression that has a match in their
+                paths, or a function of a path.
             cast: floating leaves may change dtype.
             iterators: of training data, by name: they are set to where the step was saved.
             damaged: "skip" goes to the newest sound step if the latest is damaged, and the next

@@ -45,7 +45,7 @@ def load(
     target: Any,
     *,
     step: StepChoice = None,
-    only: str | re.Pattern[str] | None = None,
+    only: str | re.Pattern[str] | Callable[[str], bool] | None = None,
     cast: bool = False,
     iterators: Mapping[str, Any] | None = None,
     damaged: OnDamage = "refuse",
@@ -62,8 +62,9 @@ def load(
         step: which, where the reference names only the run: its number, an alias, "best:METRIC" (as
             the steps say which values are good), "best:METRIC:min" or "best:METRIC:max"; by
             default the latest.
-        only: a regular expression: of leaves whose path, such as "model/layers/0/kernel", has a
-            match somewhere, and of no others. The rest is as in the target.
+        only: which leaves, and no others; the rest is as in the target. A regular expression that
+            has a match somewhere in their paths, such as "model/layers/0/kernel", or a function of
+            a path.
         cast: floating leaves may change dtype; all else must be equal.
         iterators: of training data, by name, as they were given to `save`: they are set, in place,
             to where the step was saved, once all else is loaded. Each process sets its own. A step
@@ -85,7 +86,7 @@ def load(
             one to load instead.
         PolicyError: "best:METRIC" without "min" or "max", and no step says which is better; or
             `damaged` is neither "refuse" nor "skip".
-        LeafNotFoundError: `only` matches no leaf.
+        LeafNotFoundError: `only` is an expression that matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; those of all items are listed.
         IteratorMismatchError: the step has no such iterator, or it can't go on with this number of
@@ -215,7 +216,7 @@ def _fitted(
     run: Run,
     info: StepInfo,
     target: Any,
-    only: str | re.Pattern[str] | None,
+    only: str | re.Pattern[str] | Callable[[str], bool] | None,
     cast: bool,
     iterators: Mapping[str, Any] | None,
 ) -> tuple[OpenedItems, OpenedItems, list[FittedItem], Positions]:
@@ -224,12 +225,18 @@ def _fitted(
     opened = open_modules(given.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
     where = f"{run.uri}, step {info.step}"
-    pattern = None if only is None else _pattern(only)
+    pattern: re.Pattern[str] | None = None
+    choose: Callable[[str], object] | None = None
+    if callable(only):
+        choose = only
+    elif only is not None:
+        pattern = _pattern(only)
+        choose = pattern.search
     fitted, problems = [], []
     for name, tree in opened.trees.items():
-        if pattern is not None and not any(map(_of(name, pattern), trees.flatten(tree))):
+        chosen = None if choose is None else _of(name, choose)
+        if pattern is not None and not any(map(_of(name, pattern.search), trees.flatten(tree))):
             continue
-        chosen = None if pattern is None else _of(name, pattern)
         if name not in reader.names():
             problems.append(f"{name}: expected by the target, no item of this step")
             continue
@@ -259,8 +266,8 @@ def _fitted(
     return given, opened, fitted, positions
 
 
-def _of(item: str, pattern: re.Pattern[str]) -> Callable[[str], bool]:
-    return lambda path: pattern.search(f"{item}/{path}") is not None
+def _of(item: str, choose: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda path: choose(f"{item}/{path}")
 
 
 def _pattern(only: str | re.Pattern[str]) -> re.Pattern[str]:

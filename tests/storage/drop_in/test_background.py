@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,33 @@ def test_a_failed_save_is_told_by_check_for_errors_too(tmp_path: Path) -> None:
         manager.wait_until_finished()
 
 
+def test_all_threads_and_the_next_save_hear_of_a_save_that_failed(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def wait() -> None:
+        try:
+            manager.wait_until_finished()
+        except SaveError as exc:
+            heard.append(str(exc))
+
+    with CheckpointManager(tmp_path / "run") as manager:
+        save(manager, 1)
+        manager.wait_until_finished()
+        (tmp_path / "run/attempts/1/2").mkdir()
+        save(manager, 2)
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(heard) == 2
+        with pytest.raises(SaveError):
+            save(manager, 3)
+        save(manager, 3)
+        manager.wait_until_finished()
+        assert steps(manager) == [1, 3]
+
+
 def test_an_error_of_the_callback_reaches_the_loop_and_deletes_nothing(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("no copy was made")
@@ -98,6 +126,8 @@ def test_an_error_of_the_callback_reaches_the_loop_and_deletes_nothing(tmp_path:
     with pytest.raises(OSError, match="no copy was made"):
         manager.wait_until_finished()
     manager.check_for_errors()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(OSError, match="no copy was made"):
+        pool.submit(manager.wait_until_finished).result()
     save(manager, 2)
     with pytest.raises(OSError, match="no copy was made"):
         save(manager, 3)

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
@@ -456,7 +457,6 @@ def test_items_of_other_kinds_are_refused_by_name(tmp_path: Path, given: Any, na
         ),
         (lambda: args.Composite(state=args.JsonRestore()), "state: JsonRestoreArgs for a tree"),
         (lambda: args.PyTreeRestore(TREE, transforms={}), "transforms"),
-        (lambda: args.PyTreeRestore(TREE, partial_restore=True), "partial_restore"),
     ],
 )
 def test_restores_that_a_run_can_not_follow_are_refused_by_name(
@@ -562,6 +562,56 @@ def test_a_loop_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["1", "2"]
 
 
+def test_text_of_an_adopted_step_is_read_as_orbax_reads_it(tmp_path: Path) -> None:
+    tree = {"w": np.arange(4.0), "names": {"first": "a", "second": ""}}
+    target = {"w": ocp.RestoreArgs(), "names": {"first": 1, "second": ...}}
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(1, args=args.PyTreeSave(tree))
+        theirs.wait_until_finished()
+        asked = [args.PyTreeRestore(), args.PyTreeRestore(tree), args.PyTreeRestore(target)]
+        expected = [theirs.restore(1, args=one) for one in asked]
+    with CheckpointManager(adopt(tmp_path / "old").run) as manager:
+        found = [manager.restore(1, args=one) for one in asked]
+        assert [one["names"] for one in found] == [one["names"] for one in expected]
+        assert manager.restore(1)["names"] == tree["names"]
+        described = args.PyTreeRestore(manager.item_metadata(1))
+        assert manager.restore(1, args=described)["names"] == tree["names"]
+
+
+def test_what_orbax_kept_about_adopted_steps_and_their_folder_is_read(tmp_path: Path) -> None:
+    about, custom = {"project": "x", "sizes": [1, None]}, {"by": "me", "nested": {"n": 1.5}}
+    options = Options(best_fn=lambda metrics: metrics["loss"])
+    with ocp.CheckpointManager(tmp_path / "old", options=options, metadata=about) as theirs:
+        for step, metadata in ((1, custom), (2, None)):
+            given = {"metrics": {"loss": 0.5}, "custom_metadata": metadata}
+            theirs.save(step, args=args.StandardSave(TREE), **given)
+        theirs.wait_until_finished()
+        expected = [theirs.metadata().custom_metadata]
+        expected += [theirs.metadata(step).custom_metadata for step in (1, 2)]
+        whole = theirs.restore(1)
+    run = adopt(tmp_path / "old").run
+    with CheckpointManager(run, options=options, metadata={"other": 1}) as manager:
+        found = [manager.metadata().custom_metadata]
+        found += [manager.metadata(step).custom_metadata for step in (1, 2)]
+        assert found == expected == [about, custom, {}]
+        assert_same(manager.restore(1), whole)
+        manager.save(3, args=args.StandardSave(TREE), metrics={"loss": 0.4})
+    with CheckpointManager(run) as again:
+        assert again.metadata().custom_metadata == about
+
+
+def test_what_older_releases_kept_about_a_folder_is_read(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(1, args=args.StandardSave(TREE))
+    (tmp_path / "old/metadata").mkdir(exist_ok=True)
+    (tmp_path / "old/metadata/_ROOT_METADATA").unlink(missing_ok=True)
+    (tmp_path / "old/metadata/metadata").write_text('{"project": "x"}')
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        expected = theirs.metadata().custom_metadata
+    with CheckpointManager(adopt(tmp_path / "old").run) as manager:
+        assert manager.metadata().custom_metadata == expected == {"project": "x"}
+
+
 def raws_of(found: Any) -> Any:
     """Leaves of an item or of items, with JSON as it is."""
     return jax.tree.map(np.asarray, dict(found))
@@ -609,3 +659,38 @@ def test_plain_orbax_reads_the_trees(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run/attempts/1") as theirs:
         found = theirs.restore(1, args=args.Composite(items=args.StandardRestore(TREE)))
     assert_same(found["items"], TREE)
+
+
+class Net(nnx.Module):
+    """A list of layers, and keys."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"optax": optax.adamw(1e-3).init(TREE["b"]), "step": 3},
+        train_state,
+        lambda: nnx.state(Net()),
+        lambda: nnx.state(nnx.Optimizer(Net(), optax.adam(1e-3), wrt=nnx.Param)),
+        lambda: {"list": [jnp.ones(2), (jnp.zeros(3), None)], "empty": {}, "none": None},
+    ],
+    ids=["optax", "train state", "nnx", "nnx optimizer", "lists"],
+)
+def test_plain_orbax_fills_any_target_by_paths(tmp_path: Path, make: Callable[[], Any]) -> None:
+    state = make()
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(state))
+    restore_args = ocp.checkpoint_utils.construct_restore_args(state)
+    wanted = args.PyTreeRestore(state, restore_args=restore_args, transforms={})
+    folder = tmp_path / "run/attempts/1"
+    found = ocp.PyTreeCheckpointer().restore(folder / "1/state", args=wanted)
+    with ocp.CheckpointManager(folder) as theirs:
+        by_manager = theirs.restore(1, args=args.Composite(state=wanted)).state
+    for one in (found, by_manager):
+        assert jax.tree.structure(one) == jax.tree.structure(state)
+        assert_same(jax.tree.leaves(one), jax.tree.leaves(state))

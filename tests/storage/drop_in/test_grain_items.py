@@ -1,5 +1,7 @@
 """A loop that saves Grain's iterator with Orbax's `CheckpointManager` does the same on a run."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,33 @@ from tests.storage.states import assert_same
 
 args = ocp.args
 TREE = {"w": jnp.arange(8.0)}
+
+
+class Handler(CheckpointHandler, ocp.CheckpointHandler):
+    """As MaxText's: iterators with their places among those of all processes."""
+
+    def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
+        ((iterator, index, count),) = args.item
+        state = json.dumps(iterator.get_state())
+        (directory / f"process_{index}-of-{count}.json").write_text(state)
+
+    def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
+        args.item.set_state(json.loads((directory / "process_0-of-1.json").read_text()))
+        return args.item
+
+
+@args.register_with_handler(Handler, for_save=True)
+@dataclasses.dataclass
+class Save(args.CheckpointArgs):
+    item: Any
+
+
+@args.register_with_handler(Handler, for_restore=True)
+@dataclasses.dataclass
+class Restore(args.CheckpointArgs):
+    item: Any
+    process_index: int | None = None
+    process_count: int | None = None
 
 
 def dataset() -> Any:
@@ -84,6 +113,36 @@ def test_a_position_saved_so_is_one_like_any_other(tmp_path: Path) -> None:
     assert verify_step(run, 1).ok
     load(run.uri, {"items": TREE}, iterators={"iter": (again := dataset())})
     assert drawn(again) == drawn(data)
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+def test_arguments_of_a_handler_made_of_grains_are_followed_as_with_orbax(
+    tmp_path: Path, caplog: Any
+) -> None:
+    seen = []
+    for kind in (ocp.CheckpointManager, CheckpointManager):
+        data, again = dataset(), dataset()
+        drawn(data)
+        handlers = {"items": ocp.PyTreeCheckpointHandler(), "iter": Handler()}
+        with kind(tmp_path / kind.__module__, item_handlers=handlers) as manager:
+            both = {"items": args.PyTreeSave(TREE), "iter": Save([(data, 0, 1)])}
+            manager.save(1, args=args.Composite(**both))
+            manager.wait_until_finished()
+            wanted = {"items": args.PyTreeRestore(TREE), "iter": Restore(again)}
+            found = manager.restore(1, args=args.Composite(**wanted))
+            seen.append([found["items"], drawn(again), drawn(data)])
+    assert seen[1][1] == seen[1][2]
+    assert_same(seen[1], seen[0])
+    with CheckpointManager(tmp_path / CheckpointManager.__module__, item_handlers=handlers) as ours:
+        for asked in (Restore(again, 1, 2), Restore(again, process_count=2)):
+            with pytest.raises(UnsupportedFormatError, match="ElasticIterator"):
+                ours.restore(1, args=args.Composite(iter=asked))
+        for given in ([(data, 0, 2)], [(data, 0, 2), (data, 1, 2)]):
+            with pytest.raises(UnsupportedFormatError, match="ElasticIterator"):
+                ours.save(2, args=args.Composite(iter=Save(given)))
+        assert caplog.text == ""
+        ours.restore(1, args=args.Composite(items=args.PyTreeRestore(TREE)))
+    assert "step 1 has the position of 'iter'" in caplog.text
 
 
 def test_an_iterator_alone_is_an_item_too(tmp_path: Path) -> None:

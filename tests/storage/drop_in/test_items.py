@@ -180,6 +180,43 @@ def test_keys_are_found_by_what_orbax_says_of_their_words(tmp_path: Path) -> Non
         assert_same(restore(CheckpointManager, tmp_path / "run", wanted), state)
 
 
+def test_keys_on_a_mesh_come_back_there_as_with_orbax(tmp_path: Path) -> None:
+    half = NamedSharding(split(count=4).mesh, PartitionSpec("x"))
+    batch = jax.random.split(jax.random.key(1), 8)
+    state = {
+        "key": jax.device_put(jax.random.key(3), NamedSharding(split().mesh, PartitionSpec())),
+        "keys": jax.device_put(batch, split()),
+    }
+    moved = {**state, "keys": jax.device_put(batch, half)}
+    words = jax.tree.map(ocp.utils.to_shape_dtype_struct, moved)
+    of_words = ocp.checkpoint_utils.construct_restore_args(words)
+    standard = [args.StandardRestore(one) for one in (None, jax.eval_shape(lambda: state), words)]
+    of_trees = [
+        args.PyTreeRestore(),
+        args.PyTreeRestore(state),
+        args.PyTreeRestore(words),
+        args.PyTreeRestore(restore_args=of_words),
+    ]
+    for number, (given, asked) in enumerate(
+        [(args.StandardSave(state), [None, *standard]), (args.PyTreeSave(state), of_trees)]
+    ):
+        found = []
+        for manager in (ocp.CheckpointManager, CheckpointManager):
+            with manager(tmp_path / f"{manager.__module__}-{number}") as one:
+                one.save(1, args=given)
+                one.wait_until_finished()
+                found.append([one.restore(1, args=wanted) for wanted in asked])
+        assert kinds(found[1]) == kinds(found[0])
+        assert_same(found[1], found[0])
+
+
+def test_keys_as_arrays_of_the_host_are_refused_by_name(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"key": jax.random.key(3)}))
+    wanted = args.PyTreeRestore(restore_args={"key": ocp.RestoreArgs(restore_type=np.ndarray)})
+    with pytest.raises(TreeMismatchError, match=re.escape("key: np.ndarray for keys")):
+        restore(CheckpointManager, tmp_path / "run", wanted)
+
+
 def test_restore_args_of_another_structure_are_refused_and_listed(tmp_path: Path) -> None:
     save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"a": jnp.ones(2), "b": jnp.ones(2)}))
     item = {"a": jnp.ones(2), "b": jnp.ones(2)}
@@ -190,11 +227,111 @@ def test_restore_args_of_another_structure_are_refused_and_listed(tmp_path: Path
     assert "z: restore_args for no leaf" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [args.StandardRestore, args.PyTreeRestore])
-def test_a_placeholder_is_refused_not_filled(tmp_path: Path, kind: Any) -> None:
-    save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"a": jnp.ones(2), "b": jnp.ones(2)}))
-    with pytest.raises(TreeMismatchError, match="b: a placeholder"):
-        restore(CheckpointManager, tmp_path / "run", kind({"a": jnp.ones(2), "b": ...}))
+PARTS = {"a": jnp.ones(2), "b": {"c": np.ones(2, np.int32)}, "e": {}, "n": None}
+PLACED = ocp.ArrayRestoreArgs(sharding=SingleDeviceSharding(jax.devices()[1]))
+
+
+def test_places_of_a_target_without_a_leaf_and_leaves_of_any_kind_are_taken_as_with_orbax(
+    tmp_path: Path,
+) -> None:
+    a, b = {"a": PLACED}, {"b": {"c": PLACED}}
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(), PARTS)
+    standard = [{**PARTS, "a": None}, {**PARTS, "a": {}}, {**PARTS, "b": {"c": None}}]
+    trees = [
+        *standard,
+        {**PARTS, "a": ..., "b": {"c": ...}},
+        {**PARTS, "a": "text", "b": {"c": object()}},
+        {**PARTS, **a, **b},
+        {**PARTS, **a},
+    ]
+    beside = [
+        args.PyTreeRestore(PARTS, restore_args={**plain, **a, "b": {"c": None}}),
+        args.PyTreeRestore({**PARTS, "a": None}, restore_args={**plain, **b}),
+        args.PyTreeRestore(PARTS, restore_args={**plain, "e": PLACED, "n": PLACED}),
+        args.PyTreeRestore(same := {**a, "b": {"c": None}, "e": {}, "n": None}, restore_args=same),
+    ]
+    of_trees = [*map(args.PyTreeRestore, trees), *beside]
+    for number, (given, asked) in enumerate(
+        [
+            (args.StandardSave(PARTS), [*map(args.StandardRestore, standard)]),
+            (args.PyTreeSave(PARTS), of_trees),
+        ]
+    ):
+        found = []
+        for manager in (ocp.CheckpointManager, CheckpointManager):
+            with manager(tmp_path / f"{manager.__module__}-{number}") as one:
+                one.save(1, args=given)
+                one.wait_until_finished()
+                found.append([kinds(one.restore(1, args=wanted)) for wanted in asked])
+        assert found[1] == found[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        (args.StandardRestore({**PARTS, "a": ...}), "a: ellipsis is no target of a leaf"),
+        (args.StandardRestore({**PARTS, "a": PLACED}), "a: ArrayRestoreArgs is no target"),
+        (args.StandardRestore({**PARTS, "a": "text"}), "a: str is no target of a leaf"),
+        (args.PyTreeRestore({**PARTS, "z": "text"}), "z: not stored"),
+        (args.PyTreeRestore({**PARTS, "b": ...}), "b/c: stored, not in the target"),
+        (args.PyTreeRestore({**PARTS, "b": None}), "b/c: stored, not in the target"),
+    ],
+)
+def test_targets_that_say_nothing_of_a_leaf_are_refused_by_name(
+    tmp_path: Path, wanted: Any, named: str
+) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(PARTS))
+    with pytest.raises(TreeMismatchError, match=re.escape(named)):
+        restore(CheckpointManager, tmp_path / "run", wanted)
+
+
+def test_save_args_at_places_without_a_leaf_say_nothing_as_with_orbax(tmp_path: Path) -> None:
+    half = ocp.SaveArgs(dtype=np.dtype(np.float16))
+    tree = {**PARTS, "l": [], "o": optax.EmptyState()}
+    given = args.PyTreeSave(tree, save_args={**dict.fromkeys(tree, half), "b": {"c": None}})
+    found = []
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        save(manager, tmp_path / manager.__module__, given)
+        found.append(kinds(restore(manager, tmp_path / manager.__module__, None)))
+    assert found[1] == {name: found[0][name] for name in ("a", "b")}
+
+
+def test_a_partial_restore_gives_what_the_target_names_as_with_orbax(tmp_path: Path) -> None:
+    state = train_state()
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(), state)
+    parts = [
+        {"params": state.params},
+        {"opt_state": state.opt_state, "step": None},
+        {"step": 0},
+        {"params": {"w": PLACED}},
+    ]
+    found = []
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        with manager(tmp_path / manager.__module__) as one:
+            one.save(1, args=args.PyTreeSave(state))
+            one.wait_until_finished()
+            asked = [args.PyTreeRestore(part, partial_restore=True) for part in parts]
+            asked += [
+                args.PyTreeRestore(state, partial_restore=True),
+                args.PyTreeRestore(
+                    parts[0], restore_args={"params": plain.params}, partial_restore=True
+                ),
+            ]
+            found.append([one.restore(1, args=wanted) for wanted in asked])
+    assert kinds(found[1]) == kinds(found[0])
+    assert_same(found[1], found[0])
+
+
+def test_a_partial_restore_misses_nothing_that_the_target_names(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(PARTS))
+    there = jax.ShapeDtypeStruct((2,), jnp.float32)
+    wanted = args.PyTreeRestore({"a": there, "b": {"z": there}}, partial_restore=True)
+    with pytest.raises(TreeMismatchError, match="b/z: expected by the target, not stored"):
+        restore(CheckpointManager, tmp_path / "run", wanted)
+    assert (
+        restore(CheckpointManager, tmp_path / "run", args.PyTreeRestore({}, partial_restore=True))
+        == {}
+    )
 
 
 def test_layouts_are_refused_not_left_out(tmp_path: Path) -> None:
