@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from cairn.state.config import RopeConfig, unread_keys
+from cairn.state.config.hf_keys import NEUTRAL_VALUES
 from cairn.state.errors import ConfigError
 
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
@@ -46,6 +51,9 @@ _NUMBERS = frozenset(
 _POSITIVE = frozenset({"partial_rotary_factor", "rope_theta", _ORIGINAL})
 _IDLE = frozenset({"factor", "high_freq_factor", "low_freq_factor", _ORIGINAL})
 """Numbers that files carry along, and that say nothing of the ways of scaling without them."""
+INERT_ROPE_KEYS = frozenset({"finetuned", "mrope_interleaved", "mrope_section"})
+"""Keys beside a scaling that change no number: how it was trained, and how the positions of images
+and videos are shared out, where those of text are all alike."""
 
 
 def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
@@ -79,7 +87,11 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
     if named and architecture.lower() not in [name.lower() for name in names]:
         refused.append(f"architectures={named!r} (only {architecture} is read so)")
     for key, value in sorted(unread_keys(data, known).items()):
-        why = "code of the model's own is never run" if key == "auto_map" else "nothing reads it"
+        why = "nothing reads it"
+        if key == "auto_map":
+            why = "code of the model's own is never run"
+        elif key in NEUTRAL_VALUES:
+            why = f"nothing reads it, and it changes {NEUTRAL_VALUES[key][1]}"
         refused.append(f"{key}={value!r} ({why})")
     return refused
 
@@ -100,9 +112,15 @@ def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
     return _ACTIVATIONS[name]
 
 
-def activation_to_hf(name: str) -> str:
-    """Hugging Face's name of one of our activations."""
-    return _ACTIVATION_NAMES[name]
+def activation_to_hf(name: str, *preferred: Any) -> str:
+    """Hugging Face's name of one of our activations.
+
+    Args:
+        name: ours.
+        *preferred: names, of which the first that means the same is taken.
+    """
+    same = (one for one in preferred if _ACTIVATIONS.get(one) == name)
+    return next(same, _ACTIVATION_NAMES[name])
 
 
 def rope_from_hf(
@@ -145,7 +163,7 @@ def rope_from_hf(
     if fraction is None and share != 1.0:
         told = f"{kind} with partial_rotary_factor={share}"
     elif isinstance(kind, str) and kind in _KINDS:
-        meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE
+        meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE | INERT_ROPE_KEYS
         unknown = {name: one for name, one in scaling.items() if name not in meant}
         if unknown:
             told = f"{kind} with {', '.join(f'{name}={one!r}' for name, one in unknown.items())}"

@@ -12,7 +12,6 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     SIZES,
     ConfigForm,
     Refused,
@@ -117,8 +116,6 @@ FAMILY = Family(
         fixed={"gated_mlp": False, "norm": "layer", "norm_bias": True},
         refused={
             "alibi": Refused((False, None), "positions are rotary here"),
-            "attention_dropout": NO_DROPOUT,
-            "hidden_dropout": NO_DROPOUT,
         },
         activation=("activation", "gelu"),
         also_read=frozenset(
@@ -127,7 +124,7 @@ FAMILY = Family(
                 *("num_kv_heads", "num_ln_in_parallel_attn", "parallel_attn"),
             }
         ),
-        carried=frozenset({"apply_residual_connection_post_layernorm"}),
+        carried=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         read=_read,
         write=_write,
         nulls=frozenset({"multi_query", "parallel_attn"}),  # of which none is one
