@@ -106,6 +106,7 @@ class ConfigForm:
             of it does.
         rope_original: the context length of pretraining where no key of the model has it, whatever
             its scaling says; None: the scaling says it.
+        rope_names: older names of ways of scaling rotary positions -> those of today.
         rotary_theta: the key of the base of the rotary positions in older files.
         also_read: keys that `read` reads.
         carried: keys that say how a model is trained or run, given back as they are.
@@ -128,6 +129,7 @@ class ConfigForm:
     rope_theta: float | None = 10000.0
     rotary_fraction: tuple[str, float] | None = None
     rope_original: int | None = None
+    rope_names: Mapping[str, str] = field(default_factory=dict)
     rotary_theta: str = "rope_theta"
     also_read: frozenset[str] = frozenset()
     carried: frozenset[str] = frozenset()
@@ -181,12 +183,13 @@ class ConfigForm:
                 theta=self.rope_theta,
                 fraction=self._fraction(data),
                 original=self.rope_original,
+                older_names=self.rope_names,
             )
         if self.read is not None:
             kept = {key: one for key, one in data.items() if one is not None or key in self.nulls}
             options |= self.read(kept, options)
-        kept = self.refused.keys() | self.carried | DROPOUTS
-        dropped = (self.known_keys - kept) | _DROPPED | {"quantization_config"}
+        given_back = self.refused.keys() | self.carried | DROPOUTS
+        dropped = (self.known_keys - given_back) | _DROPPED | {"quantization_config"}
         extra = {
             key: value for key, value in data.items() if key not in dropped and value is not None
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import RopeConfig, unread_keys
@@ -130,6 +131,7 @@ def rope_from_hf(
     theta: float = 10000.0,
     fraction: tuple[str, float] | None = None,
     original: int | None = None,
+    older_names: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 
@@ -140,12 +142,13 @@ def rope_from_hf(
         fraction: the key of the share of each head that turns, and its default.
         original: the context length of pretraining where the file does not say it beside the
             scaling; None: the scaling's own, or the whole length.
+        older_names: of ways of scaling -> those of today.
 
     Raises:
         ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
             keys contradict each other.
     """
-    scaling = _one_rope(data, where)
+    scaling = _one_rope(data, where, older_names)
     kind = scaling.pop("rope_type", "default")
     options: dict[str, Any] = {"theta": float(scaling.pop("rope_theta", theta))}
     share = scaling.pop("partial_rotary_factor", None)
@@ -206,7 +209,9 @@ def rope_from_hf(
     return RopeConfig(scaling=kind, rotary_fraction=float(share), **options)
 
 
-def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _one_rope(
+    data: Mapping[str, Any], where: str, older_names: Mapping[str, str]
+) -> dict[str, Any]:
     """What all keys together say of rotary positions, its `type` as `rope_type`.
 
     Which of two that differ counts depends on the version of transformers.
@@ -221,7 +226,10 @@ def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         if found is not None and not isinstance(found, Mapping):
             wrong.append(f"{key}={found!r}, no object")
             continue
-        said[key] = dict(found or {})
+        said[key] = {
+            name: older_names.get(value, value) if isinstance(value, str) else value
+            for name, value in (found or {}).items()
+        }
         older = said[key].pop("type", None)
         if older is not None and said[key].setdefault("rope_type", older) != older:
             wrong.append(f"type={older!r} and rope_type={said[key]['rope_type']!r} in {key}")

@@ -124,20 +124,22 @@ def parse_json(raw: bytes, path: str) -> dict[str, Any]:
         data = json.loads(raw, object_pairs_hook=unique)
     except ValueError as exc:
         raise ConversionError(path=path, expected="JSON", found=str(exc)) from exc
-    except RecursionError:
-        is_too_deep = True
-    else:
-        is_too_deep = _is_deeper(data, _MAX_NESTING)
-    if is_too_deep:
-        raise ConversionError(
-            path=path,
-            expected=f"JSON of at most {_MAX_NESTING} levels",
-            found="more",
-            next_step="take the file again from its source",
-        )
+    except RecursionError as exc:
+        raise _too_deep(path) from exc
+    if _is_deeper(data, _MAX_NESTING):
+        raise _too_deep(path)
     if not isinstance(data, dict):
         raise ConversionError(path=path, expected="a JSON object", found=type(data).__name__)
     return data
+
+
+def _too_deep(path: str) -> ConversionError:
+    return ConversionError(
+        path=path,
+        expected=f"JSON of at most {_MAX_NESTING} levels",
+        found="more",
+        next_step="take the file again from its source",
+    )
 
 
 def _is_deeper(data: object, levels: int) -> bool:

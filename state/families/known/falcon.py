@@ -35,8 +35,10 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     norms = data.get("num_ln_in_parallel_attn") or (2 if newer else 1)
     groups = 1 if one_key and not newer else data.get("num_kv_heads", heads)
     apart = not newer and not one_key and groups != heads
-    if apart or (newer and not parallel):
+    two_norms = parallel and not newer and norms == 2
+    if apart or two_norms or (newer and not parallel):
         what = f"num_kv_heads={groups}" if apart else "parallel_attn=False"
+        what = "num_ln_in_parallel_attn=2" if two_norms else what
         raise ConfigError(
             path="config.json of a 'falcon' model",
             expected="layers as transformers has them",

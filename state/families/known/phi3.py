@@ -42,6 +42,7 @@ FAMILY = Family(
             "mlp_bias": Refused((False, None), "transformers has none"),
         },
         rope_original=4096,
+        rope_names={"su": "longrope"},  # in the first files of Phi-3-mini-128k
         rotary_fraction=("partial_rotary_factor", 1.0),
         also_read=frozenset({"auto_map", "original_max_position_embeddings"}),
         write=_write,
