@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-__all__ = ["HARMLESS_KEYS", "NEUTRAL_VALUES", "unread_keys"]
+__all__ = ["DROPOUTS", "HARMLESS_KEYS", "NEUTRAL_VALUES", "unread_keys"]
 
 HARMLESS_KEYS = frozenset(
     {
         # of the file, and of those who made it
         *("dtype", "torch_dtype", "transformers_version", "transformers.js_config"),
         *("is_llama_config", "model_max_length", "name_or_path", "tokenizer_class"),
-        *("unsloth_fixed", "unsloth_version"),
+        *("custom_pipelines", "unsloth_fixed", "unsloth_version"),
+        # what vLLM alone reads
+        "dual_chunk_attention_config",
+        # of older releases of transformers, which no longer has them
+        *("eos_token_ids", "max_sequence_length", "n_special", "output_past"),
+        *("predict_special_tokens", "xla_device"),
         # how to generate
         *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample"),
         *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"),
@@ -34,19 +39,34 @@ HARMLESS_KEYS = frozenset(
 A token id is a name that ends in "_token_id".
 """
 
-NEUTRAL_VALUES: Mapping[str, Any] = {
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
-    "logit_scale": 1.0,
-    "partial_rotary_factor": 1.0,
-    "pruned_heads": {},
-    "qk_norm": False,
-    "rope_interleaved": False,
-    "tie_encoder_decoder": False,
-    "use_qk_norm": False,
-    "use_sliding_window": False,
+DROPOUTS = frozenset(
+    {
+        *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "embd_pdrop"),
+        *("embedding_dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop"),
+        "residual_dropout",
+    }
+)
+"""Shares of numbers that training drops. They change no logits; the decoder drops none."""
+
+NEUTRAL_VALUES: Mapping[str, tuple[Any, str]] = {
+    "add_cross_attention": (False, "attention to an encoder"),
+    "alibi": (False, "the attention scores, by distance"),
+    "is_causal": (True, "which tokens attend to which"),
+    "is_encoder_decoder": (False, "attention to an encoder"),
+    "logit_scale": (1.0, "the scale of the logits"),
+    "partial_rotary_factor": (1.0, "how much of each head turns"),
+    "pretraining_tp": (1, "the order of sums"),
+    "pruned_heads": ({}, "the number of heads"),
+    "qk_layernorm": (False, "the norm of queries and keys"),
+    "qk_norm": (False, "the norm of queries and keys"),
+    "quantization": (None, "the weights, which MLX has packed"),
+    "rope_interleaved": (False, "which dimensions turn together"),
+    "tie_encoder_decoder": (False, "the weights of an encoder"),
+    "use_mrope": (False, "the positions that turn queries and keys"),
+    "use_qk_norm": (False, "the norm of queries and keys"),
+    "use_sliding_window": (False, "which tokens attend to which"),
 }
-"""Keys that ask for something else unless they have just this value, or null."""
+"""Keys that ask for something else unless they have just this value, or null; and what changes."""
 
 
 def unread_keys(data: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
@@ -64,5 +84,5 @@ def unread_keys(data: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         and key not in HARMLESS_KEYS
         and not key.startswith("_")
         and not key.endswith("_token_id")
-        and not (key in NEUTRAL_VALUES and value == NEUTRAL_VALUES[key])
+        and not (key in NEUTRAL_VALUES and value == NEUTRAL_VALUES[key][0])
     }

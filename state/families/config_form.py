@@ -9,8 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.config.hf_keys import DROPOUTS
 from cairn.state.errors import ConfigError
 from cairn.state.families.hf_config import (
+    INERT_ROPE_KEYS,
     activation_from_hf,
     activation_to_hf,
     refused_keys,
@@ -20,7 +22,7 @@ from cairn.state.families.hf_config import (
 )
 from cairn.state.families.key_kinds import Kind, wrong_kinds
 
-__all__ = ["NO_DROPOUT", "SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
+__all__ = ["SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
 
 SIZES: Mapping[str, str] = MappingProxyType(
     {
@@ -33,7 +35,7 @@ SIZES: Mapping[str, str] = MappingProxyType(
 )
 """The keys that every config.json must have, and the options they are."""
 
-_READ_BY_ALL = frozenset({"architectures", "model_type", "quantization_config"})
+_READ_BY_ALL = frozenset({"architectures", "model_type", "quantization_config"}) | DROPOUTS
 _ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 _DROPPED = frozenset({"dtype", "torch_dtype", "_name_or_path"})
 """Keys of config.json that say something of a copy on disk, not of the model."""
@@ -50,9 +52,6 @@ class Refused:
 
     allowed: tuple[Any, ...]
     why: str
-
-
-NO_DROPOUT = Refused((0, 0.0, None), "the decoder has no dropout")
 
 
 def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
@@ -107,14 +106,13 @@ class ConfigForm:
             of it does.
         rope_original: the context length of pretraining where no key of the model has it, whatever
             its scaling says; None: the scaling says it.
+        rope_names: older names of ways of scaling rotary positions -> those of today.
         rotary_theta: the key of the base of the rotary positions in older files.
         also_read: keys that `read` reads.
         carried: keys that say how a model is trained or run, given back as they are.
         read: config.json without nulls (but for `nulls`), options so far -> more options, or
             others.
         write: `DecoderConfig` -> more keys, or others.
-        untold: keys that say of training what the decoder does not do (dropout), and the values
-            that ask for nothing: others are carried along, with a warning.
         nulls: keys that are written as null: their absence says something else.
         kinds: what keys hold that no other family has, see `key_kinds`.
         inner_sizes: keys that must be there, but for the `text_config` of a model with more parts
@@ -131,12 +129,12 @@ class ConfigForm:
     rope_theta: float | None = 10000.0
     rotary_fraction: tuple[str, float] | None = None
     rope_original: int | None = None
+    rope_names: Mapping[str, str] = field(default_factory=dict)
     rotary_theta: str = "rope_theta"
     also_read: frozenset[str] = frozenset()
     carried: frozenset[str] = frozenset()
     read: Callable[[Mapping[str, Any], dict[str, Any]], Mapping[str, Any]] | None = None
     write: Callable[[DecoderConfig], Mapping[str, Any]] | None = None
-    untold: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     nulls: frozenset[str] = frozenset()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     inner_sizes: Mapping[str, Any] = field(default_factory=dict)
@@ -145,7 +143,7 @@ class ConfigForm:
     def known_keys(self) -> frozenset[str]:
         """Keys of config.json that are read."""
         own = {*self.sizes, *self.options, *self.refused, self.activation[0], *self.also_read}
-        own |= self.untold.keys() | self.carried
+        own |= self.carried
         if self.rotary_fraction is not None:
             own.add(self.rotary_fraction[0])
         rope = _ROPE_KEYS | {self.rotary_theta} if self.rope_theta else frozenset()
@@ -185,29 +183,34 @@ class ConfigForm:
                 theta=self.rope_theta,
                 fraction=self._fraction(data),
                 original=self.rope_original,
+                older_names=self.rope_names,
             )
         if self.read is not None:
             kept = {key: one for key, one in data.items() if one is not None or key in self.nulls}
             options |= self.read(kept, options)
-        dropped = (
-            (self.known_keys - self.refused.keys() - self.untold.keys())
-            | _DROPPED
-            | {"quantization_config"}
-        )
-        options["hf_extra"] = {
+        given_back = self.refused.keys() | self.carried | DROPOUTS
+        dropped = (self.known_keys - given_back) | _DROPPED | {"quantization_config"}
+        extra = {
             key: value for key, value in data.items() if key not in dropped and value is not None
         }
-        return options
+        if said != activation_to_hf(options["hidden_act"], usual):
+            extra[key] = said
+        if self.rope_theta is not None:
+            extra |= _inert_rope(data)
+        return {**options, "hf_extra": extra}
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
         """Options of the decoder -> config.json."""
         data = dict(config.hf_extra)
         data |= {key: getattr(config, option) for key, option in self.sizes.items()}
         data |= {key: getattr(config, option) for key, (option, _) in self.options.items()}
-        data[self.activation[0]] = activation_to_hf(config.hidden_act)
+        key, usual = self.activation
+        data[key] = activation_to_hf(config.hidden_act, data.get(key), usual)
         if self.rope_theta is not None:
             rope = RopeConfig() if config.rope is None else config.rope
+            inert = data.get("rope_parameters", {})
             data |= rope_to_hf(rope)
+            data["rope_parameters"] = {**inert, **data["rope_parameters"]}
             data[self.rotary_theta] = data.pop("rope_theta")
             if self.rotary_fraction is not None:
                 data[self.rotary_fraction[0]] = rope.rotary_fraction
@@ -245,14 +248,10 @@ class ConfigForm:
         return {**data, "rope_theta": meant}
 
     def _refuse(self, data: Mapping[str, Any], where: str) -> None:
-        untold = [
-            f"{key}={data[key]!r}"
-            for key, neutral in self.untold.items()
-            if key in data and data[key] not in neutral
-        ]
-        if untold:
+        dropouts = [f"{key}={data[key]!r}" for key in sorted(DROPOUTS) if data.get(key)]
+        if dropouts:
             warnings.warn(
-                f"{where}: {', '.join(untold)}: the decoder has none of it; what it computes is "
+                f"{where}: {', '.join(dropouts)}: the decoder has none of it; what it computes is "
                 "the same, training is not",
                 stacklevel=4,
             )
@@ -272,3 +271,10 @@ class ConfigForm:
                 next_step="pass config_kwargs to override keys, if the weights allow it (None for "
                 "no such key); what the architecture is, config_kwargs can't change",
             )
+
+
+def _inert_rope(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys beside the scaling of rotary positions that change no number, as they are kept."""
+    nested = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
+    found = {key: rope[key] for rope in nested if rope for key in INERT_ROPE_KEYS & rope.keys()}
+    return {"rope_parameters": found} if found else {}

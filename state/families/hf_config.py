@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import RopeConfig, unread_keys
+from cairn.state.config.hf_keys import NEUTRAL_VALUES
 from cairn.state.errors import ConfigError
 
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
@@ -46,6 +52,9 @@ _NUMBERS = frozenset(
 _POSITIVE = frozenset({"partial_rotary_factor", "rope_theta", _ORIGINAL})
 _IDLE = frozenset({"factor", "high_freq_factor", "low_freq_factor", _ORIGINAL})
 """Numbers that files carry along, and that say nothing of the ways of scaling without them."""
+INERT_ROPE_KEYS = frozenset({"finetuned", "mrope_interleaved", "mrope_section"})
+"""Keys beside a scaling that change no number: how it was trained, and how the positions of images
+and videos are shared out, where those of text are all alike."""
 
 
 def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
@@ -79,7 +88,11 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
     if named and architecture.lower() not in [name.lower() for name in names]:
         refused.append(f"architectures={named!r} (only {architecture} is read so)")
     for key, value in sorted(unread_keys(data, known).items()):
-        why = "code of the model's own is never run" if key == "auto_map" else "nothing reads it"
+        why = "nothing reads it"
+        if key == "auto_map":
+            why = "code of the model's own is never run"
+        elif key in NEUTRAL_VALUES:
+            why = f"nothing reads it, and it changes {NEUTRAL_VALUES[key][1]}"
         refused.append(f"{key}={value!r} ({why})")
     return refused
 
@@ -100,9 +113,15 @@ def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
     return _ACTIVATIONS[name]
 
 
-def activation_to_hf(name: str) -> str:
-    """Hugging Face's name of one of our activations."""
-    return _ACTIVATION_NAMES[name]
+def activation_to_hf(name: str, *preferred: Any) -> str:
+    """Hugging Face's name of one of our activations.
+
+    Args:
+        name: ours.
+        *preferred: names, of which the first that means the same is taken.
+    """
+    same = (one for one in preferred if _ACTIVATIONS.get(one) == name)
+    return next(same, _ACTIVATION_NAMES[name])
 
 
 def rope_from_hf(
@@ -112,6 +131,7 @@ def rope_from_hf(
     theta: float = 10000.0,
     fraction: tuple[str, float] | None = None,
     original: int | None = None,
+    older_names: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 
@@ -122,12 +142,13 @@ def rope_from_hf(
         fraction: the key of the share of each head that turns, and its default.
         original: the context length of pretraining where the file does not say it beside the
             scaling; None: the scaling's own, or the whole length.
+        older_names: of ways of scaling -> those of today.
 
     Raises:
         ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
             keys contradict each other.
     """
-    scaling = _one_rope(data, where)
+    scaling = _one_rope(data, where, older_names)
     kind = scaling.pop("rope_type", "default")
     options: dict[str, Any] = {"theta": float(scaling.pop("rope_theta", theta))}
     share = scaling.pop("partial_rotary_factor", None)
@@ -145,7 +166,7 @@ def rope_from_hf(
     if fraction is None and share != 1.0:
         told = f"{kind} with partial_rotary_factor={share}"
     elif isinstance(kind, str) and kind in _KINDS:
-        meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE
+        meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE | INERT_ROPE_KEYS
         unknown = {name: one for name, one in scaling.items() if name not in meant}
         if unknown:
             told = f"{kind} with {', '.join(f'{name}={one!r}' for name, one in unknown.items())}"
@@ -188,7 +209,9 @@ def rope_from_hf(
     return RopeConfig(scaling=kind, rotary_fraction=float(share), **options)
 
 
-def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _one_rope(
+    data: Mapping[str, Any], where: str, older_names: Mapping[str, str]
+) -> dict[str, Any]:
     """What all keys together say of rotary positions, its `type` as `rope_type`.
 
     Which of two that differ counts depends on the version of transformers.
@@ -203,7 +226,10 @@ def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         if found is not None and not isinstance(found, Mapping):
             wrong.append(f"{key}={found!r}, no object")
             continue
-        said[key] = dict(found or {})
+        said[key] = {
+            name: older_names.get(value, value) if isinstance(value, str) else value
+            for name, value in (found or {}).items()
+        }
         older = said[key].pop("type", None)
         if older is not None and said[key].setdefault("rope_type", older) != older:
             wrong.append(f"type={older!r} and rope_type={said[key]['rope_type']!r} in {key}")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final
 
+from cairn.state.config.hf_keys import DROPOUTS
+
 __all__ = [
     "COUNT",
     "COUNT_OR_ZERO",
@@ -38,8 +40,9 @@ _FLAGS: Final = frozenset(
 )
 _COUNTS: Final = frozenset(
     {
-        *("decoder_sparse_step", "experts_per_token", "ffn_hidden_size", "full_attn_mod"),
-        *("head_dim", "hidden_size", "initial_context_length", "intermediate_size"),
+        *("decoder_sparse_step", "experts_per_token", "ff_factor", "ffn_hidden_size"),
+        *("full_attn_mod", "head_dim", "hidden_size", "initial_context_length"),
+        "intermediate_size",
         *("interpolate_factor", "kv_lora_rank", "max_position_embeddings"),
         *("moe_intermediate_size", "moe_layer_freq", "n_ctx", "n_embd", "n_group", "n_head"),
         *("n_inner", "n_layer", "n_positions", "n_routed_experts", "num_attention_heads"),
@@ -65,10 +68,9 @@ _POSITIVE: Final = frozenset(
 )
 _NUMBERS: Final = frozenset(
     {
-        *("attention_dropout", "attention_multiplier", "attn_logit_softcapping", "attn_pdrop"),
-        *("aux_loss_alpha", "classifier_dropout", "embd_pdrop", "embedding_multiplier"),
-        *("final_logit_softcapping", "hidden_dropout", "initializer_range", "layer_norm_eps"),
-        *("layer_norm_epsilon", "resid_pdrop", "residual_multiplier", "rms_norm_eps"),
+        *("attention_multiplier", "attn_logit_softcapping", "aux_loss_alpha", "classifier_dropout"),
+        *("embedding_multiplier", "final_logit_softcapping", "initializer_range"),
+        *("layer_norm_eps", "layer_norm_epsilon", "residual_multiplier", "rms_norm_eps"),
         *("routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise"),
         "summary_first_dropout",
     }
@@ -122,7 +124,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         **dict.fromkeys(_COUNTS, COUNT),
         **dict.fromkeys(_COUNTS_OR_ZERO, COUNT_OR_ZERO),
         **dict.fromkeys(_POSITIVE, POSITIVE),
-        **dict.fromkeys(_NUMBERS, NUMBER),
+        **dict.fromkeys(DROPOUTS | _NUMBERS, NUMBER),
         **dict.fromkeys(_TEXTS, TEXT),
         "auto_map": ("an object", lambda value: isinstance(value, Mapping)),
         "layer_types": TEXTS,

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import LoraSettings, adaptable_layers
-from cairn.state.conversion import Shape
+from cairn.state.adapt import LoraSettings, QuantizedWeight, adaptable_layers
+from cairn.state.conversion import Array, Shape
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.pretrained import put
 from cairn.state.hub.whole_folder import WholeFolder
@@ -135,7 +135,8 @@ def read_adapter(
     folder.fetch([WEIGHTS_FILE])
     kernels = _kernels(model)
     modules = {one.name: one for one in modules_of(model.config, kernels, path=str(folder.uri))}
-    found = _modules_found(folder, modules, config)
+    found, weights = _modules_found(folder, modules, config)
+    _check_weights(model, modules, weights, path=f"{folder.uri}/{WEIGHTS_FILE}")
     settings = _settings(found, modules, config, kernels, path=str(folder.uri))
     pairs: dict[str, Pair] = {}
     for name, (down, up) in found.items():
@@ -157,8 +158,8 @@ def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
 
 def _modules_found(
     folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
-) -> dict[str, Pair]:
-    """`lora_A.weight` and `lora_B.weight` of every module in the file.
+) -> tuple[dict[str, Pair], dict[str, Array]]:
+    """`lora_A.weight` and `lora_B.weight` of every module in the file, and weights beside them.
 
     Raises:
         ConversionError: tensors that are no plain LoRA of these modules; all are listed.
@@ -167,12 +168,16 @@ def _modules_found(
     header = read_header(files, rel)
     problems: list[str] = []
     names: dict[str, dict[str, str]] = {}
+    weights: dict[str, str] = {}
+    pattern = re.compile(rf"{re.escape(PEFT_PREFIX)}(.+)\.(lora_[AB]|base_layer)\.weight")
     for tensor in header.tensors:
-        match = re.fullmatch(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
+        match = pattern.fullmatch(tensor)
         if match is None or match[1] not in modules:
             problems.append(f"unexpected tensor: {tensor} {header.tensors[tensor].shape}")
+        elif match[2] == "base_layer":
+            weights[match[1]] = tensor
         else:
-            names.setdefault(match[1], {})[match[2]] = tensor
+            names.setdefault(match[1], {})[match[2][-1]] = tensor
     for name, tensors in names.items():
         module, rank = modules[name], config.rank_of(name)
         for letter, shape in (("A", (rank, module.inputs)), ("B", (module.outputs, rank))):
@@ -181,24 +186,60 @@ def _modules_found(
             elif (got := header.tensors[tensors[letter]].shape) != shape:
                 problems.append(f"shape of {tensors[letter]}: expected {shape}, found {got}")
     if problems or not names:
-        weights = any(".base_layer." in tensor for tensor in header.tensors)
         raise ConversionError(
             path=f"{folder.uri}/{WEIGHTS_FILE}",
             expected="A and B of modules that the model has",
             found=f"{len(problems)} problem(s)" if names else "no adapters",
-            next_step="peft put the model's own weights beside adapters: save it with "
-            "save_embedding_layers=False, or merge it (merge_and_unload), and load the result"
-            if weights
-            else "load it into the model that it was trained for",
+            next_step="load it into the model that it was trained for",
             problems=problems,
         )
-    return {
-        name: (
-            read_tensor(files, rel, tensors["A"], header=header),
-            read_tensor(files, rel, tensors["B"], header=header),
+
+    def read(tensor: str) -> Array:
+        found: Array = read_tensor(files, rel, tensor, header=header)
+        return found
+
+    pairs = {name: (read(one["A"]), read(one["B"])) for name, one in names.items()}
+    return pairs, {name: read(tensor) for name, tensor in weights.items()}
+
+
+def _check_weights(
+    model: Any, modules: Mapping[str, AdaptedModule], weights: Mapping[str, Array], *, path: str
+) -> None:
+    """Check that weights which PEFT put beside adapters are the model's own.
+
+    PEFT does so with an adapted head, whether or not it was trained.
+
+    Args:
+        model: that the adapters are for.
+        modules: its modules by name.
+        weights: of modules, as PEFT keeps them.
+        path: the file, for the message.
+
+    Raises:
+        ConversionError: they are others; all are listed.
+    """
+    layers = dict(adaptable_layers(model)) if weights else {}
+    problems = []
+    for name, weight in weights.items():
+        module = modules[name]
+        kernels = [layers[path.removesuffix("/kernel")].kernel for path in module.kernels]
+        if any(isinstance(kernel, QuantizedWeight) for kernel in kernels):
+            problems.append(f"{name}: quantized here")
+            continue
+        own = [np.asarray(gather_leaf(kernel.get_value())) for kernel in kernels]
+        (theirs,) = module.rule.op.to_theirs(own)
+        narrow = min(theirs.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
+        if not np.array_equal(theirs.astype(narrow), weight.astype(narrow)):
+            problems.append(f"{name}: other numbers, or another shape")
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected="of the model's own weights beside adapters those that it has",
+            found=f"{len(problems)} others",
+            next_step="load it into the model that it was trained for; or save it with "
+            "save_embedding_layers=False, or merge it (merge_and_unload), and load the result",
+            problems=problems,
         )
-        for name, tensors in names.items()
-    }
 
 
 def _settings(

@@ -206,7 +206,8 @@ def open_pretrained(
     asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     config = config.replace(tokenizer_files=files)
-    return Pretrained(str(folder.uri), config, _of_whole_model(config, weights))
+    weights = _of_either_name(config, _of_whole_model(config, weights))
+    return Pretrained(str(folder.uri), config, weights)
 
 
 def _text_part(data: dict[str, Any], path: str, *, asked: bool) -> dict[str, Any]:
@@ -352,6 +353,24 @@ def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource
     if not prefix or any(name.startswith((prefix, "lm_head.")) for name in weights.shapes):
         return weights
     return Renamed(weights, {f"{prefix}{name}": name for name in weights.shapes})
+
+
+def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
+    """The tensors; of tied ones the one that is there, by the name that the family gives it.
+
+    Of tensors that share memory `safetensors.torch.save_model` writes one, by whichever name.
+    """
+    if not isinstance(config, DecoderConfig):
+        return weights
+    stored = weights.shapes.keys()
+    aliases = get_family(config.model_type).rules(config).aliases
+    named = {
+        name: alias for alias, name in aliases.items() if alias in stored and name not in stored
+    }
+    if not named:
+        return weights
+    others = {name: name for name in stored if name not in named.values()}
+    return Renamed(weights, others | named)
 
 
 def _as_tied_as_its_weights(

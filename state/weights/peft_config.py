@@ -33,6 +33,19 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """What makes an adapter more than A and B beside a weight: key -> values that do not."""
 
+_PLAIN = frozenset(
+    {
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config"),
+        *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out"),
+        *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform"),
+        *("loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_config"),
+        *("megatron_core", "peft_type", "peft_version", "qalora_group_size", "r"),
+        *("rank_pattern", "revision", "runtime_config", "target_modules", "task_type"),
+        "use_rslora",
+    }
+)
+"""Keys that are read, or say how and where adapters were made, which their tensors tell."""
+
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """`init_lora_weights` that leave the base weights as they are."""
 
@@ -66,6 +79,11 @@ class PeftConfig:
             f"{key}={data[key]!r}"
             for key, plain in _REFUSED.items()
             if key in data and not any(data[key] is one or data[key] == one for one in plain)
+        ]
+        problems += [
+            f"{key}={value!r}, which is unknown"
+            for key, value in sorted(data.items())
+            if value and key not in _PLAIN | _REFUSED.keys()
         ]
         start = data.get("init_lora_weights", True)
         if start not in _PLAIN_STARTS:

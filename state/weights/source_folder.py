@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 
-__all__ = ["SourceFolder", "parse_json", "refuse_hub_options"]
+__all__ = ["SourceFolder", "parse_json", "refuse_hub_options", "refuse_pointer"]
+
+_MAX_NESTING: Final = 100
+"""Levels of a JSON file: more are no config, and end what walks through them by recursion."""
+_POINTER_START: Final = b"version https://git-lfs.github.com/"
 
 
 class SourceFolder:
@@ -49,12 +53,18 @@ class SourceFolder:
         return open_files(parse_uri(real.parent)), real.name
 
     def read_bytes(self, name: str) -> bytes | None:
-        """A small file; None if it is not there."""
+        """A small file; None if it is not there.
+
+        Raises:
+            ConversionError: a pointer of Git LFS lies in its place.
+        """
         if name not in self._names:
             return None
         files, rel = self.locate(name)
         with files.open_read(rel) as stream:
-            return stream.read()
+            found = stream.read()
+        refuse_pointer(found, f"{self.uri}/{name}")
+        return found
 
 
 def refuse_hub_options(found: str, **options: object) -> None:
@@ -77,11 +87,30 @@ def refuse_hub_options(found: str, **options: object) -> None:
         )
 
 
+def refuse_pointer(start: bytes, path: object) -> None:
+    """Check that a file is not what Git LFS leaves of one that it has not downloaded.
+
+    Args:
+        start: the first bytes of the file, or all.
+        path: the file, for the message.
+
+    Raises:
+        ConversionError: it is.
+    """
+    if start.startswith(_POINTER_START):
+        raise ConversionError(
+            path=path,
+            expected="the file itself",
+            found="a pointer of Git LFS to it",
+            next_step="run git lfs pull in the repository that it was cloned from",
+        )
+
+
 def parse_json(raw: bytes, path: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ConversionError: the bytes are none, or a key has two values.
+        ConversionError: the bytes are none, or a key has two values, or it is nested too deep.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,8 +122,36 @@ def parse_json(raw: bytes, path: str) -> dict[str, Any]:
 
     try:
         data = json.loads(raw, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise ConversionError(path=path, expected="JSON", found=str(exc)) from exc
+    except RecursionError as exc:
+        raise _too_deep(path) from exc
+    if _is_deeper(data, _MAX_NESTING):
+        raise _too_deep(path)
     if not isinstance(data, dict):
         raise ConversionError(path=path, expected="a JSON object", found=type(data).__name__)
     return data
+
+
+def _too_deep(path: str) -> ConversionError:
+    return ConversionError(
+        path=path,
+        expected=f"JSON of at most {_MAX_NESTING} levels",
+        found="more",
+        next_step="take the file again from its source",
+    )
+
+
+def _is_deeper(data: object, levels: int) -> bool:
+    """Whether JSON has more levels, counted without recursion."""
+    level = [data]
+    for _ in range(levels):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return False
+    return True

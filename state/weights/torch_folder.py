@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from cairn.state.conversion import Array, Box, Shape
 from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.weights.source_folder import SourceFolder
+from cairn.state.weights.source_folder import SourceFolder, refuse_pointer
 from cairn.state.weights.weight_files import WeightFiles
 from cairn.storage.safetensors import DTYPES
 from cairn.storage.store import open_files, parse_uri
@@ -113,7 +113,9 @@ def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
         ConversionError: it holds anything else, or can't be read.
     """
     with path.open("rb") as stream:
-        zipped = stream.read(len(_ZIP_START)) == _ZIP_START
+        start = stream.read(64)
+    refuse_pointer(start, shown)
+    zipped = start.startswith(_ZIP_START)
     try:
         sizes = _record_sizes(path) if zipped else path.stat().st_size
         content = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)

@@ -23,7 +23,8 @@ SINGLE_FILE = "model.safetensors"
 BIN_INDEX_FILE = "pytorch_model.bin.index.json"
 BIN_FILE = "pytorch_model.bin"
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
+_PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}")
+"""Of a name in the folder, or in one below it: never out of it."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _promised(raw: bytes, path: str, ending: str) -> dict[str, str]:
     bad += sorted(
         name
         for name in {*texts.values()}
-        if not _PLAIN_NAME.fullmatch(name) or not name.endswith(f".{ending}")
+        if not all(map(_PART.fullmatch, name.split("/"))) or not name.endswith(f".{ending}")
     )
     if not found or bad:
         raise ConversionError(

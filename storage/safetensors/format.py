@@ -36,6 +36,7 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the reference reader."""
 
 _ALIGNMENT: Final = 8
+_POINTER_START: Final = b"version "
 _METADATA_KEY: Final = "__metadata__"
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
 _MAX_NUMBER: Final = 2**63 - 1
@@ -183,6 +184,8 @@ def header_length(prefix: bytes, file_size: int, *, path: object) -> int:
     """
     if len(prefix) < LENGTH_BYTES:
         raise _damaged(path, "a file of at least 8 bytes", f"{len(prefix)} bytes")
+    if prefix[:LENGTH_BYTES] == _POINTER_START:
+        raise _damaged(path, "the file", "a pointer of Git LFS to it: run git lfs pull")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     room = min(MAX_HEADER_BYTES, file_size - LENGTH_BYTES)
     if length > room:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
@@ -60,7 +60,6 @@ FAMILY = Family(
             tie_word_embeddings=("tie_word_embeddings", True),
         ),
         fixed={"block": "parallel", "norm": "layer", "shared_norm": True},
-        refused={"attention_dropout": NO_DROPOUT},
         rope_theta=500000.0,
         also_read=frozenset({"use_qk_norm"}),
         read=_read,

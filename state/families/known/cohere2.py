@@ -11,7 +11,6 @@ from typing import Any
 from cairn.state.config import FULL, DecoderConfig
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     Refused,
     usual_options,
@@ -71,7 +70,6 @@ FAMILY = Family(
         ),
         fixed={"block": "parallel", "norm": "layer", "shared_norm": True},
         refused={
-            "attention_dropout": NO_DROPOUT,
             "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
             "order_of_interleaved_layers": Refused(("local_attn_first", None), "windows are first"),
             "position_embedding_type": Refused(("rope_gptj", None), "neighbours turn together"),

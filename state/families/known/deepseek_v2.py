@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.deepseek import (
     LATENT_KEYS,
     deepseek_names,
@@ -54,7 +54,6 @@ FAMILY = Family(
             mlp_bias=("mlp_bias", False),
         ),
         refused={
-            "attention_dropout": NO_DROPOUT,
             "moe_layer_freq": Refused((1, None), "every layer after the first ones has experts"),
             "norm_topk_prob": Refused((False, None), "transformers does not normalise"),
             "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),

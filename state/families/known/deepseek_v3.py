@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.deepseek import (
     LATENT_KEYS,
     deepseek_names,
@@ -44,7 +44,6 @@ FAMILY = Family(
         "DeepseekV3ForCausalLM",
         options=usual_options(attention_bias=("attention_bias", False), head_dim=None),
         refused={
-            "attention_dropout": NO_DROPOUT,
             "moe_layer_freq": Refused((1, None), "every layer after the first ones has experts"),
             "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),
             "rope_interleave": Refused((True,), "neighbouring dimensions turn together"),

@@ -12,7 +12,6 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     SIZES,
     ConfigForm,
     Refused,
@@ -37,8 +36,10 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     norms = data.get("num_ln_in_parallel_attn") or (2 if newer else 1)
     groups = 1 if one_key and not newer else data.get("num_kv_heads", heads)
     apart = not newer and not one_key and groups != heads
-    if apart or (newer and not parallel):
+    two_norms = parallel and not newer and norms == 2
+    if apart or two_norms or (newer and not parallel):
         what = f"num_kv_heads={groups}" if apart else "parallel_attn=False"
+        what = "num_ln_in_parallel_attn=2" if two_norms else what
         raise ConfigError(
             path="config.json of a 'falcon' model",
             expected="layers as transformers has them",
@@ -118,8 +119,6 @@ FAMILY = Family(
         fixed={"gated_mlp": False, "norm": "layer", "norm_bias": True},
         refused={
             "alibi": Refused((False, None), "positions are rotary here"),
-            "attention_dropout": NO_DROPOUT,
-            "hidden_dropout": NO_DROPOUT,
         },
         activation=("activation", "gelu"),
         also_read=frozenset(
@@ -128,7 +127,7 @@ FAMILY = Family(
                 *("num_kv_heads", "num_ln_in_parallel_attn", "parallel_attn"),
             }
         ),
-        carried=frozenset({"apply_residual_connection_post_layernorm"}),
+        carried=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         read=_read,
         write=_write,
         nulls=frozenset({"multi_query", "parallel_attn"}),  # of which none is one

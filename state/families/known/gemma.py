@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
@@ -39,7 +39,6 @@ FAMILY = Family(
         ),
         fixed={"norm": "rms_offset"},
         refused={
-            "attention_dropout": NO_DROPOUT,
             "hidden_activation": Refused((None, "gelu_pytorch_tanh"), "no other was trained"),
             "use_bidirectional_attention": Refused((None, False), "attention is causal"),
         },

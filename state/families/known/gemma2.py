@@ -11,7 +11,6 @@ from typing import Any
 
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     Refused,
     usual_options,
@@ -63,14 +62,12 @@ FAMILY = Family(
         ),
         fixed={"norm": "rms_offset", "block": "sandwich"},
         refused={
-            "attention_dropout": NO_DROPOUT,
             "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
-            "hidden_act": Refused(("gelu_pytorch_tanh", None), "hidden_activation says it"),
             "use_bidirectional_attention": Refused((None, False), "attention is causal"),
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         also_read=frozenset({"layer_types", "query_pre_attn_scalar"}),
-        carried=frozenset({"sliding_window_size"}),
+        carried=frozenset({"hidden_act", "sliding_window_size"}),
         read=_read,
         write=_write,
         nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),

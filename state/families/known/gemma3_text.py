@@ -11,7 +11,6 @@ from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     Refused,
     usual_options,
@@ -89,7 +88,6 @@ FAMILY = Family(
         ),
         fixed={"norm": "rms_offset", "block": "sandwich", "qk_norm": "head"},
         refused={
-            "attention_dropout": NO_DROPOUT,
             "attn_logit_softcapping": Refused((None,), "transformers reads it and caps nothing"),
             "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
             "use_bidirectional_attention": Refused((None, False), "attention is causal"),
@@ -103,6 +101,7 @@ FAMILY = Family(
                 "_sliding_window_pattern",
             }
         ),
+        carried=frozenset({"hidden_act"}),
         read=_read,
         write=_write,
         inner_sizes={

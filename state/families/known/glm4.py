@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cairn.state.config import DecoderConfig, RopeConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
@@ -37,7 +37,6 @@ FAMILY = Family(
             rms_norm_eps=("rms_norm_eps", 1.5625e-07),
         ),
         fixed={"block": "sandwich"},
-        refused={"attention_dropout": NO_DROPOUT},
         rotary_fraction=("partial_rotary_factor", 0.5),
         nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
     ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.deepseek import (
     EXPERT_PARTS,
     read_experts,
@@ -54,7 +54,6 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 8),
             rms_norm_eps=("rms_norm_eps", 1e-5),
         ),
-        refused={"attention_dropout": NO_DROPOUT},
         rotary_fraction=("partial_rotary_factor", 0.5),
         also_read=frozenset(
             {

@@ -42,8 +42,6 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-_NO_DROPOUT = (0, 0.0, None)
-
 FAMILY = Family(
     ConfigForm(
         "gpt2",
@@ -78,11 +76,6 @@ FAMILY = Family(
                 "summary_use_proj",
             }
         ),
-        untold={
-            "attn_pdrop": _NO_DROPOUT,
-            "embd_pdrop": _NO_DROPOUT,
-            "resid_pdrop": _NO_DROPOUT,
-        },
         read=_read,
         write=_write,
     ),

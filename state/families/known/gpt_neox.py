@@ -10,7 +10,7 @@ from typing import Any
 
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
@@ -43,7 +43,6 @@ FAMILY = Family(
             rms_norm_eps=None,
         ),
         fixed={"gated_mlp": False, "mlp_bias": True, "norm": "layer", "norm_bias": True},
-        refused={"attention_dropout": NO_DROPOUT, "hidden_dropout": NO_DROPOUT},
         activation=("hidden_act", "gelu"),
         rotary_fraction=("rotary_pct", 0.25),
         rotary_theta="rotary_emb_base",

@@ -11,7 +11,6 @@ from typing import Any
 from cairn.state.config import FULL, DecoderConfig, ExpertsConfig
 from cairn.state.conversion import Interleaved, Rule
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     Refused,
     usual_options,
@@ -111,7 +110,6 @@ FAMILY = Family(
         ),
         fixed={"attention_sinks": True},
         refused={
-            "attention_dropout": NO_DROPOUT,
             "swiglu_alpha": Refused((1.702, None), "no other was trained"),
         },
         rope_theta=_THETA,

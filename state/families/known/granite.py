@@ -41,7 +41,6 @@ FAMILY = Family(
             mlp_bias=("mlp_bias", False),
             residual_multiplier=("residual_scale", 1.0),
         ),
-        untold={"attention_dropout": (0, 0.0, None)},
         also_read=frozenset({"logits_scaling"}),
         read=_read,
         write=_write,

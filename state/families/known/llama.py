@@ -5,7 +5,7 @@ Sources: transformers `LlamaConfig` and `LlamaForCausalLM`; llama.cpp's GGUF spe
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused
+from cairn.state.families.config_form import ConfigForm, Refused
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm
@@ -33,7 +33,6 @@ FAMILY = Family(
             "tie_word_embeddings": ("tie_word_embeddings", False),
         },
         refused={
-            "attention_dropout": NO_DROPOUT,
             "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),
         },
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},

@@ -5,7 +5,7 @@ Source: transformers `MistralConfig`, `MistralForCausalLM`.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import LLAMA_ENGINE
 from cairn.state.families.gguf_form import GGUFForm
@@ -20,7 +20,10 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 8),
             sliding_window=("sliding_window", 4096),
         ),
-        refused={"attention_dropout": NO_DROPOUT},
+        refused={
+            "attention_bias": Refused((False, None), "attention has no biases"),
+            "mlp_bias": Refused((False, None), "the MLP has no biases"),
+        },
         nulls=frozenset({"sliding_window", "num_key_value_heads"}),
     ),
     Names(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig, ExpertsConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import LLAMA_ENGINE
@@ -42,7 +42,8 @@ FAMILY = Family(
             sliding_window=("sliding_window", None),
         ),
         refused={
-            "attention_dropout": NO_DROPOUT,
+            "attention_bias": Refused((False, None), "attention has no biases"),
+            "mlp_bias": Refused((False, None), "the experts have no biases"),
             "router_jitter_noise": Refused((0, 0.0, None), "the router adds no noise"),
         },
         rope_theta=1e6,

@@ -5,7 +5,7 @@ Source: transformers `Olmo2Config`, `Olmo2ForCausalLM`; arXiv 2501.00656.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
@@ -21,7 +21,6 @@ FAMILY = Family(
             rms_norm_eps=("rms_norm_eps", 1e-5),
         ),
         fixed={"block": "post", "qk_norm": "whole"},
-        refused={"attention_dropout": NO_DROPOUT},
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
     ),
     Names(parts=SANDWICH),

@@ -13,7 +13,6 @@ from typing import Any
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     usual_options,
     windows_from_hf,
@@ -90,7 +89,6 @@ FAMILY = Family(
             sliding_window=("sliding_window", 4096),
         ),
         fixed={"block": "post", "qk_norm": "whole"},
-        refused={"attention_dropout": NO_DROPOUT},
         rope_theta=None,
         also_read=frozenset({"layer_types", "rope_parameters", "rope_scaling", "rope_theta"}),
         read=_read,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
@@ -37,15 +37,13 @@ FAMILY = Family(
         ),
         refused={
             "attention_bias": Refused((False, None), "transformers has none"),
-            "attention_dropout": NO_DROPOUT,
-            "embd_pdrop": NO_DROPOUT,
             "full_attn_mod": Refused((1, None), "every layer is as the others"),
             "interpolate_factor": Refused((1, None), "positions are whole"),
             "lm_head_bias": Refused((False, None), "transformers has none"),
             "mlp_bias": Refused((False, None), "transformers has none"),
-            "resid_pdrop": NO_DROPOUT,
         },
         rope_original=4096,
+        rope_names={"su": "longrope"},  # in the first files of Phi-3-mini-128k
         rotary_fraction=("partial_rotary_factor", 1.0),
         also_read=frozenset({"auto_map", "original_max_position_embeddings"}),
         write=_write,

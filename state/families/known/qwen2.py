@@ -5,7 +5,7 @@ Source: transformers `Qwen2Config`, `Qwen2ForCausalLM`.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import gguf_names
@@ -18,7 +18,6 @@ FAMILY = Family(
         "Qwen2ForCausalLM",
         options=usual_options(num_key_value_heads=("num_key_value_heads", 32)),
         fixed={"attention_bias": True},
-        refused={"attention_dropout": NO_DROPOUT},
         also_read=QWEN_WINDOW_KEYS,
         read=read_windows,
         write=write_windows,

@@ -10,7 +10,6 @@ from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig, ExpertsConfig
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     usual_options,
     windows_from_hf,
@@ -73,7 +72,6 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 16),
             qkv_bias=("attention_bias", True),
         ),
-        refused={"attention_dropout": NO_DROPOUT},
         also_read=SPARSE_KEYS
         | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
         | {"num_experts", "shared_expert_intermediate_size"},

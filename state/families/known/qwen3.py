@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm
@@ -31,7 +31,6 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 32),
         ),
         fixed={"qk_norm": "head"},
-        refused={"attention_dropout": NO_DROPOUT},
         also_read=QWEN_WINDOW_KEYS,
         read=_read,
         write=write_windows,

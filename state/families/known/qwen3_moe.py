@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig, ExpertsConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.experts import (
     DENSE_TAKEN_FOR_EXPERTS,
     SPARSE_KEYS,
@@ -21,6 +21,7 @@ from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.key_kinds import COUNT_OR_ZERO, FLAG
 from cairn.state.families.names import Names
 
 
@@ -61,13 +62,18 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 4),
         ),
         fixed={"qk_norm": "head"},
-        refused={"attention_dropout": NO_DROPOUT},
         also_read=SPARSE_KEYS
         | {"num_experts", "num_local_experts", "sliding_window", "use_sliding_window"},
+        refused={
+            "qkv_bias": Refused((False, None), "attention_bias says whether there are biases"),
+            "shared_expert_intermediate_size": Refused((0, None), "no layer has a shared expert"),
+            "use_qk_norm": Refused((True, None), "queries and keys are normalised"),
+        },
         carried=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
         read=_read,
         write=_write,
         nulls=frozenset({"sliding_window"}),
+        kinds={"shared_expert_intermediate_size": COUNT_OR_ZERO, "use_qk_norm": FLAG},
     ),
     Names(parts={"mlp/router": "mlp.gate"}, no_adapters=DENSE_TAKEN_FOR_EXPERTS),
     GGUFForm(

@@ -11,7 +11,6 @@ from typing import Any
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
-    NO_DROPOUT,
     ConfigForm,
     usual_options,
     windows_from_hf,
@@ -85,7 +84,6 @@ FAMILY = Family(
             num_key_value_heads=("num_key_value_heads", 4),
             tie_word_embeddings=("tie_word_embeddings", True),
         ),
-        refused={"attention_dropout": NO_DROPOUT},
         carried=frozenset({"max_window_layers", "pretraining_tp"}),
         rope_theta=2000000.0,
         also_read=frozenset(

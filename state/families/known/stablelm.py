@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
@@ -45,7 +45,6 @@ FAMILY = Family(
             use_qkv_bias=("attention_bias", False),
         ),
         fixed={"norm": "layer", "norm_bias": True},
-        refused={"attention_dropout": NO_DROPOUT, "hidden_dropout": NO_DROPOUT},
         rotary_fraction=("partial_rotary_factor", 0.25),
         also_read=frozenset({"qk_layernorm", "use_parallel_residual"}),
         read=_read,

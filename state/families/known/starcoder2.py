@@ -12,8 +12,6 @@ from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.key_kinds import FLAG, NUMBER, TEXT
 from cairn.state.families.names import Names
 
-_NO_DROPOUT = (0, 0.0, None)
-
 FAMILY = Family(
     ConfigForm(
         "starcoder2",
@@ -33,18 +31,13 @@ FAMILY = Family(
             "norm_type": Refused(("layer_norm", None), "transformers has no other"),
         },
         activation=("hidden_act", "gelu_pytorch_tanh"),
-        untold={
-            "attention_dropout": _NO_DROPOUT,
-            "embedding_dropout": _NO_DROPOUT,
-            "residual_dropout": _NO_DROPOUT,
-        },
         read=lambda data, options: {
             "attention_out_bias": options["attention_bias"],
             "mlp_bias": options["attention_bias"],
         },
         kinds={
             **dict.fromkeys(("mlp_type", "norm_type"), TEXT),
-            **dict.fromkeys(("embedding_dropout", "norm_epsilon", "residual_dropout"), NUMBER),
+            "norm_epsilon": NUMBER,
             "use_bias": FLAG,
         },
     ),

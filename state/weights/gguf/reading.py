@@ -22,6 +22,7 @@ from cairn.state.conversion import Array, Box, RuleTable, Shape, whole_box
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
 from cairn.state.weights.gguf.tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
+from cairn.state.weights.source_folder import refuse_pointer
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
@@ -64,6 +65,8 @@ class GGUFFile:
                 found="a folder" if self.path.is_dir() else "nothing",
                 next_step="Check the path.",
             )
+        with self.path.open("rb") as stream:
+            refuse_pointer(stream.read(64), self.path)
         try:
             reader = _reader_class(self._gguf)(self.path)
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as exc:

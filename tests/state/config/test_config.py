@@ -127,7 +127,6 @@ def test_rope_is_read_from_old_and_new_keys(data, rope):
         ({"rope_scaling": {"rope_type": "proportional", "factor": 2}}, "'proportional'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
-        ({"attention_dropout": 0.1}, "attention_dropout=0.1"),
         ({"pretraining_tp": 2}, "pretraining_tp=2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "snake"}, "'snake'"),
@@ -147,11 +146,14 @@ def test_what_the_decoder_cannot_do_is_refused(changes, said):
         ({"architectures": ["MistralForCausalLM"]}, r"architectures=\['MistralForCausalLM'\]"),
         ({"architectures": "MistralForCausalLM"}, "architectures='MistralForCausalLM'"),
         ({"auto_map": {"AutoModelForCausalLM": "own.Own"}}, "auto_map=.*code of the model's own"),
-        ({"logit_scale": 0.5}, r"logit_scale=0\.5 \(nothing reads it\)"),
+        (
+            {"logit_scale": 0.5},
+            r"logit_scale=0\.5 \(nothing reads it, and it changes the scale of the logits\)",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"sliding_window": 16, "use_qk_norm": True}, "sliding_window=16.*use_qk_norm=True"),
         ({"rope_scaling": {"type": "linear", "factor": 2, "attention_factor": 2}}, "attention_f"),
-        ({"auto_map": {"A": "b.C"}, "attention_dropout": 0.1}, "attention_dropout.*auto_map"),
+        ({"auto_map": {"A": "b.C"}, "pretraining_tp": 2}, "pretraining_tp.*auto_map"),
     ],
 )
 def test_keys_that_nothing_reads_are_refused_by_name(changes, said):

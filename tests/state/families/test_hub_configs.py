@@ -736,6 +736,7 @@ STRETCHED = {
             "rope_theta=500000.0, where rotary_emb_base",
         ),
         ("falcon-7b", {"multi_query": False, "num_kv_heads": 8}, "num_kv_heads=8"),
+        ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn=2"),
         (
             "gpt-oss-20b-bf16",
             {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096}},
@@ -775,6 +776,15 @@ def test_a_null_flag_is_false_where_transformers_reads_it_so():
     assert DecoderConfig.from_hf(data) == DecoderConfig.from_hf(
         data | {"parallel_attn": False, "multi_query": False}
     )
+
+
+def test_the_first_name_of_longrope_is_read_as_transformers_reads_it():
+    data = PUBLISHED["Phi-3.5-mini"]
+    older = data | {"rope_scaling": data["rope_scaling"] | {"type": "su"}}
+    ours = DecoderConfig.from_hf(older)
+    assert ours == DecoderConfig.from_hf(data) == DecoderConfig.from_hf(theirs(older))
+    with pytest.raises(ConfigError, match="found 'su'"):
+        DecoderConfig.from_hf(PUBLISHED["Llama-3.1-8B"] | {"rope_scaling": {"type": "su"}})
 
 
 @pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 4096}])

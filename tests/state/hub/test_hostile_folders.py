@@ -36,10 +36,57 @@ def change(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-@pytest.mark.parametrize("name", [["x"], 1, None, {"a": 1}, True, "", ".", "a/b"])
+OUTSIDE = ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b", "a\nb"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [["x"], 1, None, {"a": 1}, True, "", ".", "a/b", *(f"{name}.safetensors" for name in OUTSIDE)],
+)
 def test_an_index_with_what_is_no_file_name_is_refused(folder, name):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": name}}))
     with pytest.raises(ConversionError, match='expected a "weight_map"'):
+        open_pretrained(folder)
+
+
+@pytest.mark.parametrize("shard", ["shards/a.safetensors", "my shards/part 1 of 1.safetensors"])
+def test_shards_are_where_the_index_says_below_the_folder_and_with_any_name(folder, shard):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / shard).parent.mkdir()
+    (folder / "model.safetensors").rename(folder / shard)
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, shard)}))
+    weights = open_pretrained(folder).weights
+    np.testing.assert_array_equal(weights.read("model.norm.weight"), tensors["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", INDEX, "model.safetensors", "pytorch_model.bin", "a.gguf"],
+)
+def test_a_pointer_of_git_lfs_is_told_as_what_it_is(folder, name):
+    if name in (INDEX, "pytorch_model.bin"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12345\n"
+    )
+    with pytest.raises((ConversionError, CorruptionError), match=r"Git LFS.* git lfs pull") as told:
+        open_pretrained(folder / name if name == "a.gguf" else folder)
+    assert name in str(told.value)
+
+
+@pytest.mark.parametrize("levels", [150, 900, 2000])
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
+def test_json_of_many_levels_is_refused_by_its_name(folder, name, levels):
+    nested = "[" * levels + "]" * levels
+    config = (folder / "config.json").read_text().strip().removesuffix("}")
+    header = f'{{"a": {{"dtype": "F32", "shape": {nested}, "data_offsets": [0, 4]}}}}'.encode()
+    content = {
+        "config.json": f'{config}, "_deep": {nested}}}'.encode(),
+        INDEX: f'{{"weight_map": {nested}}}'.encode(),
+        "model.safetensors": len(header).to_bytes(8, "little") + header,
+    }
+    (folder / name).write_bytes(content[name])
+    with pytest.raises((ConversionError, CorruptionError), match=name):
         open_pretrained(folder)
 
 

@@ -232,6 +232,7 @@ def changed_config(tmp_path, **changes):
     [
         ({"use_dora": True}, "use_dora=True"),
         ({"bias": "all"}, "bias='all'"),
+        ({"use_never_seen": True}, "use_never_seen=True, which is unknown"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"init_lora_weights": "pissa"}, "changes the base weights"),
@@ -269,7 +270,7 @@ def test_tensors_that_do_not_fit_are_all_listed(folder, tmp_path):
         assert text in str(caught.value)
 
 
-def test_weights_that_peft_saved_beside_adapters_are_refused_with_the_way_to_leave_them_out(
+def test_weights_that_peft_saved_beside_adapters_are_read_over_if_they_are_the_models(
     folder, tmp_path
 ):
     from transformers import LlamaForCausalLM
@@ -282,12 +283,20 @@ def test_weights_that_peft_saved_beside_adapters_are_refused_with_the_way_to_lea
         ).eval()
         theirs.save_pretrained(tmp_path / "with")
         theirs.save_pretrained(tmp_path / "without", save_embedding_layers=False)
+    ids = tokens(2, 9)
+    for name in ("with", "without"):
+        model = loaded(folder).load_adapter(tmp_path / name)
+        assert_close(logits_of(model, ids), torch_logits(theirs, ids))
+    file = tmp_path / "with" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.lm_head.base_layer.weight"][0, 0] += 1
+    save_file(tensors, file)
     with pytest.raises(ConversionError, match="save_embedding_layers=False") as caught:
         loaded(folder).load_adapter(tmp_path / "with")
-    assert "lm_head.base_layer.weight" in str(caught.value)
-    ids = tokens(2, 9)
-    model = loaded(folder).load_adapter(tmp_path / "without")
-    assert_close(logits_of(model, ids), torch_logits(theirs, ids))
+    assert caught.value.problems == ("lm_head: other numbers, or another shape",)
+    quantized = loaded(folder, quantization_method="8bit", quantization_block_size=-1)
+    with pytest.raises(ConversionError, match="lm_head: quantized here"):
+        quantized.load_adapter(tmp_path / "with")
 
 
 def test_pickled_adapters_are_never_read(folder, tmp_path):

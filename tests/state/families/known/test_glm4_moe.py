@@ -52,7 +52,6 @@ def read(**keys):
         ({"mlp_bias": True}, "mlp_bias=True .nothing reads it"),
         ({"n_group": 3}, "group"),
         ({"use_qk_norm": "yes"}, "use_qk_norm='yes'"),
-        ({"attention_dropout": 0.1}, "no dropout"),
     ],
 )
 def test_what_transformers_does_not_read_or_we_do_not_do_is_refused(keys, found):
