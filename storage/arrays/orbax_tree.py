@@ -226,9 +226,9 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
                 "aggregated leaves",
                 path=path,
                 expected="an array for each leaf",
-                found=f"{len(aggregated)} that SaveArgs(aggregate=True) of an older Orbax, or Flax, "
+                found=f"{len(aggregated)} that SaveArgs(aggregate=True) of an older Orbax or Flax "
                 f"put into one msgpack file: {', '.join(map(repr, sorted(aggregated)[:5]))}",
-                next_step="Restore the step with Orbax, and save it again by a present release.",
+                next_step="Restore the step with Orbax, and save it again by a new release.",
             )
         return StoredTree(
             arrays,
