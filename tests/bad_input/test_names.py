@@ -122,7 +122,7 @@ def test_a_save_to_what_is_no_run_is_refused(store, state, case):
 
 
 RUNS = "/v1/roots/default/runs"
-PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$'"
+PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}$'"
 LINK = "a symbolic link to somewhere else"
 UNLINK = "Replace the link by what it leads to"
 NO_STEP = "Choose a listed step"
