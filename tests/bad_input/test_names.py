@@ -98,7 +98,7 @@ SAVES = [
      "Use one of these schemes"),
     ("s3://bucket/tiny", "InvalidURIError", "s3://bucket/tiny", "a file:// or gs:// URI", "s3://",
      "Save to a local disk or to Google Cloud Storage."),
-    ("ROOT/my run", "InvalidURIError", "", "a letter or digit", "'my run'", "another name."),
+    ("ROOT/my run", "InvalidURIError", "", "a letter or digit", "'my run'", "another name"),
     ("ROOT/file", "NotFoundError", "file://ROOT/file/run.json", "a folder", "",
      "a file is in the way"),
     ("ROOT/tiny/attempts/1/2", "InvalidURIError", "file://ROOT/tiny/attempts/1/2",
