@@ -8,7 +8,13 @@ from pydantic import BeforeValidator, WithJsonSchema
 from cairn.service.actions import ControlPlane
 from cairn.service.filters import LONGEST_FILTER, LONGEST_ORDER
 from cairn.service.observing import RequestMetrics, ServerMetrics
-from cairn.service.schemas import ALIAS_PATTERN, LARGEST_NUMBER, LONGEST_ALIAS, NAME_PATTERN
+from cairn.service.schemas import (
+    ALIAS_PATTERN,
+    LARGEST_NUMBER,
+    LONGEST_ALIAS,
+    NAME_PATTERN,
+    RUN_PATTERN,
+)
 
 MAX_STEP = LARGEST_NUMBER
 
@@ -24,7 +30,7 @@ RootName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of a store root.", examples=["default"])
 ]
 RunName = Annotated[
-    str, Path(pattern=NAME_PATTERN, description="Name of a run.", examples=["llama-sft"])
+    str, Path(pattern=RUN_PATTERN, description="Name of a run.", examples=["llama-sft"])
 ]
 AliasName = Annotated[
     str,

@@ -30,10 +30,13 @@ from pydantic_core import (
     core_schema,
 )
 
+from cairn.storage.store import RUN_NAME
+
 # Not digits alone, which would be a step; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
 LONGEST_ALIAS = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+RUN_PATTERN = rf"^{RUN_NAME}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 # As `parse_size` reads it, which has the better words for what it refuses.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
@@ -996,7 +999,7 @@ class WebhookRequest(Request):
     )
     runs: str = Field(
         default="*",
-        pattern=r"^[A-Za-z0-9._*?-]{1,128}$",
+        pattern=r"^[A-Za-z0-9._=+*?-]{1,128}$",
         description="Of runs with such a name: `*` is any text, `?` one letter. What is of a root "
         "and of no run is told with `*` only.",
     )
@@ -1158,7 +1161,7 @@ class AddRootRequest(Request):
 class CreateRunRequest(Request):
     """Make a run before its job starts, which goes on in it."""
 
-    name: str = Field(pattern=NAME_PATTERN, examples=["llama-sft"])
+    name: str = Field(pattern=RUN_PATTERN, examples=["llama-sft"])
     labels: Named[LabelText] = Field(default_factory=dict, examples=[{"team": "nlp"}])
 
 
@@ -1192,7 +1195,7 @@ class RestoreRequest(Request):
     mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON has only text for it
     run: str | None = Field(
         default=None,
-        pattern=NAME_PATTERN,
+        pattern=RUN_PATTERN,
         description="fork: name of the new run, in the same root. rollback: left out.",
     )
     strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS)]] = Field(
@@ -1246,7 +1249,7 @@ class AdoptRequest(Request):
         examples=["old_run"],
     )
     run: str = Field(
-        pattern=NAME_PATTERN,
+        pattern=RUN_PATTERN,
         description="Name of the run: a new one, or that which adopts the folder already.",
     )
     step: Whole | None = Field(

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -33,7 +34,6 @@ from cairn.service.schemas import (
 )
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
-from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, confined, parse_uri, real_place
 
 DEFAULT_ROOT = "default"
@@ -412,8 +412,13 @@ class Settings(BaseSettings):
     ) -> str | dict[str, str]:
         named = value if isinstance(value, dict) else {DEFAULT_ROOT: value}
         for name, uri in named.items():
+            if re.fullmatch(NAME_PATTERN, name) is None:
+                raise SettingsError(
+                    f"CAIRN_{str(info.field_name).upper()}: root {name!r}: expected a name of a "
+                    "letter or digit, then up to 127 letters, digits, '.', '_' or '-'. Choose "
+                    "another one."
+                )
             try:
-                check_run_name(name)
                 parse_uri(uri)
             except StorageError as exc:
                 setting = f"CAIRN_{str(info.field_name).upper()}"

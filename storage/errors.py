@@ -315,7 +315,10 @@ _CLIENTS = ("aiohttp", "requests", "urllib3")
 _FULL_NEXT = "Free space or raise the quota, then try again; what was stored before is untouched."
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
 _NO_FOLDER_NEXT = "Give a path whose parents are folders; a file is in the way here."
-_MISSING_NEXT = "Check the path; a bucket must exist before anything is stored in it."
+_MISSING_NEXT = (
+    "Check the path, and that no link on it leads nowhere; "
+    "a bucket must exist before anything is stored in it."
+)
 _FAILED_NEXT = "See the system's log for the disk or the mount, then try again."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import serialization
 from flax.training import checkpoints
 from orbax.checkpoint import v1
 
@@ -171,6 +172,20 @@ def oldest_items(folder: Path) -> None:
     item = folder / "checkpoint_5" / "state"
     item.mkdir(parents=True)
     (item / "checkpoint").write_bytes(b"leaves")
+
+
+def aggregated_steps(folder: Path) -> None:
+    """Two leaves of three in one msgpack file, as `SaveArgs(aggregate=True)` had them kept."""
+    tree = {"big": np.arange(6.0, dtype=np.float32), "small": np.ones(3, np.int32), "step": 7}
+    manager(folder, tree, (5,))
+    item = folder / "5" / "default"
+    described = json.loads((item / "_METADATA").read_text())
+    for entry in described["tree_metadata"].values():
+        if entry["key_metadata"][0]["key"] != "big":
+            entry["value_metadata"]["skip_deserialize"] = True
+    (item / "_METADATA").write_text(json.dumps(described))
+    kept = {**tree, "big": "PLACEHOLDER://big"}
+    (item / "checkpoint").write_bytes(serialization.msgpack_serialize(kept))
 
 
 def with_uncommitted(folder: Path, tree: Tree = TREE) -> None:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from cairn.service.errors import AddressError
+from cairn.storage.store import RUN_NAME
 
 BEST: Final = "best:"
-_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_ALIAS: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ADDRESS: Final = re.compile(
-    rf"(?P<run>{_NAME})"
-    rf"(?:@{BEST}(?P<best>(?s:.+))|@(?P<alias>{_NAME})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
+    rf"(?P<run>{RUN_NAME})"
+    rf"(?:@{BEST}(?P<best>(?s:.+))|@(?P<alias>{_ALIAS})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
 )
 
 
@@ -41,8 +42,8 @@ class Address:
         if found is None or found["best"] in (":min", ":max"):
             raise AddressError(
                 f"{text!r}: expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N, with names of "
-                "letters, digits, '.', '_' and '-', found another form. `cairn runs` lists what "
-                "exists."
+                "letters, digits, '.', '_' and '-', of runs '=' and '+' too, found another form. "
+                "`cairn runs` lists what exists."
             )
         step = found["step"]
         number = None if step is None else int(step)

@@ -10,13 +10,13 @@ from typing import Final
 
 from cairn.storage.errors import ArtifactNotFoundError, NotFoundError
 from cairn.storage.runs import ExportKey, ExportManifest, find_export
-from cairn.storage.store import ObjectStore, StoreURI, confine
+from cairn.storage.store import RUN_NAME, ObjectStore, StoreURI, confine
 
-ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,511}$"
+ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _NUMBER = r"0|[1-9][0-9]{0,17}"
 _ID: Final = re.compile(
-    rf"(?P<root>{_NAME})~(?P<run>{_NAME})~(?P<step>{_NUMBER})~(?P<attempt>{_NUMBER})"
+    rf"(?P<root>{_NAME})~(?P<run>{RUN_NAME})~(?P<step>{_NUMBER})~(?P<attempt>{_NUMBER})"
     r"~(?P<kind>[a-z][a-z0-9_]{0,31})-(?P<digest>[0-9a-f]{8,64})"
 )
 

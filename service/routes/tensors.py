@@ -33,6 +33,7 @@ from cairn.service.schemas import (
     ITEM_PATTERN,
     NAME_PATTERN,
     PLAIN_PATTERN,
+    RUN_PATTERN,
     PlanRequest,
     Scope,
     StepDiff,
@@ -94,7 +95,7 @@ OtherStep = Annotated[
     int, Query(ge=0, le=MAX_STEP, description="The step that this one is compared with.")
 ]
 OtherRun = Annotated[
-    str | None, Query(pattern=NAME_PATTERN, description="Run of the other; default: the same.")
+    str | None, Query(pattern=RUN_PATTERN, description="Run of the other; default: the same.")
 ]
 OtherRoot = Annotated[
     str | None, Query(pattern=NAME_PATTERN, description="Root of the other; default: the same.")

@@ -4,17 +4,24 @@ import copy
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from cairn.state.errors import ArgumentError
 from cairn.state.paths import named_leaves
 from cairn.state.saving.memory_kinds import in_memory
 from cairn.state.weights import MODEL_ITEM, served_item
 from cairn.storage.arrays import dtype_named
-from cairn.storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
+from cairn.storage.errors import (
+    CorruptionError,
+    NotACheckpointError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import (
     CheckpointRef,
@@ -56,6 +63,29 @@ def run_has_saved(reference: str | os.PathLike[str]) -> bool:
         CorruptionError: if records of the run are lost that would tell.
     """
     return processes.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
+
+
+class _MetaFields(TypedDict, total=False):
+    """Fields of the meta that a load reads, and their shapes."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
+
+    step: int
+    model_class: str | None
+    model_module: str | None
+    config: dict[str, Any] | None
+    module: dict[str, Any] | None
+    trainable: list[str] | None
+    tx_init: dict[str, Any] | None
+    hyperparameters: dict[str, Any] | None
+    extras: dict[str, Any] | None
+    fields: dict[str, Any] | None
+    weak: dict[str, list[str]]
+    memory_kinds: dict[str, dict[str, str]] | None
+    python_numbers: dict[str, dict[str, str]]
+
+
+_META_FIELDS: Final = TypeAdapter(_MetaFields)
 
 
 class StoredCheckpoint:
@@ -305,6 +335,19 @@ class StoredCheckpoint:
                 found=f"version {self.meta.get('version')!r}",
                 next_step="load it with the version of Cairn that saved it, or a newer one",
             )
+        try:
+            _META_FIELDS.validate_python(self.meta)
+        except ValidationError as exc:
+            problems = [
+                f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors()[:20]
+            ]
+            raise CorruptionError(
+                "the meta of the step is damaged",
+                path=self.uri,
+                expected="fields as save_state writes them",
+                found="; ".join(problems),
+                next_step="load another step, or restore the file `meta` from a backup",
+            ) from exc
 
 
 def stored_float(target: Any, record: LeafRecord) -> Any:

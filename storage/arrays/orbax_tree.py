@@ -199,7 +199,7 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
-        UnsupportedFormatError: two leaves have one path.
+        UnsupportedFormatError: two leaves have one path, or some are in Orbax's aggregate file.
     """
     parsed = parse_json_object(data, path=path)
     arrays: dict[str, str] = {}
@@ -207,6 +207,7 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
     empties: dict[str, Any] = {}
     sequences: set[str] = set()
     renamed: dict[str, str] = {}
+    aggregated: list[str] = []
     try:
         for entry in parsed["tree_metadata"].values():
             keys = [str(key["key"]) for key in entry["key_metadata"]]
@@ -234,10 +235,19 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
                 strings[leaf] = name
             elif value.get("skip_deserialize"):
                 if value.get("value_type") in _ARRAYS:
-                    raise TypeError(f"an array that is not stored at {leaf!r}")
+                    aggregated.append(leaf)
                 empties[leaf] = _EMPTY.get(value.get("value_type"))
             else:
                 arrays[leaf] = name
+        if aggregated:
+            raise UnsupportedFormatError(
+                "aggregated leaves",
+                path=path,
+                expected="an array for each leaf",
+                found=f"{len(aggregated)} that SaveArgs(aggregate=True) of an older Orbax or Flax "
+                f"put into one msgpack file: {', '.join(map(repr, sorted(aggregated)[:5]))}",
+                next_step="Restore the step with Orbax, and save it again by a new release.",
+            )
         return StoredTree(
             arrays,
             strings,

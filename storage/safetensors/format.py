@@ -101,8 +101,17 @@ class TensorEntry:
         """The NumPy dtype.
 
         Raises:
-            UnsupportedFormatError: NumPy has none, since elements share bytes.
+            UnsupportedFormatError: NumPy has none, since elements share bytes, or no array with
+                so many axes.
         """
+        if len(self.shape) > _MAX_AXES:
+            raise UnsupportedFormatError(
+                "too many axes",
+                path=self.name,
+                expected=f"at most {_MAX_AXES}, as NumPy has",
+                found=f"{len(self.shape)}",
+                next_step="Write the tensor again with fewer axes; others of the file can be read.",
+            )
         if self.code not in DTYPES:
             raise UnsupportedFormatError(
                 "no NumPy dtype",
@@ -206,7 +215,9 @@ def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHe
         UnsupportedFormatError: a dtype that the format does not have.
     """
     body = _parse(data, path)
-    metadata = body.pop(_METADATA_KEY, {})
+    metadata = body.pop(_METADATA_KEY, None)
+    if metadata is None:  # null, as some writers have it for none
+        metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, f"{_METADATA_KEY} with texts only", repr(metadata)[:100])
     _check_text([*metadata, *metadata.values(), *body], path)
@@ -257,7 +268,7 @@ def _check_text(texts: Iterable[str], path: object) -> None:
 
 
 def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
-    if not isinstance(fields, dict) or fields.keys() != _ENTRY_KEYS:
+    if not isinstance(fields, dict) or not fields.keys() >= _ENTRY_KEYS:
         raise _damaged(path, f"{name!r} with {sorted(_ENTRY_KEYS)}", repr(fields)[:200])
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     known = isinstance(code, str) and (code in DTYPES or code in _PACKED_BITS)
@@ -280,14 +291,6 @@ def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     if room > _MAX_NUMBER or bits % 8 or end - start != bits // 8:
         expected = f"{name!r} to be {bits / 8:g} bytes, {code}{shape}"[:200]
         raise _damaged(path, expected, f"data_offsets {offsets}")
-    if len(shape) > _MAX_AXES:
-        raise UnsupportedFormatError(
-            "too many axes",
-            path=f"{path}: {name}",
-            expected=f"at most {_MAX_AXES}, as NumPy has",
-            found=f"{len(shape)}",
-            next_step="Write the tensor again with fewer axes.",
-        )
     return TensorEntry(name, code, tuple(shape), base + start, base + end)
 
 

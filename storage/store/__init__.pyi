@@ -76,6 +76,8 @@ from .records import Record as Record
 from .records import canonical_json as canonical_json
 from .records import place_told as place_told
 from .records import sha256_of as sha256_of
+from .uri import RUN_NAME as RUN_NAME
+from .uri import RUN_NAME_RULE as RUN_NAME_RULE
 from .uri import Confinement as Confinement
 from .uri import StoreURI as StoreURI
 from .uri import check_segment as check_segment

@@ -14,6 +14,8 @@ from typing import Any, Literal, cast, get_args
 from cairn.storage.errors import InvalidURIError
 
 __all__ = [
+    "RUN_NAME",
+    "RUN_NAME_RULE",
     "Confinement",
     "Scheme",
     "StoreURI",
@@ -29,7 +31,11 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 _ALLOWED = "gs://bucket/path, s3://bucket/path, file:///path, memory://path or a plain path"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$")
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}"
+"""A name of a run, as a regular expression: the one rule for stores, addresses and URLs."""
+
+RUN_NAME_RULE = "a letter or digit, then up to 127 letters, digits, '.', '_', '-', '=' or '+'"
+_NAME = re.compile(RUN_NAME)
 _FORBIDDEN = re.compile(r"[\\%?#\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|::")
 _MAX_LENGTH = 4096
 
@@ -250,11 +256,11 @@ def check_name(segment: str) -> str:
     Raises:
         InvalidURIError: it is not.
     """
-    if not _NAME.match(segment):
+    if not _NAME.fullmatch(segment):
         raise InvalidURIError(
             "invalid name",
             path=repr(segment[:200]),
-            expected="a letter or digit, then up to 127 letters, digits, '.', '_' or '-'",
+            expected=RUN_NAME_RULE,
             found=f"{len(segment)} characters that don't fit",
             next_step="Choose another name.",
         )

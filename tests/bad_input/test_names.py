@@ -98,7 +98,7 @@ SAVES = [
      "Use one of these schemes"),
     ("s3://bucket/tiny", "InvalidURIError", "s3://bucket/tiny", "a file:// or gs:// URI", "s3://",
      "Save to a local disk or to Google Cloud Storage."),
-    ("ROOT/my run", "InvalidURIError", "", "a letter or digit", "'my run'", "another name."),
+    ("ROOT/my run", "InvalidURIError", "", "a letter or digit", "'my run'", "another name"),
     ("ROOT/file", "NotFoundError", "file://ROOT/file/run.json", "a folder", "",
      "a file is in the way"),
     ("ROOT/tiny/attempts/1/2", "InvalidURIError", "file://ROOT/tiny/attempts/1/2",
@@ -122,7 +122,7 @@ def test_a_save_to_what_is_no_run_is_refused(store, state, case):
 
 
 RUNS = "/v1/roots/default/runs"
-PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$'"
+PATTERN = "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}$'"
 LINK = "a symbolic link to somewhere else"
 UNLINK = "Replace the link by what it leads to"
 NO_STEP = "Choose a listed step"

@@ -49,7 +49,6 @@ def hostile_files() -> dict[str, bytes]:
         "metadata_list": tensors(b"", __metadata__=["pt"]),
         "entry_no_object": tensors(a=3),
         "entry_without_shape": tensors(a={"dtype": "F32", "data_offsets": [0, 8]}),
-        "entry_with_extra": tensors(a=tensor() | {"stride": [1]}),
         "unknown_dtype": tensors(a=tensor("F99")),
         "unknown_dtype_list": tensors(a=tensor(["F32"])),
         "dtype_of_other_size": tensors(a=tensor("F64")),

@@ -1,14 +1,20 @@
 """Runs made over HTTP before their job starts."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
+from cairn.service.dashboard import addresses as at
+from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings
+from cairn.storage.errors import InvalidURIError
+from cairn.storage.runs import promote_step
 from cairn.storage.runs.checking import check_run
-from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.runs.records.layout import RUN_FILE, check_run_name
 from cairn.storage.runs.run import Run, list_runs
 from tests.plain_orbax import manager
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
@@ -163,3 +169,45 @@ def test_jobs_on_a_run_without_steps_find_nothing_amiss(root, tmp_path):
         refused = http.post(f"{RUNS}/llama/checkpoints/1:restore", json=fork)
         check_problem(refused, 409, "run-exists")
         assert http.get(path).json()["labels"] == NEW["labels"]
+
+
+@pytest.mark.parametrize("name", ["lr=0.001", "a+b", "a=b+c"])
+def test_run_names_with_signs_of_configs_work_in_paths_queries_and_pages(http, root, name):
+    made = http.post(RUNS, json={"name": name})
+    assert (made.status_code, made.headers["Location"]) == (201, f"{RUNS}/{name}")
+    add_steps(Run.open(root / name), [3, 4])
+    promote_step(Run.open(root / name), 3, "best", expect=None)
+    http.get(f"{RUNS}/{name}?refresh=true")
+    aliases = http.get(f"{RUNS}/{quote(name, safe='')}/aliases").json()["aliases"]
+    assert [(alias["alias"], alias["step"]) for alias in aliases] == [("best", 3)]
+    listed = http.get("/v1/runs", params={"filter": f'name = "{name}"'}).json()["runs"]
+    assert [run["name"] for run in listed] == [name]
+    page = http.get("/").text
+    (link,) = set(re.findall(r'href="(/ui/[^"/]+/[^"/]+)"', page))
+    assert http.get(link).status_code == 200
+    for path in (f"{link}/steps/3", f"{link}/aliases", at.compare("default", name, 3)):
+        answer = http.get(path, follow_redirects=True)
+        assert answer.status_code == 200, path
+        assert name in answer.text
+    asked = at.compare("default", name, 3, ("default", name, 4))
+    assert http.get(asked, follow_redirects=True).status_code == 200
+    events = http.get("/v1/events", params={"run": name}).json()["events"]
+    assert {event["run"] for event in events} == {name}
+
+
+def test_a_run_name_that_does_not_fit_is_refused_with_one_that_does():
+    for name, fitting in {
+        "run 1": "run-1",
+        ".hidden": "hidden",
+        "_old": "old",
+        "a" * 129: "a" * 128,
+        "=": "run-1",
+    }.items():
+        with pytest.raises(InvalidURIError, match=re.escape(f"such as {fitting!r}")):
+            check_run_name(name)
+        check_run_name(fitting)
+
+
+def test_a_root_has_no_sign_of_a_run():
+    with pytest.raises(SettingsError, match="root 'a=b'"):
+        Settings(roots={"a=b": "/tmp/store"})

@@ -18,7 +18,7 @@ from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http import ValueRead
 from cairn.service.routes import page_of_runs
-from cairn.service.schemas import ALIAS_PATTERN, NAME_PATTERN, PLAIN_PATTERN
+from cairn.service.schemas import ALIAS_PATTERN, PLAIN_PATTERN, RUN_PATTERN
 from cairn.storage.errors import StepChangedError
 
 ROWS: Final = 150
@@ -30,7 +30,7 @@ router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
 )
 
-Name = Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=128)]
+Name = Annotated[str, Query(pattern=rf"^$|{RUN_PATTERN}", max_length=128)]
 Chosen = Annotated[str, Query(pattern=rf"^([0-9]{{1,15}})?$|{ALIAS_PATTERN}", max_length=128)]
 Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 

@@ -14,7 +14,7 @@ from cairn.service.http import (
     json_answer,
     problem_responses,
 )
-from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, EventKind, EventList
+from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, RUN_PATTERN, EventKind, EventList
 
 router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
 
@@ -23,7 +23,7 @@ After = Annotated[
 ]
 RootFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="Of this root only.")]
 RunFilter = Annotated[
-    str | None, Query(pattern=NAME_PATTERN, description="Of runs of this name only.")
+    str | None, Query(pattern=RUN_PATTERN, description="Of runs of this name only.")
 ]
 KindFilter = Annotated[EventKind | None, Query(description="Of this kind only.")]
 

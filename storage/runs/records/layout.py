@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, SupportsIndex
 
 from cairn.storage.arrays import META_ITEM
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import RUN_NAME, RUN_NAME_RULE, StoreURI, parse_uri
 
 __all__ = [
     "ALIASES",
@@ -104,7 +104,7 @@ RUN_FOLDERS: Final = frozenset(
 MAX_NUMBER: Final = 10**18 - 1
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_RUN_NAME = re.compile(rf"{_NAME}")
+_RUN_NAME = re.compile(RUN_NAME)
 _ALIAS = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -175,13 +175,13 @@ def _check_number(number: SupportsIndex, what: str) -> int:
     return plain
 
 
-def _check(pattern: re.Pattern[str], text: str, what: str, rule: str) -> str:
+def _check(pattern: re.Pattern[str], text: str, what: str, rule: str, example: str = "") -> str:
     if not pattern.fullmatch(text):
         raise InvalidURIError(
             f"invalid {what}",
             expected=rule,
             found=repr(text)[:200],
-            next_step="Choose another name.",
+            next_step=f"Choose another name, {example}." if example else "Choose another name.",
         )
     return _plain(text)
 
@@ -197,8 +197,8 @@ def check_run_name(name: str) -> str:
     Raises:
         InvalidURIError: it may not.
     """
-    rule = "a letter or digit, then up to 127 letters, digits, '.', '_' or '-'"
-    return _check(_RUN_NAME, name, "run name", rule)
+    fitting = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name).lstrip("-._=+")[:128].rstrip("-") or "run-1"
+    return _check(_RUN_NAME, name, "run name", RUN_NAME_RULE, f"such as {fitting!r}")
 
 
 def is_run_name(name: str) -> bool:

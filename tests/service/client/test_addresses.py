@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from cairn.service.client.addresses import Address
 from cairn.service.errors import AddressError
 
+RUNS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,20}", fullmatch=True)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 METRICS = st.text(min_size=1).filter(lambda metric: metric not in (":min", ":max"))
 STEPS = st.integers(0, 10**16 - 1)
@@ -12,10 +13,10 @@ STEPS = st.integers(0, 10**16 - 1)
 
 @given(
     st.one_of(
-        st.builds(Address, NAMES),
-        st.builds(Address, NAMES, alias=NAMES),
-        st.builds(Address, NAMES, step=STEPS),
-        st.builds(Address, NAMES, best=METRICS),
+        st.builds(Address, RUNS),
+        st.builds(Address, RUNS, alias=NAMES),
+        st.builds(Address, RUNS, step=STEPS),
+        st.builds(Address, RUNS, best=METRICS),
     )
 )
 def test_address_reads_back_as_it_was_written(address):

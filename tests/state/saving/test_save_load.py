@@ -25,6 +25,7 @@ from cairn.state.errors import (
 from cairn.state.names import TaskType
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.saving import checkpoint as stored_checkpoint
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.saving.state_saving import SkippedSave
 from cairn.state.sharding.mesh import make_mesh, mesh_of
@@ -640,3 +641,36 @@ def test_the_time_that_a_save_blocks_is_that_of_the_whole_call(sgd_state, tmp_pa
     handle = sgd_state.save_state(tmp_path / "run", step=Slow(), verbose=False)
     assert 0.2 <= handle.blocked_seconds <= time.monotonic() - began
     handle.wait()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            (field, value)
+            for field in ("weak", "memory_kinds", "python_numbers")
+            for value in ([], "model", {"model": 3})
+        ],
+        *[
+            (field, ["model"])
+            for field in ("config", "module", "tx_init", "hyperparameters", "extras", "fields")
+        ],
+        ("model_class", 3),
+        ("trainable", {"model": 1}),
+        ("trainable", [1]),
+        ("step", "2"),
+    ],
+)
+def test_forged_meta_is_told_as_damage(saved_for_meta, monkeypatch, field, value):
+    monkeypatch.setattr(
+        stored_checkpoint, "read_meta", lambda reader: {**read_meta(reader), field: value}
+    )
+    with pytest.raises(CorruptionError, match=f"meta of the step is damaged.*{field}"):
+        EasyDeLState.load_state(saved_for_meta, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def saved_for_meta(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("meta") / "run"
+    EasyDeLState.create(model=my_model()).save_state(folder, step=1, verbose=False, wait=True)
+    return folder

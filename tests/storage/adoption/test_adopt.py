@@ -44,7 +44,15 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import ObjectStore, open_files, parse_uri
 from cairn.storage.training import Checkpointer, load
-from tests.plain_orbax import MIXED, READABLE, TREE, UNNUMBERED, UNREADABLE, manager
+from tests.plain_orbax import (
+    MIXED,
+    READABLE,
+    TREE,
+    UNNUMBERED,
+    UNREADABLE,
+    aggregated_steps,
+    manager,
+)
 from tests.storage.adoption.folders import everything
 from tests.storage.stored_runs import SetClock
 
@@ -402,6 +410,17 @@ def test_what_adopts_nothing_says_what_there_is(tmp_path):
     )
     assert not (tmp_path / "trees.cairn").exists()
     assert names(tmp_path / "logs") == ["events"]
+
+
+def test_aggregated_leaves_are_refused_by_that_name(tmp_path: Path) -> None:
+    aggregated_steps(tmp_path / "old")
+    with ocp.CheckpointManager(tmp_path / "old") as old:  # the way out
+        tree = old.restore(5, args=ocp.args.PyTreeRestore())
+    assert tree["step"] == 7
+    np.testing.assert_array_equal(tree["small"], np.ones(3, np.int32))
+    (problem,) = adopt(tmp_path / "old").problems
+    assert all(text in problem for text in ("aggregate=True", "'small', 'step'", "_METADATA"))
+    assert "save it again" in problem
 
 
 def names(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
+    NotFoundError,
     PreconditionFailedError,
     StepNotFoundError,
     StorageError,
@@ -190,3 +191,13 @@ def test_a_fork_does_not_take_a_run_that_was_made(parent, root_uri):
     abandon_fork(made.uri, by=WRITER)
     assert made.info().labels == {"team": "nlp"}
     assert made.steps() == []
+
+
+def test_a_run_below_a_file_or_a_dangling_link_is_refused_by_what_is_there(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    for name, next_step in {"file": "whose parents are folders", "dangling": "link"}.items():
+        for folder in (tmp_path / name, tmp_path / name / "run"):
+            with pytest.raises(NotFoundError, match=next_step):
+                Run.create(folder)
+    assert not (tmp_path / "gone").exists()
