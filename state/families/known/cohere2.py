@@ -10,12 +10,7 @@ from typing import Any
 
 from cairn.state.config import FULL, DecoderConfig
 from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import (
-    ConfigForm,
-    Refused,
-    usual_options,
-    windows_from_hf,
-)
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head

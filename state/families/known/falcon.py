@@ -11,12 +11,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import (
-    SIZES,
-    ConfigForm,
-    Refused,
-    usual_options,
-)
+from cairn.state.families.config_form import SIZES, ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
@@ -117,9 +112,7 @@ FAMILY = Family(
             tie_word_embeddings=("tie_word_embeddings", True),
         ),
         fixed={"gated_mlp": False, "norm": "layer", "norm_bias": True},
-        refused={
-            "alibi": Refused((False, None), "positions are rotary here"),
-        },
+        refused={"alibi": Refused((False, None), "positions are rotary here")},
         activation=("activation", "gelu"),
         also_read=frozenset(
             {

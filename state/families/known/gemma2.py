@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import (
-    ConfigForm,
-    Refused,
-    usual_options,
-    windows_from_hf,
-)
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm

@@ -10,12 +10,7 @@ from typing import Any
 
 from cairn.state.config import FULL, DecoderConfig, ExpertsConfig
 from cairn.state.conversion import Interleaved, Rule
-from cairn.state.families.config_form import (
-    ConfigForm,
-    Refused,
-    usual_options,
-    windows_from_hf,
-)
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
 from cairn.state.families.experts import ROUTER_IS_NO_LINEAR, experts_of
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
@@ -109,9 +104,7 @@ FAMILY = Family(
             swiglu_limit=("activation_limit", 7.0),
         ),
         fixed={"attention_sinks": True},
-        refused={
-            "swiglu_alpha": Refused((1.702, None), "no other was trained"),
-        },
+        refused={"swiglu_alpha": Refused((1.702, None), "no other was trained")},
         rope_theta=_THETA,
         also_read=frozenset(
             {"experts_per_token", "layer_types", "num_experts_per_tok", "num_local_experts"}

@@ -12,11 +12,7 @@ from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import (
-    ConfigForm,
-    usual_options,
-    windows_from_hf,
-)
+from cairn.state.families.config_form import ConfigForm, usual_options, windows_from_hf
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_engine import Engine
 from cairn.state.families.gguf_form import (

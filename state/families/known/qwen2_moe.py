@@ -9,11 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig, ExpertsConfig
-from cairn.state.families.config_form import (
-    ConfigForm,
-    usual_options,
-    windows_from_hf,
-)
+from cairn.state.families.config_form import ConfigForm, usual_options, windows_from_hf
 from cairn.state.families.experts import (
     ROUTER_IS_NO_LINEAR,
     SPARSE_KEYS,

@@ -66,7 +66,7 @@ def test_what_transformers_does_not_run_or_runs_in_two_ways_is_refused(keys, fou
     ("keys", "lost"),
     [
         ({"no_rope_layer_interval": 2}, r"layers_without_rope=\(1,\) \(it would be \(\)\)"),
-        ({**WINDOWED, "no_rope_layers": [1, 1, 0]}, r"sliding_window=9 \(it would be None\)"),
+        ({**WINDOWED, "no_rope_layers": [1, 1, 0]}, r"sliding_window=9 below max_position"),
         ({"attention_bias": True}, r"attention_bias=True \(it would be False\)"),
     ],
 )
