@@ -79,7 +79,7 @@ $(LLAMA_CPP)/.built: $(DEV_STAMP) constraints.txt
 	rm -rf $(LLAMA_CPP) && mkdir -p $(LLAMA_CPP)/source
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -c constraints.txt -d $(LLAMA_CPP) llama-cpp-python
 	tar xzf $(LLAMA_CPP)/llama_cpp_python-*.tar.gz -C $(LLAMA_CPP)/source --strip-components 1
-	CMAKE_ARGS="$(LLAMA_CPP_OPTIONS)" $(BIN)/python -m pip install --quiet -c constraints.txt $(LLAMA_CPP)/source
+	CMAKE_ARGS="$(LLAMA_CPP_OPTIONS)" $(BIN)/python -m pip install --quiet -c constraints.txt --no-binary llama-cpp-python llama-cpp-python  # pip keeps what it builds
 	touch $@
 
 demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file or STORE=gcs)
