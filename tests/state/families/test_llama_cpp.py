@@ -68,7 +68,7 @@ def cells_of(model_type):
         cells["wide heads"] = {**base, "head_dim": 12}
     for tied in (True, False):
         cells["tied head" if tied else "own head"] = {**base, "tie_word_embeddings": tied}
-    for key in set(BIASES) & has.keys():
+    for key in [one for one in BIASES if one in has]:
         for value in (True, False):
             cells[f"{key}={value}"] = {**base, key: value}
     if "sliding_window" in has:
