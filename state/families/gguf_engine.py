@@ -12,7 +12,7 @@ from typing import Any
 from cairn.state.config import FULL, WINDOW, DecoderConfig
 from cairn.state.errors import ConfigError
 
-__all__ = ["LLAMA_ENGINE", "Engine", "loadable"]
+__all__ = ["LLAMA_ENGINE", "Engine", "loadable", "no_gguf_file"]
 
 _BY_NUMBERS = frozenset({"llama3", "longrope"})
 """Scalings of rotary positions that lie in a file as tensors."""
@@ -76,13 +76,18 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:
         refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")
     if refused:
-        raise ConfigError(
-            path=f"{config.model_type} as GGUF",
-            expected=f"what llama.cpp's {architecture!r} has",
-            found="; ".join(refused),
-            next_step="export Hugging Face files instead (format 'huggingface')",
-        )
+        raise no_gguf_file(config, f"what llama.cpp's {architecture!r} has", "; ".join(refused))
     return config
+
+
+def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigError:
+    """The error of a model of which no GGUF file is written."""
+    return ConfigError(
+        path=f"{config.model_type} as GGUF",
+        expected=expected,
+        found=found,
+        next_step="export Hugging Face files instead (format 'huggingface')",
+    )
 
 
 def _windows_matter(config: DecoderConfig) -> bool:

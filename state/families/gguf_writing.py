@@ -15,9 +15,8 @@ import numpy as np
 
 from cairn.state.config import OURS_ALONE, DecoderConfig, RopeConfig, attention_factor
 from cairn.state.conversion import Array, RuleTable, Shape
-from cairn.state.errors import ConfigError
 from cairn.state.families.family import get_family, get_gguf_family
-from cairn.state.families.gguf_engine import loadable
+from cairn.state.families.gguf_engine import loadable, no_gguf_file
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm
 from cairn.state.families.gguf_rope import rope_to_gguf
 
@@ -95,7 +94,7 @@ def gguf_rules(config: DecoderConfig) -> RuleTable:
 def _form(config: DecoderConfig) -> GGUFForm:
     form = get_family(config.model_type).gguf
     if form is None:
-        raise _refusal(config, "a family that has GGUF files", config.model_type)
+        raise no_gguf_file(config, "a family that has GGUF files", config.model_type)
     return form
 
 
@@ -127,7 +126,7 @@ def _check(
         if not _alike(ours, theirs)
     ]
     if lost:
-        raise _refusal(config, "options that a GGUF file can say", "; ".join(lost))
+        raise no_gguf_file(config, "options that a GGUF file can say", "; ".join(lost))
 
 
 def _plain(config: DecoderConfig) -> dict[str, Any]:
@@ -172,12 +171,3 @@ def _alike(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
         return bool(np.isclose(ours, theirs, rtol=_CLOSE, atol=0))
     return bool(ours == theirs)
-
-
-def _refusal(config: DecoderConfig, expected: str, found: str) -> ConfigError:
-    return ConfigError(
-        path=f"{config.model_type} as GGUF",
-        expected=expected,
-        found=found,
-        next_step="export Hugging Face files instead (format 'huggingface')",
-    )

@@ -185,7 +185,8 @@ def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
                 f"its added token {one['content']!r} takes white space with it, or stands for a "
                 "single word alone, which no file can say"
             )
-    texts = [one["content"] for one in added]
+    # Runs of one character do each other no harm: of tokens that begin alike others count first.
+    texts = sorted((one["content"] for one in added), key=lambda text: len({*text}))
     begins = {text[:size]: text for text in texts for size in range(1, len(text))}
     for text in texts:
         for start in range(1, len(text)):

@@ -111,10 +111,13 @@ def test_our_file_has_the_models_logits_or_nobodys_has(model_type, name, tmp_pat
     options, ids = cells_of(model_type)[name], tokens(1, LENGTH, VOCABULARY)
     try:
         theirs, folder = saved(tmp_path / "theirs", model_type, **options)
-        model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
         expected = torch_logits(theirs, ids, np.ones_like(ids))[0]
     except Exception as exc:  # transformers' own, of many types
         pytest.xfail(f"no such model: {type(exc).__name__}: {exc}")
+    try:
+        model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    except ConfigError as exc:
+        pytest.xfail(f"no such model: {exc}")
     limit = LIMIT_OF_ITS_GELU if "gelu" in model.config.hidden_act else LIMIT
 
     def error(path):

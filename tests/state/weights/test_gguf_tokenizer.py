@@ -165,6 +165,9 @@ def test_added_tokens_that_may_overlap_leave_the_tokenizer_out():
     found, note = tokenizer_metadata(assets(original), 1000)
     assert found == {}
     assert "its added tokens 'ab' and 'bcd' may overlap" in note
+    runs = trained("gpt-2")
+    runs.add_tokens(["  ", " b", "    "])
+    assert "its added tokens '  ' and ' b' may overlap" in tokenizer_metadata(assets(runs), 1000)[1]
 
 
 def test_a_tokenizer_that_composes_characters_is_written_and_told():
