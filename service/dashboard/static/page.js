@@ -81,6 +81,9 @@ document.addEventListener("htmx:afterSwap", (event) => {
   }
 });
 
+// A button that htmx does not know yet does nothing: cairn.css lets nobody press it until then.
+document.addEventListener("htmx:load", () => { document.documentElement.dataset.ready = ""; }, { once: true });
+
 document.addEventListener("htmx:sendError", () => announce("The server does not answer. Try again."));
 
 // A file may be chosen in place of its text; nothing is sent before the form is.

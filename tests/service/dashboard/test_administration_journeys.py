@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, TimeoutError, expect
 
 from cairn.storage.runs import Run, promote_step
 from cairn.storage.runs.records.layout import step_dir
@@ -72,6 +72,26 @@ def test_root_is_added_and_removed_and_its_store_stays(page, tmp_path):
     expect(row).to_have_count(0)
     expect(page.get_by_role("row", name=re.compile("^default"))).to_be_visible()
     assert [step.step for step in other.steps()] == [7]
+
+
+def test_button_cannot_be_pressed_before_the_scripts_are_there(page, tmp_path):
+    other = make_run(tmp_path / "early" / "run", [7])
+    page.goto("/health")
+    page.get_by_text("Add a root").click()
+    page.get_by_label("Name").fill("early")
+    page.get_by_label("Folder or bucket").fill(other.uri.parent.local_path)
+    page.get_by_role("button", name="Add root").click()
+    remove = page.get_by_role("button", name="Remove the root early")
+    expect(remove).to_be_visible()
+    scripts: list[Route] = []
+    page.route("**/htmx.min.js", lambda route: scripts.append(route))
+    page.goto("/health", wait_until="commit")
+    expect(remove).to_be_visible()
+    with pytest.raises(TimeoutError):
+        remove.click(timeout=1_000)
+    scripts[0].continue_()
+    remove.click()
+    expect(remove).to_have_count(0)
 
 
 def test_root_of_the_settings_has_no_button_that_removes_it(page):
