@@ -442,7 +442,7 @@ class Checkpointer:
                 latest.
             only: which leaves, and no others: a regular expression that has a match in their
                 paths, or a function of a path.
-            cast: floating leaves may change dtype.
+            cast: floating leaves may change dtype, and integers whose values all fit.
             iterators: of training data, by name: they are set to where the step was saved.
             damaged: "skip" goes to the newest sound step if the latest is damaged, and the next
                 save goes on from there, see `load`.

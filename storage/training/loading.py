@@ -32,6 +32,7 @@ from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.iterators import Positions, find_positions, warn_of_left
 from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
+from cairn.storage.training.restoring import Casts
 from cairn.storage.training.skipped_damage import note_skip
 
 __all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "check_on_damage", "load"]
@@ -65,7 +66,8 @@ def load(
         only: which leaves, and no others; the rest is as in the target. A regular expression that
             has a match somewhere in their paths, such as "model/layers/0/kernel", or a function of
             a path.
-        cast: floating leaves may change dtype; all else must be equal.
+        cast: leaves may change dtype, floating ones to floating ones, and integers to others that
+            have each stored value; all else must be equal.
         iterators: of training data, by name, as they were given to `save`: they are set, in place,
             to where the step was saved, once all else is loaded. Each process sets its own. A step
             that another number of processes saved can set those of Grain's ElasticIterator, and
@@ -88,7 +90,8 @@ def load(
             `damaged` is neither "refuse" nor "skip".
         LeafNotFoundError: `only` is an expression that matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
-            sharding does not divide its leaf; those of all items are listed.
+            sharding does not divide its leaf; those of all items are listed. Or an integer does
+            not fit the dtype that `cast` allowed.
         IteratorMismatchError: the step has no such iterator, or it can't go on with this number of
             processes: all are listed, and none is set. Or one refuses its state, when those before
             it are set.
@@ -225,6 +228,7 @@ def _fitted(
     opened = open_modules(given.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
     where = f"{run.uri}, step {info.step}"
+    casts: Casts = "numbers" if cast else "none"
     pattern: re.Pattern[str] | None = None
     choose: Callable[[str], object] | None = None
     if callable(only):
@@ -240,7 +244,7 @@ def _fitted(
         if name not in reader.names():
             problems.append(f"{name}: expected by the target, no item of this step")
             continue
-        one = fit_item(reader, name, tree, cast=cast, where=where, chosen=chosen)
+        one = fit_item(reader, name, tree, casts=casts, where=where, chosen=chosen)
         problems += [f"{name}/{problem}" for problem in one.problems]
         fitted.append(one)
     if problems:

@@ -25,6 +25,7 @@ from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
 from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.restoring import (
+    Casts,
     TargetLeaf,
     agreed_shared,
     read_leaves,
@@ -231,7 +232,7 @@ def fit_item(
     name: str,
     target: Any,
     *,
-    cast: bool,
+    casts: Casts,
     where: object,
     chosen: Callable[[str], object] | None = None,
 ) -> FittedItem:
@@ -241,7 +242,7 @@ def fit_item(
         reader: of the step.
         name: of the item.
         target: its tree, as `restore_item` takes it.
-        cast: floating leaves may change dtype.
+        casts: leaves that may change dtype.
         where: what errors call the checkpoint.
         chosen: says of a path whether its leaf is wanted; others may differ. Default: all are.
 
@@ -264,7 +265,7 @@ def fit_item(
     stored = {path: _fits_as(arrays, info) for path, info in known.items()}
     problems = trees.difference([*wanted, *asked], {*stored, *texts})
     for path in sorted(wanted.keys() & stored.keys()):
-        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], cast)]
+        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], casts)]
     problems += [f"{path}: expected text, stored an array" for path in sorted(asked - {*texts})]
     problems += [f"{path}: expected an array, stored text" for path in sorted({*wanted} & {*texts})]
     return FittedItem(name, arrays, known, wanted, texts, problems, where)
@@ -318,7 +319,7 @@ def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
 
 def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> FittedItem:
     """What is stored and what is wanted, if they fit."""
-    fitted = fit_item(_opened(step), item, target, cast=cast, where=where)
+    fitted = fit_item(_opened(step), item, target, casts="floats" if cast else "none", where=where)
     if fitted.problems:
         raise TreeMismatchError(
             f"item {item!r} does not fit the target",

@@ -29,7 +29,10 @@ class Filling(NamedTuple):
     def make(self, arrays: ItemArrays) -> Any:
         """Make the leaf, whose parts are filled."""
         form = arrays.form(self.info.path)
-        return self.leaf.value(key_impl=form.dtype if form and form.kind == "key" else None)
+        return self.leaf.value(
+            key_impl=form.dtype if form and form.kind == "key" else None,
+            where=arrays.where(self.info.path),
+        )
 
 
 def read_leaves(

@@ -2,19 +2,20 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cairn.storage.arrays import Region, aligned_empty, origin_of
+from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading import LeafInfo
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 from cairn.storage.training.restoring.host_memory import HostMemory, Slot
 from cairn.storage.training.weak_types import weakly_typed
 
-__all__ = ["PlacedLeaf", "TargetLeaf", "target_leaf"]
+__all__ = ["Casts", "PlacedLeaf", "TargetLeaf", "target_leaf"]
 
 _KINDS: dict[type, tuple[str, str]] = {
     bool: ("b", "a Python bool"),
@@ -22,6 +23,10 @@ _KINDS: dict[type, tuple[str, str]] = {
     float: ("f", "a Python float"),
     complex: ("fc", "a Python complex"),
 }
+
+
+Casts = Literal["none", "floats", "numbers"]
+"""Leaves that may change dtype: none, floating ones, or integers too, if all their values fit."""
 
 
 class TargetLeaf(NamedTuple):
@@ -43,7 +48,7 @@ class TargetLeaf(NamedTuple):
     committed: bool = True
     weak: bool = False
 
-    def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, cast: bool) -> list[str]:
+    def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, casts: Casts) -> list[str]:
         """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
         problems = []
         if tuple(stored.shape) != self.shape:
@@ -59,7 +64,7 @@ class TargetLeaf(NamedTuple):
                     _places(self.sharding, self.shape)
             except ValueError as exc:
                 problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
-        if not self._takes(stored.dtype, cast):
+        if not self._takes(stored.dtype, casts):
             wanted = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
             expected = wanted or f"dtype {dtype_name(self.dtype)}"
             problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
@@ -73,12 +78,14 @@ class TargetLeaf(NamedTuple):
                 )
         return problems
 
-    def _takes(self, dtype: Any, cast: bool) -> bool:
+    def _takes(self, dtype: Any, casts: Casts) -> bool:
         if self.dtype is None and self.scalar is not None:
             return not is_key_dtype(dtype) and np.dtype(dtype).kind in _KINDS[self.scalar][0]
         if self.dtype == dtype:
             return True
-        return cast and _is_floating(dtype) and _is_floating(self.dtype)
+        if casts == "numbers" and _is_integer(dtype) and _is_integer(self.dtype):
+            return True
+        return casts != "none" and _is_floating(dtype) and _is_floating(self.dtype)
 
     def empty(self) -> Any:
         """The leaf, if it has no elements."""
@@ -154,17 +161,21 @@ class PlacedLeaf:
         self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
         return self
 
-    def value(self, *, key_impl: str | None) -> Any:
+    def value(self, *, key_impl: str | None, where: str) -> Any:
         """The leaf, in the dtype that the target asks for, once its regions are filled.
 
         Args:
             key_impl: of a leaf of typed PRNG keys: their implementation.
+            where: what errors call the leaf.
+
+        Raises:
+            TreeMismatchError: it holds integers that the dtype does not have.
         """
         dtype, sharding = self._target.dtype, self._target.sharding
         whole: Any
         parts = [region.values for region in self.regions]
         if key_impl is None and dtype is not None and parts[0].dtype != dtype:
-            parts = [part.astype(dtype) for part in parts]
+            parts = [_cast(part, dtype, where) for part in parts]
         if sharding is None:
             (whole,) = parts
         else:
@@ -222,6 +233,31 @@ def _made_of(dtype: Any) -> Any:
 
 def _is_floating(dtype: Any) -> bool:
     return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _is_integer(dtype: Any) -> bool:
+    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.integer))
+
+
+def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
+    """The part in another dtype; integers only if it has all of them.
+
+    Raises:
+        TreeMismatchError: it does not have all of them.
+    """
+    if _is_integer(dtype) and part.size:
+        limits = jnp.iinfo(dtype)
+        smallest, largest = int(part.min()), int(part.max())
+        if smallest < limits.min or largest > limits.max:
+            stored = dtype_name(part.dtype)
+            raise TreeMismatchError(
+                "stored integers do not fit the dtype of the target",
+                path=where,
+                expected=f"{dtype_name(dtype)}, from {limits.min} to {limits.max}",
+                found=f"{stored}, from {smallest} to {largest}",
+                next_step=f"Restore it as {stored}.",
+            )
+    return part.astype(dtype)
 
 
 def target_leaf(leaf: Any) -> TargetLeaf:

@@ -489,6 +489,51 @@ def test_shapes_and_dtypes_that_differ_are_listed_and_never_cut_or_cast_unasked(
                 manager.restore(1, args=one)
 
 
+@pytest.mark.parametrize("manager_of", [CheckpointManager, ocp.CheckpointManager])
+@pytest.mark.parametrize(
+    ("save", "restore"),
+    [
+        (args.StandardSave, lambda wanted, _: args.StandardRestore(wanted)),
+        (args.PyTreeSave, lambda _, by_dtype: args.PyTreeRestore(restore_args=by_dtype)),
+    ],
+)
+def test_a_counter_of_int32_is_restored_as_uint32_where_the_target_names_it(
+    tmp_path: Path,
+    manager_of: Callable[..., Any],
+    save: Callable[[Any], Any],
+    restore: Callable[[Any, Any], Any],
+) -> None:
+    counters = {"step": jnp.int32(7), "seen": jnp.arange(4, dtype=jnp.int32), "host": np.int64([5])}
+    wanted = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.uint32), counters)
+    wanted["host"] = np.zeros(1, np.uint8)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    by_dtype = dict.fromkeys(counters, ocp.ArrayRestoreArgs(dtype=jnp.uint32, sharding=place))
+    with manager_of(tmp_path / "run") as manager:
+        manager.save(1, args=save(counters))
+        manager.wait_until_finished()
+        restored = manager.restore(1, args=restore(wanted, by_dtype))
+    assert {restored[name].dtype.kind for name in counters} == {"u"}
+    assert [int(restored["step"]), int(restored["host"][0])] == [7, 5]
+    assert restored["seen"].tolist() == [0, 1, 2, 3]
+
+
+def test_integers_that_the_dtype_of_the_target_does_not_have_are_never_wrapped(
+    tmp_path: Path,
+) -> None:
+    below, above = jnp.array([3, -1, 4], jnp.int32), np.array([0, 300], np.int64)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave({"x": below}))
+        with pytest.raises(TreeMismatchError, match=r"x.*uint32, from 0 to.*int32, from -1 to 4"):
+            manager.restore(1, args=args.StandardRestore({"x": below.astype(jnp.uint32)}))
+        manager.save(2, args=args.StandardSave({"x": above}))
+        with pytest.raises(TreeMismatchError, match=r"uint8, from 0 to 255.*int64, from 0 to 300"):
+            manager.restore(2, args=args.StandardRestore({"x": above.astype(np.uint8)}))
+        with pytest.raises(TreeMismatchError, match="expected dtype int32, stored dtype int64"):
+            load(tmp_path / "run", {"x": above.astype(np.int32)})
+        restored = load(tmp_path / "run", {"x": above.astype(np.int32)}, cast=True)
+        assert restored["x"].tolist() == [0, 300]
+
+
 def test_a_step_that_exists_is_refused_as_orbax_does(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "run") as manager:
         assert manager.save(2, args=args.StandardSave(TREE))
