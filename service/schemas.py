@@ -579,9 +579,7 @@ class StepFile(Response):
 
     name: str = Field(description="Its path in the step's folder.")
     bytes: int
-    crc32c: str | None = Field(
-        description="Eight hexadecimal digits; null in manifests of early releases."
-    )
+    crc32c: str = Field(description="Eight hexadecimal digits.")
 
 
 class StepFileList(Page):

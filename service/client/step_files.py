@@ -111,8 +111,6 @@ class StepFilesConnection(TensorsConnection):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.part")
-        if file.crc32c is None:
-            part.unlink(missing_ok=True)  # nothing would tell that it goes on with another file
         path = file_path(root, run, step, file.name)
         fetch_checked(
             lambda start: blocks(self._http, path, start),
@@ -138,9 +136,11 @@ def _refuse_mixed(others: Sequence[StepFile], folder: Path, name: str) -> None:
         path = folder.joinpath(*plain_parts(one.name))
         if not path.is_file():
             continue
-        known = one.crc32c is not None and one.bytes <= _SUMMED_BYTES
-        same = path.stat().st_size == one.bytes
-        if not (is_as_recorded(path, one.bytes, one.crc32c) if known else same):
+        if one.bytes > _SUMMED_BYTES:
+            same = path.stat().st_size == one.bytes
+        else:
+            same = is_as_recorded(path, one.bytes, one.crc32c)
+        if not same:
             wrong.append(one.name)
     if wrong:
         shown = ", ".join(wrong[:_SHOWN]) + ("" if len(wrong) <= _SHOWN else ", …")

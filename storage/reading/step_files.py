@@ -77,7 +77,6 @@ def _problems(place: FilePlace) -> dict[str, str]:
         record.name: record
         for record in place.records
         if record.name not in problems
-        and record.crc32c is not None
         and listed[record.name].crc32c is None
         and not holds_values(record.name)
         and record.size <= bound_of(record.name).max_bytes  # of no kind that is read as a whole

@@ -373,8 +373,7 @@ class _StepCheck:
         known = {record.name for record in place.records}
         if self._index is not None:
             known.add(INDEX_FILE)
-        if self._records:
-            self.extra = sorted({*self.extra, *({*listed} - known)})
+        self.extra = sorted({*self.extra, *({*listed} - known)})
         return listed_problems(listed, place.records)
 
     def small_objects(self) -> None:
@@ -413,12 +412,12 @@ class _StepCheck:
                 yield problem, False
 
     def leaves(self) -> None:
-        """Read the leaves if files of values are damaged, were added, or have no checksum.
+        """Read the leaves if files of values are damaged or were added.
 
         Without an index no step is opened of which a file that leads to the leaves is damaged: no
         parser gets what is known not to be ours, and so none of the leaves is read.
         """
-        values = [record for name, record in self._records.items() if holds_values(name)]
+        values = [name for name in self._records if holds_values(name)]
         if any(
             name not in self._sound and self._is_read(name) and not holds_values(name)
             for name in self._records
@@ -428,10 +427,9 @@ class _StepCheck:
                 self.damaged_leaves += [f"{one.item}: {one.path}" for one in self._contents.leaves]
                 return
         stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
-        checked = all(record.name in self._sound and record.crc32c for record in values)
         # A chunk that was not stored reads as zeros, and one that was added as something else.
-        added = self._manifest.plain is not None and any(map(holds_values, self.extra))
-        if checked and not added and (values or not stored):
+        added = self._index is None and any(map(holds_values, self.extra))
+        if self._sound.issuperset(values) and not added and (values or not stored):
             return
         unreadable = self._unreadable_leaves()
         if unreadable:  # by a reader of its own, which has nothing of what was read
@@ -496,10 +494,10 @@ class _StepCheck:
     def _wrong_trees(self) -> Iterator[str]:
         """Items whose leaves, as Orbax lists them, are not those that were saved."""
         data = self._read(STEP_METADATA)
-        if data is None or self._manifest.plain is not None:  # its adoption read the leaves there
+        if data is None or self._index is None:  # its adoption read the leaves there
             return
         step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
-        if self._index is not None and step.forms != self._index.directory.forms:
+        if step.forms != self._index.directory.forms:
             yield f"{STEP_METADATA}: leaves in other forms than the index has them"
         for item in sorted({leaf.item for leaf in self._contents.leaves}):
             name = f"{item}/{TREE_METADATA}"

@@ -151,7 +151,7 @@ def fork_run(
     changes = {
         "attempt": attempt.number,
         "writer": by,
-        "environment": manifest.unshared_environment  # a fork copies
+        "environment": manifest.environment  # a fork copies
         | report.noted()
         | ({} if damage is None else {_DESPITE_DAMAGE: despite_damage}),
     }

@@ -241,7 +241,7 @@ def certain_holder(
     """
     if lease is None or attempts.problems or not published:
         return None
-    noted = None if lease.begun is None else lease.durable
+    noted = lease.durable
     if noted is not None and noted[0] == step and noted not in published:
         return None  # it is lost
     attempt = counting(published, attempts.known).get(step)
@@ -354,7 +354,7 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
     which go before them.
     """
     lease, problems = _parsed_lease(objects, look.lease)
-    noted = None if lease is None or lease.begun is None else lease.durable
+    noted = None if lease is None else lease.durable
     begun = None if lease is None else lease.begun
     if problems or (noted is not None and noted not in look.published):
         return None
@@ -386,8 +386,7 @@ def _in_order(objects: ObjectStore) -> History:
     for _ in range(_LOOKS):
         lease, problems = judge_lease(objects)
         published = published_steps(objects)
-        # An older release did not clear what it removed, and did not note what it began.
-        noted = None if lease is None or lease.begun is None else lease.durable
+        noted = None if lease is None else lease.durable
         begun = None if lease is None else lease.begun
         deleted = trashed_steps(objects)
         attempts = judge_attempts(objects, begun, deleted.union(published))

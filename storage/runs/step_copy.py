@@ -44,14 +44,11 @@ class CopyReport:
         files: how many: all that the manifest names.
         nbytes: their bytes.
         how: what was compared with the record.
-        unrecorded: those of which the manifest, of an older release, records no checksum. They are
-            what the source holds now; whether that is what was saved, nothing tells.
     """
 
     files: int
     nbytes: int
     how: str
-    unrecorded: int = 0
 
     def noted(self) -> dict[str, Any]:
         """What the `environment` of the copy's manifest says of it."""
@@ -64,12 +61,11 @@ class CopyReport:
             files=sum(one.files for one in found),
             nbytes=sum(one.nbytes for one in found),
             how="; ".join(dict.fromkeys(one.how for one in found)),
-            unrecorded=sum(one.unrecorded for one in found),
         )
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> "CopyReport | None":
-        """What was noted; None if the step is no copy, or one that an older release made."""
+        """What was noted; None if the step is no copy."""
         try:
             return _REPORT.validate_python(environment.get(_ENTRY))
         except ValidationError:
@@ -94,8 +90,8 @@ def copy_step_files(
     Args:
         origin: the step's folder.
         target: the folder of the copy; what killed copies left there is removed.
-        records: the files, as the manifest records them; none: every file that there is, each only
-            compared with the source. Others in `origin` are no part of the step, and not copied.
+        records: the files, as the manifest records them. Others in `origin` are no part of the
+            step, and not copied.
         tell: called about once a second, and after each file, with (bytes done, bytes in all); what
             it raises stops the copying, once the files under way are done.
 
@@ -106,8 +102,6 @@ def copy_step_files(
         StoreUnavailableError: a store gives no answer.
     """
     listed = {entry.name: entry for entry in origin.walk()}
-    if not records:
-        records = tuple(ObjectRecord(name=one.name, size=one.size) for one in listed.values())
     problems = listed_problems(listed, records)
     wanted = [record for record in records if record.name not in problems]
     done, total = 0, sum(record.size for record in wanted)
@@ -140,12 +134,7 @@ def copy_step_files(
         )
     for folder in sorted({record.name.rpartition("/")[0] for record in records}):
         target.sweep(folder)
-    return CopyReport(
-        files=len(records),
-        nbytes=total,
-        how=copy.how(),
-        unrecorded=sum(record.crc32c is None for record in records),
-    )
+    return CopyReport(files=len(records), nbytes=total, how=copy.how())
 
 
 def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
@@ -204,27 +193,18 @@ class _Copy:
     def _wrong_copy(self, record: ObjectRecord) -> str | None:
         """Copy a file, unless it was before; what is wrong with the copy then."""
         try:
-            expected = record if record.crc32c is not None else self._as_it_is(record)
             there = self._before.get(record.name) == record.size
-            if there and self._problem(self._target, expected) is None:
+            if there and self._problem(self._target, record) is None:
                 return None
             self._origin.copy(record.name, self._target, record.name)
         except NotFoundError:  # it went since it was listed
             return missing_problem(record)
-        return self._problem(self._target, expected)
-
-    def _as_it_is(self, record: ObjectRecord) -> ObjectRecord:
-        """The record, with what the source holds now as its checksums."""
-        told = self._origin.stat(record.name).crc32c
-        if told is not None:
-            return record.model_copy(update={"crc32c": told})
-        found = read_file(self._origin, record.name)
-        return record.model_copy(update={"crc32c": found.crc32c, "content": found.content})
+        return self._problem(self._target, record)
 
     def _problem(self, files: Files, record: ObjectRecord) -> str | None:
         """What is wrong with a file where it lies, in one line."""
         try:
-            if record.content_sum is None or holds_values(record.name):
+            if record.content is None or holds_values(record.name):
                 stat = files.stat(record.name)
                 if stat.crc32c is not None:
                     self._told = True

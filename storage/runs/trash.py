@@ -134,7 +134,6 @@ class Tombstone(Record):
     by: str = ""
     reason: str = ""
     removing: bool = False
-    # Left out where they say nothing: older releases take no keys that they do not know.
     policy: FreeJson | None = Field(default=None, exclude_if=lambda one: one is None)
     judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
     removed: bool = Field(default=False, exclude_if=lambda one: not one)

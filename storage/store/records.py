@@ -21,9 +21,6 @@ _TOO_LONG = {"too_long", "string_too_long"}
 _LARGE_BYTES = 1 << 20
 _large = threading.Lock()
 
-_LAST_WITHOUT_PLACE = 2
-"""Version of the last records that did not say where they belong."""
-
 _NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
 
 __all__ = ["Place", "Record", "canonical_json", "load_json", "place_told", "sha256_of"]
@@ -33,7 +30,7 @@ class Place(NamedTuple):
     """Where a record belongs.
 
     Attributes:
-        run: id of its run; "" for one that a release began whose runs had no id; None: not known.
+        run: id of its run; None: not known.
         key: its name in the run.
     """
 
@@ -104,10 +101,7 @@ def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
 
 
 def place_told(data: bytes) -> Place | None:
-    """Where a stored record of any kind says that it belongs.
-
-    None if it is damaged, or of a release whose records did not say so.
-    """
+    """Where a stored record of any kind says that it belongs; None if it is damaged."""
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
         return None
@@ -124,9 +118,7 @@ class Record(BaseModel):
     A subclass sets `FORMAT`, which is written with every object. Unknown keys are refused at our
     version; a newer version is refused by name, since it may mean other things. Beside the fields
     the JSON has `checksum`, the SHA-256 of the same JSON without it, and, once the record was
-    `placed`, `run` and `key`: where it belongs, so that it is refused elsewhere. An object of
-    version 1 has no checksum and none up to version 2 says its place; they are written again as
-    they were read.
+    `placed`, `run` and `key`: where it belongs, so that it is refused elsewhere.
 
     A field whose name sorts before "checksum" must hold nothing with such a key: the first one in
     the JSON has to be ours.
@@ -135,9 +127,8 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     FORMAT: ClassVar[str]
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 1
 
-    _version: int = PrivateAttr(2)
     _place: Place | None = PrivateAttr(None)
 
     def __eq__(self, other: object) -> bool:
@@ -146,13 +137,13 @@ class Record(BaseModel):
 
     @property
     def place(self) -> Place | None:
-        """Where it belongs; None if it does not say so."""
+        """Where it belongs; None if it belongs to no run, or is not placed yet."""
         return self._place
 
     def placed(self, place: Place) -> Self:
-        """This record, in the present version, with the place that it is to be written to."""
+        """This record, with the place that it is to be written to."""
         copy = self.model_copy()
-        copy._version, copy._place = self.VERSION, place
+        copy._place = place
         return copy
 
     def to_bytes(self) -> bytes:
@@ -161,16 +152,10 @@ class Record(BaseModel):
         Raises:
             UnsupportedFormatError: a value is not JSON.
         """
-        known = self.model_dump(
-            by_alias=True, exclude_unset=self._version == 1
-        )  # fields that came later: unset
-        body = known | {"format": self.FORMAT, "version": self._version}
+        body = self.model_dump(by_alias=True) | {"format": self.FORMAT, "version": self.VERSION}
         if self._place is not None:
             body |= {"key": self._place.key, "run": self._place.run}
-        data = canonical_json(body)
-        if self._version == 1:
-            return data
-        return canonical_json(body | {"checksum": sha256_of(data)})
+        return canonical_json(body | {"checksum": sha256_of(canonical_json(body))})
 
     def digest(self) -> str:
         """The SHA-256 of the canonical JSON, which is what is stored, as "sha256:…"."""
@@ -195,7 +180,7 @@ class Record(BaseModel):
 
     @classmethod
     def _parsed(cls, data: bytes, path: object, place: Place | None) -> Self:
-        body, version, stored = cls._read(data, path, place)
+        body, stored = cls._read(data, path, place)
         try:
             record = cls.model_validate(body, context=free_context(data))
         except ValidationError as exc:
@@ -219,7 +204,7 @@ class Record(BaseModel):
                 found=problems,
                 next_step=_NOT_OURS_NEXT,
             ) from exc
-        record._version, record._place = version, stored
+        record._place = stored
         return record
 
     @classmethod
@@ -236,8 +221,8 @@ class Record(BaseModel):
     @classmethod
     def _read(
         cls, data: bytes, path: object, place: Place | None
-    ) -> tuple[dict[str, Any], int, Place | None]:
-        """The fields, the version they are of, and the place that they name."""
+    ) -> tuple[dict[str, Any], Place | None]:
+        """The fields, and the place that they name."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
@@ -248,48 +233,44 @@ class Record(BaseModel):
                 found="none" if found_format is None else repr(found_format)[:200],
                 next_step=_NOT_OURS_NEXT,
             )
-        if type(found_version) is not int or not 1 <= found_version <= cls.VERSION:
+        if type(found_version) is not int or found_version != cls.VERSION:
             raise UnsupportedFormatError(
                 "unknown version",
                 path=path,
-                expected=f"{cls.FORMAT} version 1 to {cls.VERSION}",
+                expected=f"{cls.FORMAT} version {cls.VERSION}",
                 found=f"version {found_version!r}",
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
-        told = body.pop("checksum", None)
-        if found_version > 1 or told is not None:
-            cls._check_stored(data, told, found_version, path)
-        stored = cls._stored_place(body, path) if found_version > _LAST_WITHOUT_PLACE else None
+        cls._check_stored(data, body.pop("checksum", None), path)
+        stored = cls._stored_place(body, path)
         if place is not None:
             cls._check_place(stored, place, path)
-        return body, found_version, stored
+        return body, stored
 
     @classmethod
-    def _stored_place(cls, body: dict[str, Any], path: object) -> Place:
+    def _stored_place(cls, body: dict[str, Any], path: object) -> Place | None:
+        if not {"run", "key"} & body.keys():
+            return None
         run, key = body.pop("run", None), body.pop("key", None)
         if not isinstance(run, str) or not isinstance(key, str):
-            raise UnsupportedFormatError(
-                "a record without its place",
-                path=path,
-                expected=f"{cls.FORMAT} with the texts 'run' and 'key'",
-                found=f"run {run!r}, key {key!r}"[:200],
-                next_step=_NOT_OURS_NEXT,
-            )
+            raise cls._placeless(path, f"run {run!r}, key {key!r}"[:200])
         return Place(run, key)
+
+    @classmethod
+    def _placeless(cls, path: object, found: str) -> UnsupportedFormatError:
+        return UnsupportedFormatError(
+            "a record without its place",
+            path=path,
+            expected=f"{cls.FORMAT} with the texts 'run' and 'key'",
+            found=found,
+            next_step=_NOT_OURS_NEXT,
+        )
 
     @classmethod
     def _check_place(cls, stored: Place | None, place: Place, path: object) -> None:
         what = cls.FORMAT.rpartition(".")[2]
         if stored is None:
-            if not place.run:
-                return
-            raise CorruptionError(
-                f"the {what} of another run",
-                path=path,
-                expected=f"a record of the run with id {place.run!r}",
-                found="one of an older release, from before this run began",
-                next_step="Put each back in its place, or see what `cairn repair` can do.",
-            )
+            raise cls._placeless(path, "neither")
         if stored.key != place.key:
             raise CorruptionError(
                 f"the {what} of another place",
@@ -308,11 +289,11 @@ class Record(BaseModel):
             )
 
     @classmethod
-    def _check_stored(cls, data: bytes, told: object, version: int, path: object) -> None:
+    def _check_stored(cls, data: bytes, told: object, path: object) -> None:
         """Compare the checksum with the bytes as they are stored, to the last bit."""
         match = _CHECKSUM.search(data)
         found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
-        if version == 1 or match is None or match.group(1).decode() != found:
+        if match is None or match.group(1).decode() != found:
             raise CorruptionError(
                 f"the {cls.FORMAT.rpartition('.')[2]} is not what was written",
                 path=path,

@@ -27,7 +27,7 @@ from tests.faults.damaged_runs import (
     one_bit,
     wrong_answers,
 )
-from tests.storage.stored_runs import write_data
+from tests.storage.stored_runs import PLAIN, write_data
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
@@ -64,7 +64,14 @@ def save(run, damage, right):
         write_data(run, NEXT_STEP, attempt)
         created = "2026-11-21T12:00:00Z"
         writer.publish(
-            Manifest(step=NEXT_STEP, attempt=attempt, created=created, writer="job", items=("m",))
+            Manifest(
+                step=NEXT_STEP,
+                attempt=attempt,
+                created=created,
+                writer="job",
+                items=("model",),
+                **PLAIN,
+            )
         )
     finally:
         writer.close()

@@ -1,19 +1,13 @@
-"""Wrote the golden stores; README.md says with which commit and how. No test runs this.
-
-It runs with the code of the release whose store it makes: `PLACES` says where each has what is
-used here. What some of them lack is left out where they lack it.
-"""
+"""Make a golden store with the code of this commit; README.md says when. No test runs this."""
 
 import argparse
 import functools
 import hashlib
-import importlib
-import inspect
 import json
 import os
 import platform
+import shutil
 import socket
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,62 +19,28 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
-from orbax.checkpoint._src.path import async_path
+
+from cairn.service.jobs.kinds import convert
+from cairn.service.jobs.kinds.export_job import export_request
+from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs import fork
+from cairn.storage.runs.promotion import delete_alias, promote_step
+from cairn.storage.runs.records.exports import ExportKey, find_export
+from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.runs.trash import delete_step
+from cairn.storage.soundness import probing
+from cairn.storage.store.uri import parse_uri
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.trees import flatten
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"
 
-CODE = Path(os.environ["PYTHONPATH"]).absolute()
-"""The checkout of the release."""
-
-PLACES = {
-    "convert": ("cairn.service.jobs.kinds.convert", "service.jobs.convert"),
-    "export_job": ("cairn.service.jobs.kinds.export_job", "service.jobs.export_job"),
-    "state": ("cairn.state", "state"),
-    "fork": ("cairn.storage.runs.fork", "storage.fork"),
-    "checkpointer": ("cairn.storage.training.checkpointer", "storage.checkpointer"),
-    "exports": ("cairn.storage.runs.records.exports", "storage.exports"),
-    "reader": ("cairn.storage.reading.reader", "storage.reader"),
-    "run": ("cairn.storage.runs.run", "storage.run"),
-    "run_info": ("cairn.storage.runs.records.run_info", "storage.run_info"),
-    "trees": ("cairn.storage.training.trees", "storage.trees"),
-    "uri": ("cairn.storage.store.uri", "storage.uri"),
-    # Only some releases have:
-    "trash": ("cairn.storage.runs.trash", "storage.trash"),
-    "verify": ("cairn.storage.reading.verify", "storage.verify"),
-    "promotion": ("cairn.storage.runs.promotion",),
-    "probing": ("cairn.storage.soundness.probing",),
-    "engine": ("cairn.storage.training.saving.engine",),
-    "leaf_paths": ("cairn.storage.arrays.leaf_paths",),
-}
-"""Modules by what they are called here: where they are now, and where they were."""
-
-
-def module(name):
-    """A module of the release that runs; None where it has none of the kind."""
-    for place in PLACES[name]:
-        path = CODE / place.replace(".", "/")
-        if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
-            return importlib.import_module(place)
-    return None
-
-
-convert = module("convert")
-export_request = module("export_job").export_request
-DecoderConfig = module("state").DecoderConfig
-DecoderForCausalLM = module("state").DecoderForCausalLM
-EasyDeLState = module("state").EasyDeLState
-make_optimizer = module("state").make_optimizer
-fork = module("fork")
-Checkpointer = module("checkpointer").Checkpointer
-ExportKey, find_export = module("exports").ExportKey, module("exports").find_export
-CheckpointReader = module("reader").CheckpointReader
-Run, list_runs = module("run").Run, module("run").list_runs
-Lineage = module("run_info").Lineage
-flatten = module("trees").flatten
-parse_uri = module("uri").parse_uri
-
 ROOT_NAME = "golden"
-PLACE = "file:///golden"
+PLACE = Path("/golden")
+"""Orbax and Cairn write into a step where it lies: it is made here, and moved then."""
+
 CONFIG = DecoderConfig(
     model_type="llama",
     vocab_size=32,
@@ -96,13 +56,6 @@ CONFIG = DecoderConfig(
     tokenizer_files={"tokenizer_config.json": b'{"model_max_length": 16}\n'},
 )
 YEARS = 100 * 365 * 24 * 3600.0
-
-
-def check_code():
-    """All of the code is that of one release, none of it another one that is installed."""
-    for name, loaded in sys.modules.items():
-        if name.split(".")[0] in ("cairn", "storage", "state", "service"):
-            assert Path(loaded.__file__).is_relative_to(CODE), loaded.__file__
 
 
 def make_state():
@@ -251,43 +204,16 @@ def export(root, run, info):
     return key, find_export(run.objects, key)
 
 
-def neutral_lineage(**fields):
-    """A fork names its parent: by a place that is no real one."""
-    return Lineage(**{**fields, "run": f"{PLACE}/{fields['run'].rpartition('/')[2]}"})
-
-
 def neutral_store(identity, folder, mount):
     """A root remembers which store it is: one that is no real one."""
     return {**identity(folder, mount), "kind": "ext4", "source": "/dev/golden"}
 
 
-def name_no_machine(out):
-    """What the store says of where it was written: on no real machine, at no real place."""
+def name_no_machine():
+    """Have the store say that it was written on no real machine."""
     socket.gethostname = lambda: "golden"
     platform.platform = lambda *_, **__: "Linux-golden"
-    fork.Lineage = neutral_lineage  # names the parent's place
-    probing = module("probing")
-    if probing is not None:
-        probing.identity = functools.partial(neutral_store, probing.identity)
-    here, place = str(out.absolute()), PLACE.removeprefix("file://")
-    write_text = async_path.write_text
-
-    @functools.wraps(write_text)
-    async def write_neutral(path, text):  # Orbax writes into each step where it lies
-        return await write_text(path, text.replace(here, place))
-
-    async_path.write_text = write_neutral
-    engine = module("engine")
-    if engine is not None:  # writes into each item where it lies
-        write_files = engine.write_files
-
-        def write_neutral_files(folder, files):
-            neutral = {
-                name: data.replace(here.encode(), place.encode()) for name, data in files.items()
-            }
-            write_files(folder, neutral)
-
-        engine.write_files = write_neutral_files
+    probing.identity = functools.partial(neutral_store, probing.identity)
 
 
 def read_run(run):
@@ -335,9 +261,8 @@ def read_run(run):
 def make(release, commit, out):
     root = parse_uri(str(out.absolute()))
     job = Job(str(root / "my-run"))
-    run = Run(root / "my-run")
-
     job.save_state(1)
+    run = Run.open(root / "my-run")
     metrics = {"loss": float("nan"), "top": float("inf"), "accuracy": 0.25}
     labels = {"stage": "warm-up", "ünïcode": "größe"}
     job.save_state(2, metrics=metrics, labels=labels, save_optimizer=False)
@@ -347,74 +272,53 @@ def make(release, commit, out):
     job.save_small(3, overwrite=True)  # sets aside the 3 and the 4 that there were
     job.save_small(4)  # deleted below
     job.save_items(5, own_items(), assets={"notes.txt": b"golden\n"}, metrics={"loss": 0.5})
-    if "compression" in inspect.signature(Checkpointer.save).parameters:
-        job.save_state(6, compression="zstd", save_optimizer=False)
-        job.save_items(7, own_items(), compression="zstd")
-    if module("leaf_paths") is not None:
-        job.save_items(8, frozen_items(8))
-        job.save_items(9, frozen_items(9))  # has files of 8
+    job.save_state(6, compression="zstd", save_optimizer=False)
+    job.save_items(7, own_items(), compression="zstd")
+    job.save_items(8, frozen_items(8))
+    job.save_items(9, frozen_items(9))  # has files of 8
     job.restart()
 
     listed = {info.step: info for info in run.steps()}
 
-    promotion = module("promotion")
-
     def move(name, step, expect, reason):
-        said = {"by": "golden-person", "reason": reason, "expect": expect}
-        if promotion is not None:
-            promotion.promote_step(run, step, name, **said)
-            return
-        run.aliases.move(
-            name,
-            step=step,
-            attempt=listed[step].attempt,
-            manifest_digest=listed[step].manifest_digest,
-            **said,
-        )
+        promote_step(run, step, name, by="golden-person", reason=reason, expect=expect)
 
     move("production", 1, None, "first")
     move("production", 2, 1, "better")
     move("production", 3, 2, "best")
     move("candidate", 2, None, "to try")
-    tried = {"expect": 1, "by": "golden-person", "reason": "tried"}
-    if promotion is not None:
-        promotion.delete_alias(run, "candidate", **tried)
-    else:
-        run.aliases.delete("candidate", **tried)
-    trash = module("trash")
-    if trash is not None:
-        trash.delete_step(run, listed[4], by="golden-person", reason="space", grace=YEARS)
+    delete_alias(run, "candidate", expect=1, by="golden-person", reason="tried")
+    delete_step(run, listed[4], by="golden-person", reason="space", grace=YEARS)
     key, exported = export(root, run, listed[1])
     fork.fork_run(run, listed[2], root / "forked", by="golden-forker")
 
     expected = {
         "release": release,
         "commit": commit,
-        "runs": {name: read_run(Run(root / name)) for name in list_runs(root)},
+        "runs": {name: read_run(Run.open(root / name)) for name in list_runs(root)},
         "deleted_alias_history": [event.model_dump() for event in run.aliases.history("candidate")],
         "export": {"manifest": key.manifest, **json.loads(exported.to_bytes())},
     }
     for step in expected["runs"]["my-run"]["steps"]:
         assert step["leaves"] == job.saved.pop((step["step"], step["attempt"])), step["step"]
     assert not job.saved
-    verify = module("verify")
-    if verify is not None:
-        assert all(verify.verify_step(run, info).ok for info in run.all_states())
-    check_code()
+    assert all(verify_step(run, info).ok for info in run.all_states())
     text = json.dumps(expected, indent=1, sort_keys=True, ensure_ascii=False)
     (out / "expected.json").write_text(text + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("release", help="name of the store, such as records-1-orbax")
+    parser.add_argument("release", help="name of the store, such as 0.1.0")
     parser.add_argument("commit", help="of the code that runs")
-    parser.add_argument("folder", type=Path, help="tests/golden; the store is made in it")
     arguments = parser.parse_args()
-    out = arguments.folder / arguments.release
-    out.mkdir(parents=True)
-    name_no_machine(out)
-    make(arguments.release, arguments.commit, out)
+    PLACE.mkdir()
+    try:
+        name_no_machine()
+        make(arguments.release, arguments.commit, PLACE)
+        shutil.copytree(PLACE, Path(__file__).parent / arguments.release)
+    finally:
+        shutil.rmtree(PLACE)
 
 
 if __name__ == "__main__":

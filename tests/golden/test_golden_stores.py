@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import google_crc32c
@@ -51,42 +50,9 @@ PROBE_FILE = ".cairn-store.json"
 KEY_IMPLS = {"dropout": "threefry2x32", "batch": "rbg"}
 
 
-@dataclass(frozen=True)
-class Format:
-    """What tells a store's release from the others: nobody must make it anew with later code.
-
-    Attributes:
-        records: version of all records but manifests; from 2 on they carry a checksum, from 3 on
-            where they belong, and what tells that another record is lost.
-        manifests: version of manifests.
-        content: name of the sum of each file's content.
-        by_orbax: Orbax itself wrote the arrays, and the manifest has no checksums and no digests.
-        int4: how 4-bit leaves are stored.
-        trash: steps can be deleted.
-        zstd: values can be compressed.
-        probed: the root remembers that the store was found sound.
-        named: steps 8 and 9 have keys with "." and "/", and 9 shares a file of 8.
-    """
-
-    records: int
-    manifests: int
-    content: str | None
-    by_orbax: bool = False
-    int4: str | None = "packed"
-    trash: bool = True
-    zstd: bool = False
-    probed: bool = False
-    named: bool = False
-
-
-FORMATS = {
-    "records-1-unpacked": Format(1, 1, None, by_orbax=True, int4=None, trash=False),
-    "records-1": Format(1, 1, None, by_orbax=True),
-    "manifests-2-sum-64": Format(1, 2, "sum-64"),
-    "manifests-2": Format(1, 2, "words-64"),
-    "records-2": Format(2, 2, "words-64", zstd=True),
-    "records-3": Format(3, 3, "words-64", zstd=True, probed=True, named=True),
-}
+RELEASES = ("0.1.0",)
+VERSION = 1
+"""Of every record."""
 
 
 class Store:
@@ -95,7 +61,6 @@ class Store:
     def __init__(self, name, root):
         self.name = name
         self.root = root
-        self.format = FORMATS[name]
         self.expected = json.loads((root / "expected.json").read_text())
         self.steps = self.expected["runs"]["my-run"]["steps"]
         self.by_key = {(one["step"], one["attempt"]): one for one in self.steps}
@@ -103,12 +68,14 @@ class Store:
 
     def key(self, step):
         """(step, attempt) of the one that was listed."""
-        (found,) = [
-            (one["step"], one["attempt"])
-            for one in self.steps
-            if one["step"] == step and one["state"] == "listed"
+        return self.key_of(step, "listed")
+
+    def key_of(self, step, state):
+        """(step, attempt) of the one that was in this state."""
+        (attempt,) = [
+            one["attempt"] for one in self.steps if (one["step"], one["state"]) == (step, state)
         ]
-        return found
+        return step, attempt
 
     def leaves(self, step, item):
         return self.by_key[self.key(step)]["leaves"][item]
@@ -117,10 +84,7 @@ class Store:
         return [one for one in self.steps if one["state"] == "listed"]
 
 
-NAMED = [name for name, one in FORMATS.items() if one.named]
-
-
-@pytest.fixture(params=FORMATS)
+@pytest.fixture(params=RELEASES)
 def store(request, tmp_path):
     shutil.copytree(GOLDEN / request.param, tmp_path / "store")
     return Store(request.param, tmp_path / "store")
@@ -176,83 +140,47 @@ def records_of(run):
 
 def test_all_folders_are_known():
     folders = {path.name for path in GOLDEN.iterdir() if (path / "expected.json").exists()}
-    assert folders == set(FORMATS)
+    assert folders == set(RELEASES)
 
 
-def test_the_store_is_of_the_format_that_it_is_named_after(store):
+def test_the_store_is_of_the_release_that_it_is_named_after(store):
     assert store.expected["release"] == store.name
     records = 0
     runs = (store.root / "my-run", store.root / "forked")
-    ids = {run.name: json.loads((run / "run.json").read_bytes()).get("run") for run in runs}
-    assert len(set(ids.values())) == (2 if store.format.records > 2 else 1)
+    ids = {run.name: json.loads((run / "run.json").read_bytes())["run"] for run in runs}
+    assert len(set(ids.values())) == 2
     for run in runs:
         for path in records_of(run):
             record = json.loads(path.read_bytes())
-            manifest = record["format"] == "cairn.manifest"
-            version = store.format.manifests if manifest else store.format.records
-            assert (record["version"], "checksum" in record) == (version, version > 1), path
+            assert record["version"] == VERSION, path
             place = (path.relative_to(run).as_posix(), ids[run.name])
-            told = (record.get("key"), record.get("run"))
-            assert told == (place if version > 2 else (None, None)), path
+            assert (record["key"], record["run"]) == place, path
             records += 1
     assert records > 20
     assert_each_record_tells_of_another(store)
-    folders = [path.name for path in (store.root / "my-run").iterdir()]
-    assert ("trash" in folders) == store.format.trash
-    for path in (store.root / "my-run/manifests").iterdir():
-        manifest = json.loads(path.read_bytes())
-        sums = {(file.get("content") or "").partition(":")[0] for file in manifest["objects"]}
-        assert sums == {store.format.content or ""}, path
-        by_orbax = store.format.by_orbax
-        assert all((file["crc32c"] is None) == by_orbax for file in manifest["objects"]), path
-        names = [file["name"] for file in manifest["objects"]]
-        assert any("/ocdbt.process_0/" in name for name in names) == by_orbax, path
-        assert all(
-            (leaf["digest"] is None) == by_orbax for leaf in manifest["leaves"] if leaf["chunks"]
-        ), path
     step = store.root / "my-run/attempts" / str(store.key(5)[1]) / "5"
     metadata = json.loads((step / "_CHECKPOINT_METADATA").read_bytes())
-    form = metadata["custom_metadata"]["cairn"]["forms"]["mixed"].get("int4")
-    assert (form and form[0]) == store.format.int4
+    assert metadata["custom_metadata"]["cairn"]["forms"]["mixed"]["int4"][0] == "packed"
     compressed = {
         leaf.compression
         for info in store.run.steps()
         for leaf in store.run.contents(info).leaves
         if info.step in (6, 7)
     }
-    assert ("zstd" in compressed) == store.format.zstd
-    assert (store.root / PROBE_FILE).exists() == store.format.probed
-    assert [one["step"] for one in store.listed() if "named" in one["leaves"]] == (
-        [8, 9] if store.format.named else []
-    )
-    assert_only_step_9_shares_a_file(store)
-
-
-def assert_only_step_9_shares_a_file(store):
-    manifests = {info.step: store.run.manifest(info) for info in store.run.steps()}
-    shared = {step: one.environment.get("shared_files") for step, one in manifests.items()}
-    assert [step for step, files in shared.items() if files] == ([9] if store.format.named else [])
-    if not store.format.named:
-        return
-    ((written, names),) = [(one["step"], one["files"]) for one in shared[9]]
-    assert (written, len(names)) == (8, 1)
-    files = [
-        Path((store.run.step_uri(store.run.step(step)) / names[0]).local_path) for step in (8, 9)
-    ]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert "zstd" in compressed
+    shared = {info.step: store.run.contents(info).shared_files for info in store.run.steps()}
+    assert [step for step, files in shared.items() if files] == [9]
+    assert [one.step for one in shared[9]] == [8]
 
 
 def assert_each_record_tells_of_another(store):
-    """From version 3 on an attempt names the one before it, the lease the newest, and a step."""
+    """An attempt names the one before it, the lease the newest, and a step."""
     run = store.root / "my-run"
     attempts = {
         int(path.stem): json.loads(path.read_bytes()) for path in run.glob("attempts/*.json")
     }
     lease = json.loads((run / "lease.json").read_bytes())
-    told = [attempts[number].get("previous") for number in sorted(attempts)]
-    if store.format.records < 3:
-        assert (set(told), lease.get("begun")) == ({None}, None)
-        return
+    told = [attempts[number]["previous"] for number in sorted(attempts)]
     begun = [[number, attempts[number]["base_step"]] for number in sorted(attempts)]
     assert [*told, lease["begun"]] == [[0, -1], *begun]
     latest = store.run.latest()
@@ -272,9 +200,8 @@ def test_the_store_names_no_machine(store):
             assert not [place for place in places if place in data], path
         if path.name == "commit_success.txt":
             assert path.read_text().endswith(f" /golden/my-run/{place_of_marker(path)}"), path
-    if store.format.probed:
-        known = json.loads((store.root / PROBE_FILE).read_bytes())["store"]
-        assert known == {"scheme": "file", "kind": "ext4", "source": "/dev/golden"}
+    known = json.loads((store.root / PROBE_FILE).read_bytes())["store"]
+    assert known == {"scheme": "file", "kind": "ext4", "source": "/dev/golden"}
     for info in store.run.steps():
         manifest = store.run.manifest(info)
         assert manifest.environment["host"] == "golden"
@@ -358,7 +285,7 @@ def test_records_are_written_again_as_they_were_read(store):
         if kind in kinds:
             assert kinds[kind].parse(data, path).to_bytes() == data, path
         seen.add(kind)
-    assert seen >= kinds.keys() - (set() if store.format.trash else {"cairn.tombstone"})
+    assert seen >= kinds.keys()
 
 
 def test_a_damaged_value_is_found(store):
@@ -459,10 +386,7 @@ def test_what_was_rolled_back_stays_aside_and_a_deleted_step_comes_back(store):
         for info in store.run.all_states()
         if info.state is StepState.TRASHED
     ]
-    assert len(trashed) == store.format.trash
-    if not trashed:  # that release could not delete; this one can
-        delete_step(store.run, store.run.step(4), by="test")
-        trashed = [store.key(4)]
+    assert trashed == [store.key_of(4, "trashed")]
     assert 4 not in store.run.step_attempts()
     undelete_step(store.run, *trashed[0])
     assert store.run.step_attempts()[4] == trashed[0][1]
@@ -470,7 +394,6 @@ def test_what_was_rolled_back_stays_aside_and_a_deleted_step_comes_back(store):
     assert aside() == before
 
 
-@pytest.mark.parametrize("store", NAMED, indirect=True)
 def test_keys_restore_as_they_were_given(store):
     empty = np.zeros((8, 16), np.float32)
     target = dict.fromkeys(("model.layers.0.weight", "linear/~/w", "100%2F"), empty)
@@ -488,15 +411,14 @@ def test_keys_restore_as_they_were_given(store):
 def link_shared_files(store):
     """As the release had it on its disk: git and the fixture made copies."""
     for info in store.run.steps():
-        for one in store.run.manifest(info).environment.get("shared_files", []):
-            writer = store.root / f"my-run/attempts/{one['attempt']}/{one['step']}"
-            for name in one["files"]:
+        for one in store.run.contents(info).shared_files:
+            writer = store.root / f"my-run/attempts/{one.attempt}/{one.step}"
+            for name in one.files:
                 path = Path(store.run.step_uri(info).local_path) / name
                 path.unlink()
                 path.hardlink_to(writer / name)
 
 
-@pytest.mark.parametrize("store", NAMED, indirect=True)
 def test_a_step_stays_whole_when_the_one_that_it_shares_files_with_goes(store):
     link_shared_files(store)
     folder = Path(store.run.step_uri(store.run.step(8)).local_path)
@@ -554,10 +476,9 @@ def test_forks_of_old_steps(store):
     for step in {1, 5, store.run.latest_step()}:
         info = fork_run(store.run, store.run.step(step), target / f"of-{step}", by="test")
         assert info.copied.files == len(store.run.contents(store.run.step(step)).objects)
-        assert info.copied.unrecorded == (info.copied.files if store.format.by_orbax else 0)
         run = Run.open(target / f"of-{step}")
         assert verify_step(run, step).ok
-        assert "shared_files" not in run.manifest(info).environment  # a fork copies
+        assert run.contents(info).shared_files == ()  # a fork copies
         assert run.info().lineage.manifest_digest == store.run.step(step).manifest_digest
         expected = {**store.by_key[store.key(step)], "attempt": info.attempt}
         assert_all_reads(run, [expected])

@@ -7,7 +7,13 @@ from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
 from cairn.storage.runs.records.lease import begin_attempt, release
-from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
+from cairn.storage.runs.records.manifest import (
+    LeafRecord,
+    Manifest,
+    ModelInfo,
+    ObjectRecord,
+    PlainStep,
+)
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import publish_manifest
@@ -56,6 +62,8 @@ def publish(
             LeafRecord(item="model", path="kernel", shape=(4, 2), dtype="float32"),
             LeafRecord(item="optimizer", path="mu/kernel", shape=(4, 2), dtype="float32"),
         ),
+        objects=(ObjectRecord(name="model/data", size=BYTES_PER_STEP, crc32c="0" * 8),),
+        plain=PlainStep(trees={"model": "model", "optimizer": "optimizer"}),
         model=ModelInfo(model_type="llama", model_class="LlamaForCausalLM"),
     )
     run.objects.write(f"{step_dir(attempt, step)}/commit_success.txt", b"")

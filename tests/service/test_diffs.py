@@ -14,7 +14,7 @@ from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.service.test_tensors import damage
-from tests.storage.older_steps import as_version_3
+from tests.storage.plain_steps import as_plain_step
 
 CHECKPOINTS = "/v1/roots/default/runs/{run}/checkpoints"
 
@@ -183,9 +183,9 @@ def test_steps_of_two_runs_are_compared(http, root, unread):
     assert diff(http, 1, 1, other_run="rival")["equal"] is False
 
 
-def test_older_steps_and_new_ones_are_compared(http, root, unread):
+def test_plain_steps_and_new_ones_are_compared(http, root, unread):
     run = save(root, "run", THIS, THIS, OTHER)
-    as_version_3(run, run.step(1))
+    as_plain_step(run, run.step(1))
     found = diff(http, 1, 2)
     assert (found["equal"], found["leaves"]["equal"]) == (True, 5)
     assert diff(http, 1, 3)["leaves"]["values"] == 2

@@ -1,7 +1,6 @@
 """`POST …:plan`: what a step needs on a mesh, and the load that it says."""
 
 import ast
-import shutil
 import subprocess
 import sys
 import time
@@ -24,13 +23,11 @@ from cairn.state.paths import named_leaves
 from cairn.state.weights import model_map
 from cairn.storage.adoption.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
 from tests.service.jobs import CONFIG as LLAMA
 from tests.service.jobs import leaves_of
 from tests.service.stores import begin_saving, make_run
-from tests.storage.older_steps import as_version_3
 
 CONFIG = DecoderConfig(
     vocab_size=64,
@@ -342,17 +339,6 @@ assert not {{"jax", "flax", "optax", "orbax", "torch"}} & set(sys.modules)
 
 def test_there_are_eight_devices_to_compare_with():
     assert jax.device_count() == 8
-
-
-def test_steps_of_older_releases_are_planned_alike(http, root, monkeypatch):
-    shutil.copytree(root / "run", root / "older")
-    new = plan(http, {"fsdp": 4, "tp": 2}, run="older")
-    monkeypatch.undo()
-    run = Run.open(str(root / "older"))
-    as_version_3(run, run.step(1))
-    old = plan(http, {"fsdp": 4, "tp": 2}, run="older")
-    assert old["step"] != new["step"]
-    assert {**old, "step": None, "load": None} == {**new, "step": None, "load": None}
 
 
 def test_an_adopted_model_goes_by_its_axis_names_and_no_load_is_told(

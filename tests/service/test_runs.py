@@ -10,6 +10,7 @@ from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
+from cairn.storage.store.records import canonical_json, sha256_of
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.planes import running_plane
@@ -143,12 +144,12 @@ def test_record_of_an_impossible_moment_does_not_hide_the_others(http, root, mom
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
         AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
-        record = json.loads((root / name / file).read_text()) | {"version": 1}
-        for field in ("checksum", "key", "run"):  # as the first version has none
-            del record[field]
+        record = json.loads((root / name / file).read_text())
+        del record["checksum"]
         for field in {"created", "at"} & record.keys():
             record[field] = moment
-        (root / name / file).write_text(json.dumps(record))
+        checksum = sha256_of(canonical_json(record))
+        (root / name / file).write_bytes(canonical_json(record | {"checksum": checksum}))
     assert ("default", "good") in names(http.get("/v1/runs"))
     answer = http.get("/v1/roots/default/runs/one")
     assert answer.status_code == 422
@@ -165,7 +166,7 @@ def test_damaged_record_does_not_hide_the_others(http, root):
         run = make_run(root / name, [1])
         AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
         stored = (root / name / file).read_bytes()
-        (root / name / file).write_bytes(stored.replace(b'"version":3', b'"version": 3'))
+        (root / name / file).write_bytes(stored.replace(b'"version":1', b'"version": 1'))
     assert ("default", "good") in names(http.get("/v1/runs"))
     answer = http.get("/v1/roots/default/runs/one")
     assert answer.status_code == 409

@@ -36,7 +36,7 @@ from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.service.planes import running_plane
 from tests.storage.indexes import publish_index, shards_of
-from tests.storage.older_steps import as_version_3
+from tests.storage.plain_steps import as_plain_step
 
 TENSORS = "/v1/roots/default/runs/run/checkpoints/1/tensors"
 
@@ -122,9 +122,9 @@ def test_tree_tells_each_leaf_as_it_was_saved(http, saved):
     assert found["key"]["bytes"] == jax.random.key_data(jax.random.key(7)).nbytes
 
 
-def test_tree_of_an_older_step_is_the_same(http, saved):
+def test_tree_of_a_plain_step_is_the_same(http, saved):
     told = listed(http, page_size=1000)
-    as_version_3(saved, saved.step(1))
+    as_plain_step(saved, saved.step(1))
     assert listed(http, page_size=1000) == told
 
 
@@ -590,9 +590,9 @@ def test_large_part_with_steps_is_refused_by_its_size(http, root, monkeypatch):
     same(values(read(http, "leaf", "::1")), leaf)
 
 
-def test_adopted_and_older_steps_are_read_too(http, root, saved):
+def test_adopted_and_plain_steps_are_read_too(http, root, saved):
     before = values(read(http, "matrix", "2:9,3"))
-    as_version_3(saved, saved.step(1))
+    as_plain_step(saved, saved.step(1))
     same(values(read(http, "matrix", "2:9,3")), before)
     plain = root / "plain"
     with ocp.CheckpointManager(plain) as made:

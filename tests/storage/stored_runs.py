@@ -1,14 +1,20 @@
 """Runs made of names and small files, without arrays: what listings and deletions look at."""
 
-import json
 from datetime import UTC, datetime
+from typing import Any
 
 from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import manifest_file, step_dir
 from cairn.storage.runs.records.lease import begin_attempt, read_lease, release
-from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import write_record
 from cairn.storage.store.opening import open_files
+
+PLAIN: dict[str, Any] = {
+    "plain": PlainStep(trees={"model": "model"}),
+    "objects": (ObjectRecord(name="model/data", size=4, crc32c="aed87dd1"),),
+}
+"""What a manifest says of the file that `write_data` writes."""
 
 
 class SetClock:
@@ -47,7 +53,7 @@ def publish(run, step, attempt):
         created="2026-11-21T12:00:00Z",
         writer="w",
         items=("model",),
-        objects=(ObjectRecord(name="model/data", size=4),),
+        **PLAIN,
     )
     return write_record(run.objects, manifest_file(step, attempt), manifest, generation=None)[0]
 
@@ -59,16 +65,3 @@ def save(run, step, attempt):
 
 def states(run):
     return {(info.step, info.attempt): info.state.value for info in run.all_states()}
-
-
-def make_old(run):
-    """Have every record be as the first release wrote it: none names its place, or another."""
-    for name in run.objects.list():
-        found = run.objects.read(name)
-        if not name.endswith(".json") or b'"format":"cairn.' not in found.value:
-            continue
-        body = json.loads(found.value)
-        new = ["checksum", "key", "run", "previous", "base_attempt", "overwrites", "begun"]
-        for key in new + ["token"] * (body["format"] == "cairn.attempt"):
-            body.pop(key, None)
-        run.objects.write(name, json.dumps(body | {"version": 1}).encode())

@@ -84,7 +84,6 @@ def _fork(context: JobContext, request: Request) -> Result:
             "checked": forked.copied.how,
             "checked_files": forked.copied.files,
             "checked_bytes": forked.copied.nbytes,
-            "unrecorded_files": forked.copied.unrecorded,
         }
     return result
 

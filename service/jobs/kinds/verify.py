@@ -36,7 +36,7 @@ def verify_request(
 
 def _run(context: JobContext, request: Request) -> Result:
     records = None
-    if "steps" in request:  # not in what an older release started
+    if "steps" in request:  # of the whole run, its records as well
         records = context.step("records", lambda: _records(context, request))
     if "step" in request:
         wanted = [[request["step"], request["attempt"]]]

@@ -98,7 +98,7 @@ class Alias(Record):
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
-        """As `Record.parse`; an older release's alias says its place by its name."""
+        """As `Record.parse`; its name is that of its place."""
         found = super().parse(data, path, place)
         if place is not None and place.key != alias_file(found.alias):
             raise CorruptionError(

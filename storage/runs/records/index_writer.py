@@ -195,8 +195,8 @@ class _Tables:
         self._digests: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         for record in sorted(objects, key=operator.attrgetter("name")):
             found = _VALUE_FILE.fullmatch(record.name)
-            content = record.content_sum
-            if found is None or record.crc32c is None or content is None:
+            content = record.content
+            if found is None or content is None:
                 self.others.append(record)
                 continue
             origin = origins.get(record.name)

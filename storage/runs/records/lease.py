@@ -76,7 +76,7 @@ class Lease(Record):
         instance: of the process, among those that share the writer's id.
         durable: (step, attempt) that was reported durable last; a start that is shown an old list
             of manifests keeps it all the same.
-        begun: the newest attempt that is known to exist; None: an older release wrote the lease.
+        begun: the newest attempt that is known to exist; None before the first.
     """
 
     FORMAT: ClassVar[str] = "cairn.lease"

@@ -4,21 +4,20 @@ Its presence makes a step verified complete. It keeps what is asked for often, a
 however large the step is; leaves and files stand in the step's index, whose SHA-256 it has. It
 carries a checksum of itself, so that what it says of all the others can be relied on.
 
-Up to version 3 there was no index: the manifest itself named every leaf and every file. What reads
-either kind is `step_contents`.
+The manifest of a step that Cairn did not save names every leaf and every file itself: nothing is
+written into that step's folder. `step_contents` reads either kind.
 """
 
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, Final, NamedTuple, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     FailFast,
     Field,
-    TypeAdapter,
-    ValidationError,
     model_validator,
 )
+from typing_extensions import override
 
 from cairn.storage.arrays import Compression
 from cairn.storage.errors import UnsupportedFormatError
@@ -132,23 +131,16 @@ class ObjectRecord(_Part):
     Attributes:
         name: path relative to the step's folder.
         size: bytes.
-        crc32c: eight hexadecimal digits; None only in manifests of older releases.
-        content: what `ContentSum.text` gave; None where nobody had the bytes at hand. The first
-            manifests that had one name another sum, "sum-64".
+        crc32c: eight hexadecimal digits.
+        content: what `ContentSum.text` gave; None where nobody had the bytes at hand.
         modified_ns: of a file that is not the run's own: when it was modified, if its disk tells.
     """
 
     name: str
     size: Natural
-    crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
-    content: Annotated[str, Field(pattern=r"^(words|sum)-64:[0-9a-f]{16}$")] | None = None
+    crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+    content: Annotated[str, Field(pattern=r"^words-64:[0-9a-f]{16}$")] | None = None
     modified_ns: int | None = Field(default=None, exclude_if=lambda one: one is None)
-
-    @property
-    def content_sum(self) -> str | None:
-        """`content`, if it is the sum that is taken now: others can't be compared with it."""
-        known = self.content is not None and self.content.startswith("words-64:")
-        return self.content if known else None
 
 
 class SharedFiles(_Part):
@@ -240,7 +232,7 @@ class IndexRef(_Part):
         files: how many there are.
         leaves: how many there are.
         leaves_digest: another for every other leaf or value, see `digest_of_leaves`; None if a
-            leaf has no digest, and of steps that were saved before there was this.
+            leaf has no digest.
     """
 
     size: Natural
@@ -256,9 +248,6 @@ class IndexRef(_Part):
 CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects", "plain"}
 """Fields of a manifest that tell of leaves and files; an index has all others too."""
 
-_SHARED_FILES: Final = "shared_files"
-_SHARED: Final = TypeAdapter(tuple[SharedFiles, ...])
-
 
 class Manifest(Record):
     """Everything about one committed step but its leaves and files.
@@ -271,9 +260,9 @@ class Manifest(Record):
         items: names of the stored items.
         iterators: of which iterators of training data it has the position, and by how many
             processes each was saved; left out of the JSON if there are none.
-        index: what is known of the step's index; None up to version 3.
+        index: what is known of the step's index; None if Cairn did not save the step.
         inline_leaves: without an index, every leaf of every item.
-        inline_objects: without an index, every file of the step's folder.
+        inline_objects: without an index, every file of the step.
         assets: small files kept in the run.
         model: which model, if one was saved.
         environment: versions and hosts, for people.
@@ -281,8 +270,6 @@ class Manifest(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
-    VERSION: ClassVar[int] = 4
-
     step: Number
     attempt: Number
     created: Moment
@@ -299,36 +286,33 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _check_contents(self) -> "Manifest":
-        if self.index is not None and (self.inline_leaves or self.inline_objects):
-            raise ValueError("an index, or leaves and objects, not both")
-        if self.plain is not None and not self.is_recorded:
-            raise ValueError("every file of an adopted step with its checksum, and no index")
+        has_inline = bool(self.inline_leaves or self.inline_objects)
+        if has_inline and self.plain is None:
+            raise ValueError("leaves and objects only of a plain step")
+        if self.plain is not None and (self.index is not None or not self.inline_objects):
+            raise ValueError("every file of a plain step, and no index")
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether every file has its checksum here."""
-        return bool(self.inline_objects) and all(one.crc32c for one in self.inline_objects)
+    @classmethod
+    @override
+    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
+        manifest = super().parse(data, path, place)
+        if manifest.index is None and manifest.plain is None:
+            raise UnsupportedFormatError(
+                "a manifest of no files",
+                path=path,
+                expected="an index, or a plain step",
+                found="neither",
+                next_step="Restore it from a backup, or see what `cairn repair` can do.",
+            )
+        return manifest
 
     @property
     def source(self) -> str | None:
         """The folder of the step's files, if they are not the run's own."""
         return None if self.plain is None else self.plain.source
-
-    @property
-    def inline_shared_files(self) -> tuple[SharedFiles, ...]:
-        """Without an index: which files are shared with earlier steps, as far as it tells."""
-        try:
-            return _SHARED.validate_python(self.environment.get(_SHARED_FILES, ()))
-        except ValidationError:  # somebody else's entry of that name
-            return ()
-
-    @property
-    def unshared_environment(self) -> dict[str, Any]:
-        """`environment` for a copy of the step, which shares nothing."""
-        return {name: value for name, value in self.environment.items() if name != _SHARED_FILES}
 
     @property
     def leaf_count(self) -> int:
@@ -337,12 +321,10 @@ class Manifest(Record):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the step's files; of its leaves if no file is recorded."""
+        """Bytes of the step's files."""
         if self.index is not None:
             return self.index.nbytes
-        if self.inline_objects:
-            return sum(record.size for record in self.inline_objects)
-        return sum(leaf.nbytes for leaf in self.inline_leaves)
+        return sum(record.size for record in self.inline_objects)
 
 
 def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
@@ -385,12 +367,12 @@ class ManifestSummary(NamedTuple):
             CorruptionError: it is not what was written.
         """
         body = Manifest.body(data, path, place)
-        created, objects, index = (body.get(name) for name in ("created", "objects", "index"))
+        created, plain, index = (body.get(name) for name in ("created", "plain", "index"))
         try:
-            if isinstance(created, str) and (objects or index):
-                sizes = [record["size"] for record in objects or ()]
+            if isinstance(created, str) and (plain or index):
+                sizes = [record["size"] for record in body.get("objects") or ()]
                 nbytes = sum(sizes) if index is None else index["nbytes"]
-                source = (body.get("plain") or {}).get("source")
+                source = (plain or {}).get("source")
                 is_size = type(nbytes) is int and 0 <= nbytes <= MAX_BYTES
                 from_rfc3339(created)
                 if is_size and (source is None or isinstance(source, str)):

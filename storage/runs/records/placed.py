@@ -1,9 +1,7 @@
 """Reading and writing the records of a run: each says where it belongs, and is refused elsewhere.
 
 A run's id is made with its `run.json` and stands in every record of it: one that comes from
-another run, or has another's name, is found by whoever reads it. A run that an older release began
-has no id, its records no place; they are read as they are, and what is written from now on has a
-place.
+another run, or has another's name, is found by whoever reads it.
 """
 
 import contextlib
@@ -57,9 +55,7 @@ class _RunIds:
         self._known: WeakKeyDictionary[ObjectStore, str] = WeakKeyDictionary()
 
     def get(self, objects: ObjectStore, *, anew: bool = False) -> str | None:
-        """The id in `run.json`, or in the lease if that is lost; "" if it has none.
-
-        None if neither can be read.
+        """The id in `run.json`, or in the lease if that is lost; None if neither can be read.
 
         Args:
             objects: the run's objects.

@@ -54,5 +54,5 @@ class RunInfo(Record):
 
     @property
     def id(self) -> str:
-        """Of this one run, in every record of it; "" if an older release began the run."""
+        """Of this one run, in every record of it; "" before it is stored."""
         return "" if self.place is None or self.place.run is None else self.place.run

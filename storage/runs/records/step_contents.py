@@ -29,7 +29,7 @@ class StepContents(abc.ABC):
 
 
 class InlineContents(StepContents):
-    """As manifests up to version 3 have it."""
+    """As the manifest of a step has it that Cairn did not save."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Of a manifest without an index."""
@@ -48,4 +48,4 @@ class InlineContents(StepContents):
     @property
     @override
     def shared_files(self) -> tuple[SharedFiles, ...]:
-        return self._manifest.inline_shared_files
+        return ()

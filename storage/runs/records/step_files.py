@@ -96,7 +96,7 @@ def listed_problems(
 
 def told_problem(record: ObjectRecord, size: int, crc32c: str | None) -> str | None:
     """As `file_problem`, of what the store tells of a file; what it does not tell is right."""
-    found = FileChecksum(record.name, size, crc32c or record.crc32c, record.content_sum or "")
+    found = FileChecksum(record.name, size, crc32c or record.crc32c, record.content or "")
     return file_problem(record, found)
 
 
@@ -109,8 +109,8 @@ def file_problem(record: ObjectRecord, found: FileChecksum) -> str | None:
     """What is wrong with a file of a step, in one line; None if it is what was saved."""
     if found.size != record.size:
         return f"{record.name}: {found.size} bytes, {record.size} expected"
-    if found.crc32c is not None and record.crc32c not in (None, found.crc32c):
+    if found.crc32c is not None and record.crc32c != found.crc32c:
         return f"{record.name}: crc32c {found.crc32c}, {record.crc32c} expected"
-    if record.content_sum not in (None, found.content):
-        return f"{record.name}: {found.content}, {record.content_sum} expected"
+    if record.content not in (None, found.content):
+        return f"{record.name}: {found.content}, {record.content} expected"
     return None

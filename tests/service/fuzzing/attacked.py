@@ -40,7 +40,7 @@ from tests.service import jobs
 from tests.service.access.conftest import Keys
 from tests.service.fuzzing.forging import (
     ADOPTED,
-    OLDER,
+    COPIED,
     REAL,
     STEPS,
     Abroad,
@@ -52,7 +52,7 @@ from tests.service.fuzzing.forging import (
 from tests.service.jobs import CONFIG, save_llama, shapes_of
 from tests.service.planes import running_plane
 from tests.service.stores import annotate
-from tests.storage.older_steps import as_version_3
+from tests.storage.plain_steps import as_plain_step
 
 MIB: Final = 1 << 20
 PEAK_BYTES: Final = 512 * MIB
@@ -98,7 +98,7 @@ _LAST: Final = ("DELETE", ":takeOver", ":gc", ":applyRetention", ":repair")
 
 _LEAVES: Final = {
     REAL: [("model", "model/norm/scale"), ("optimizer", "mu/embedding")],
-    OLDER: [("model", "model/norm/scale"), ("optimizer", "count")],
+    COPIED: [("model", "model/norm/scale"), ("optimizer", "count")],
     ADOPTED: [("params", "w"), ("params", "b")],
 }
 """Item and path of leaves that are asked for."""
@@ -224,10 +224,10 @@ class Attack:
         return Forged(base, run, source if base == ADOPTED else run / "attempts/1/3")
 
     def _make_runs(self) -> None:
-        for base in (REAL, OLDER):
+        for base in (REAL, COPIED):
             save_llama(self._root / base, STEPS[base])
-        older = Run.open(parse_uri(self._root / OLDER))
-        as_version_3(older, older.step(STEPS[OLDER][0]))
+        copied = Run.open(parse_uri(self._root / COPIED))
+        as_plain_step(copied, copied.step(STEPS[COPIED][0]))
         tree = {"w": np.ones((4, 4), np.float32), "b": np.arange(6, dtype=np.int32)}
         manager_of_items(self.bases[ADOPTED].files.parent, tree)
         adopt(self.bases[ADOPTED].files.parent, self._root / ADOPTED)
@@ -297,7 +297,7 @@ class Attack:
         with Client(self._url, key=everywhere) as client:
             client.create_webhook("http://127.0.0.1:9/")
             if not self._kept.exists():
-                for root, run in (("a", REAL), ("a", OLDER), ("b", "victim")):
+                for root, run in (("a", REAL), ("a", COPIED), ("b", "victim")):
                     client.wait(client.convert(run, STEPS[REAL][0], root=root).id)
 
     def close(self) -> None:

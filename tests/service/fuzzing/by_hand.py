@@ -17,7 +17,7 @@ from cairn.storage.arrays.ocdbt import MANIFEST_FILE, ValueRef, leaf_node, manif
 from cairn.storage.runs.records.step_index import DIGEST_ROW, FILE_ROW, VALUE_ROW
 from tests.service.fuzzing.forging import (
     ADOPTED,
-    OLDER,
+    COPIED,
     REAL,
     Abroad,
     Body,
@@ -36,7 +36,7 @@ _TABLES: Final = {"files": FILE_ROW, "values": VALUE_ROW, "digests": DIGEST_ROW}
 _NUMBERS: Final = (0, 1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1)
 _MIB: Final = 1 << 20
 _BOMB_BYTES: Final = 768 * _MIB
-_ARRAYS: Final = {ADOPTED: ("params", "w"), OLDER: ("model", "model/norm/scale")}
+_ARRAYS: Final = {ADOPTED: ("params", "w"), COPIED: ("model", "model/norm/scale")}
 """Item and path of an array to forge, which are asked for."""
 
 
@@ -77,7 +77,7 @@ def _sources(abroad: Abroad) -> Iterator[Forgery]:
     for name in ("step of the other run", "folder of the canary", "server's data"):
         for above in (".", "..", "../.."):
             forge = _linked_step(folders[name], above)
-            yield Forgery(OLDER, "step's folder", above, f"a link to {name}", forge, True)
+            yield Forgery(COPIED, "step's folder", above, f"a link to {name}", forge, True)
     for name, is_link in {"step of the other run": False, "a link to it": True}.items():
         forge = _source(step, as_model=True, is_link=is_link)
         yield Forgery(ADOPTED, "source", "all of plain", name, forge, True)

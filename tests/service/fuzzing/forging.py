@@ -24,10 +24,10 @@ from cairn.storage.arrays.value_files import stored_file
 from cairn.storage.runs.records.step_index import END, MAGIC
 from cairn.storage.store import Record
 
-REAL, OLDER, ADOPTED = "real", "older", "adopted"
+REAL, COPIED, ADOPTED = "real", "copied", "adopted"
 """As saved now, with an index; as version 3 saved it, without; and by plain Orbax, then adopted."""
 
-STEPS: Final = {REAL: (3, 6), OLDER: (3, 6), ADOPTED: (5,)}
+STEPS: Final = {REAL: (3, 6), COPIED: (3, 6), ADOPTED: (5,)}
 """The first of each is forged; another is there to be compared with it."""
 
 Body = dict[str, Any]

@@ -16,7 +16,6 @@ from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
-from tests.storage.older_steps import as_version_3
 from tests.storage.states import abstract, assert_same, mesh, put
 
 DTYPES = ("int4", "uint4")
@@ -161,7 +160,3 @@ def test_bytes_that_are_not_the_packed_leaf_are_an_error(saved):
     with pytest.raises(CorruptionError, match=r"uint4\[8, 60\], two in a byte"):
         CheckpointReader.open(uri).read("model", "w")
     assert_same(restore_item(uri, "model", tree), tree)  # by the step's index
-    run = Run.open(uri.parent.parent.parent)
-    as_version_3(run, run.step(1))
-    with pytest.raises(CorruptionError, match="_CHECKPOINT_METADATA"):
-        restore_item(uri, "model", tree)

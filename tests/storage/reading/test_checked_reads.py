@@ -25,7 +25,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.storage.older_steps import as_version_3, record_of
+from tests.storage.plain_steps import as_plain_step, record_of
 
 STEP = 3
 
@@ -152,6 +152,10 @@ def leaves_of(seed=0):
     }
 
 
+OWN_FORMS = {"packed", "packed_signed", "widened", "bits", "empty"}
+"""Leaves that Cairn stores in another form than plain Orbax."""
+
+
 def arrays_of(leaves):
     """The leaves as the reader reads them."""
     return {
@@ -173,10 +177,10 @@ def saved(uri, leaves):
 
 
 def saved_before(uri, leaves):
-    """(step folder, manifest) of a step without an index, whose digests lie in files."""
+    """(step folder, manifest) of a copy of an adopted step, whose digests lie in files."""
     step_uri, _ = saved(uri, leaves)
     run = Run.open(uri)
-    return step_uri, as_version_3(run, run.step(STEP))
+    return step_uri, as_plain_step(run, run.step(STEP))
 
 
 def boxes_of(array, chunks):
@@ -222,7 +226,7 @@ def with_digests(step_uri, manifest, arrays, *, leave_out=()):
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
     """(step folder, manifest without digests, the leaves as read) of a step."""
-    leaves = leaves_of()
+    leaves = {path: leaf for path, leaf in leaves_of().items() if path not in OWN_FORMS}
     uri = parse_uri(tmp_path_factory.mktemp("checked")) / "run"
     return *saved_before(uri, leaves), arrays_of(leaves)
 
@@ -251,11 +255,9 @@ def test_every_form_of_leaf_is_checked_and_read_bit_equal(step):
     for index in (5, (slice(3, 50), 20), (slice(17, 33), slice(20, 30)), slice(9, 9)):
         pieces = reader.iter_pieces("model", "matrix", index=index)
         assert elements_of(pieces) == elements_of([arrays["matrix"][index]])
-    packed = reader.read("model", "packed", (slice(3, 9), slice(1, 6, 2)))
-    assert packed.tobytes() == arrays["packed"][3:9, 1:6:2].tobytes()
 
 
-FORMS = ("matrix", "half", "scalar", "packed", "packed_signed", "widened", "bits", "keys", "truth")
+FORMS = ("matrix", "half", "scalar", "keys", "truth")
 
 
 @pytest.mark.parametrize("path", [*FORMS, "key"])

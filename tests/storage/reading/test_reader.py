@@ -30,7 +30,7 @@ from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.storage.older_steps import as_version_3
+from tests.storage.plain_steps import as_plain_step
 
 STEP = 3
 META = {"step": 3, "nested": {"list": [1, 2.5, "text", None, True]}, "empty": {}}
@@ -100,11 +100,11 @@ def save_cairn(uri, tree):
     return run.step_uri(step), run.manifest(step)
 
 
-def save_older(uri, tree):
-    """(step folder, manifest) of a step that Cairn saved before there was an index."""
+def save_adopted(uri, tree):
+    """(step folder, manifest) of a step as a copy of an adopted one."""
     step_uri, _ = save_cairn(uri, tree)
     run = Run.open(uri)
-    return step_uri, as_version_3(run, run.step(STEP))
+    return step_uri, as_plain_step(run, run.step(STEP))
 
 
 FORMS = {
@@ -116,9 +116,7 @@ FORMS = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=[*FORMS, "cairn", "cairn with manifest", "cairn of version 3"]
-)
+@pytest.fixture(scope="module", params=[*FORMS, "cairn", "cairn with manifest"])
 def stored(request, tmp_path_factory):
     """(reader, the arrays that were saved) of every kind of checkpoint."""
     leaves = plain_tree()
@@ -128,8 +126,7 @@ def stored(request, tmp_path_factory):
             leaves = {p: v for p, v in leaves.items() if p not in ("int4", "float8_e4m3fn")}
         reader = CheckpointReader.open(save_plain(uri, nested(leaves), **FORMS[request.param]))
     else:
-        save = save_older if "version 3" in request.param else save_cairn
-        step_uri, manifest = save(uri, nested(leaves))
+        step_uri, manifest = save_cairn(uri, nested(leaves))
         reader = CheckpointReader.open(step_uri, None if request.param == "cairn" else manifest)
     return reader, {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
@@ -423,7 +420,7 @@ def test_file_that_is_not_as_the_manifest_records_is_corrupt(tmp_path):
 
 @pytest.mark.parametrize("change", [{"shape": (4,)}, {"dtype": "int32"}])
 def test_leaf_that_is_not_the_manifests_is_corrupt(tmp_path, change):
-    step_uri, manifest = save_older(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
+    step_uri, manifest = save_adopted(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
     (record,) = manifest.inline_leaves
     other = manifest.model_copy(
         update={"inline_leaves": (LeafRecord(**{**record.model_dump(), **change}),)}
@@ -433,7 +430,7 @@ def test_leaf_that_is_not_the_manifests_is_corrupt(tmp_path, change):
 
 
 def test_leaf_that_the_store_lost_is_corrupt(tmp_path):
-    step_uri, manifest = save_older(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
+    step_uri, manifest = save_adopted(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
     (record,) = manifest.inline_leaves
     lost = LeafRecord(**{**record.model_dump(), "path": "lost"})
     other = manifest.model_copy(update={"inline_leaves": (record, lost)})

@@ -46,7 +46,7 @@ from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import read_meta, restore_item
 from cairn.storage.training.trees import flatten
 from tests.storage.indexes import publish_index
-from tests.storage.older_steps import as_version_3, record_of
+from tests.storage.plain_steps import as_plain_step, record_of
 from tests.storage.states import abstract, assert_same, raw, state
 
 STEP = 3
@@ -55,21 +55,21 @@ ASSETS = {"tokenizer.json": b'{"version": "1.0"}'}
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folder of a run with one step; nobody changes it."""
-    folder = tmp_path_factory.mktemp("saved") / "run"
-    with Checkpointer(folder) as checkpointer:
+    """Fplain of a run with one step; nobody changes it."""
+    fplain = tmp_path_factory.mktemp("saved") / "run"
+    with Checkpointer(fplain) as checkpointer:
         checkpointer.save(STEP, state(), meta={"step": STEP}, assets=ASSETS).wait()
-    return folder
+    return fplain
 
 
 @pytest.fixture(scope="module")
-def saved_before(saved, tmp_path_factory):
-    """The same, as the releases before the index stored it."""
-    folder = tmp_path_factory.mktemp("before") / "run"
-    shutil.copytree(saved, folder)
-    run = Run.open(folder)
-    as_version_3(run, run.step(STEP))
-    return folder
+def saved_plain(saved, tmp_path_factory):
+    """The same as a copy of an adopted step, which has no index."""
+    fplain = tmp_path_factory.mktemp("before") / "run"
+    shutil.copytree(saved, fplain)
+    run = Run.open(fplain)
+    as_plain_step(run, run.step(STEP))
+    return fplain
 
 
 @pytest.fixture
@@ -80,28 +80,28 @@ def run(saved, tmp_path):
 
 
 @pytest.fixture
-def older(saved_before, tmp_path):
+def plain(saved_plain, tmp_path):
     """A run of its own for each test, whose step has no index."""
-    shutil.copytree(saved_before, tmp_path / "older")
-    return Run.open(tmp_path / "older")
+    shutil.copytree(saved_plain, tmp_path / "plain")
+    return Run.open(tmp_path / "plain")
 
 
-@pytest.fixture(params=["run", "older"])
+@pytest.fixture(params=["run", "plain"])
 def either(request):
     """A run whose step has an index, and one whose step has none."""
     return request.getfixturevalue(request.param)
 
 
-def folder_of(run):
+def fplain_of(run):
     return Path(run.step_uri(run.step(STEP)).local_path)
 
 
 def files_of(run):
     """Every file of the step, by name."""
-    folder = folder_of(run)
+    fplain = fplain_of(run)
     return {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
+        path.relative_to(fplain).as_posix(): path
+        for path in sorted(fplain.rglob("*"))
         if path.is_file()
     }
 
@@ -259,8 +259,8 @@ def test_what_a_load_reads_is_never_taken_for_what_was_saved(run, damage):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_damage_to_what_leads_to_the_values_is_found_on_opening(older, damage):
-    run, step = older, older.step(STEP)
+def test_damage_to_what_leads_to_the_values_is_found_on_opening(plain, damage):
+    run, step = plain, plain.step(STEP)
     manifest = run.manifest(step)
     for number, (name, path) in enumerate(files_of(run).items()):
         data = path.read_bytes()
@@ -317,8 +317,8 @@ def test_a_file_of_another_step_with_the_same_crc32c_is_found(either, tmp_path):
     assert verify_step(run, STEP).ok
 
 
-def test_opening_names_all_damaged_files_in_one_error(older):
-    run = older
+def test_opening_names_all_damaged_files_in_one_error(plain):
+    run = plain
     files = files_of(run)
     flip(files["model/_METADATA"], 3)
     files["optimizer/_METADATA"].unlink()
@@ -346,14 +346,14 @@ def test_the_leaf_that_damage_hits_is_named_and_no_other(either):
     run = either
     hit = flip_in_kernel(run)
     report = verify_step(run, STEP)
-    name = hit.relative_to(folder_of(run)).as_posix()
+    name = hit.relative_to(fplain_of(run)).as_posix()
     leaves = [problem for problem in report.problems if not problem.startswith(f"{name}: ")]
     assert [leaf.startswith("model: layers/0/kernel: ") for leaf in leaves] == [True]
 
 
 def test_files_that_were_not_saved_with_the_step_are_named_and_do_no_harm(either):
     run = either
-    (folder_of(run) / "notes.txt").write_text("ours")
+    (fplain_of(run) / "notes.txt").write_text("ours")
     report = verify_step(run, STEP)
     assert report.ok
     assert report.extra == ("notes.txt",)
@@ -397,18 +397,6 @@ def publish_again(run, **changes):
     return run.manifest(run.step(STEP))
 
 
-def test_leaves_that_only_one_side_knows_are_named(older):
-    run = older
-    leaves = run.contents(run.step(STEP)).leaves
-    ghost = LeafRecord(item="model", path="ghost", shape=(1,), dtype="float32")
-    dropped = next(leaf for leaf in leaves if leaf.item == "optimizer")
-    publish_again(run, leaves=[leaf for leaf in (*leaves, ghost) if leaf != dropped])
-    assert verify_step(run, STEP).problems == (
-        "model: ghost: only the manifest has this leaf",
-        f"optimizer: {dropped.path}: only Orbax's metadata has this leaf",
-    )
-
-
 def test_leaves_that_only_the_index_or_only_orbax_knows_are_named_and_load(run):
     leaves = run.contents(run.step(STEP)).leaves
     ghost = LeafRecord(item="model", path="ghost", shape=(0,), dtype="float32")
@@ -423,18 +411,6 @@ def test_leaves_that_only_the_index_or_only_orbax_knows_are_named_and_load(run):
     )
     assert all("optimizer/manifest.ocdbt: " in problem for problem in report.problems[2:])
     assert report.problems[2:]
-
-
-def test_a_manifest_without_checksums_has_its_leaves_read_instead(older):
-    """As older releases wrote it."""
-    run = older
-    objects = run.contents(run.step(STEP)).objects
-    unknown = {"crc32c": None, "content": None}
-    publish_again(run, objects=[record.model_copy(update=unknown) for record in objects])
-    assert verify_step(run, STEP).ok
-    flip_in_kernel(run)
-    problems = verify_step(run, STEP).problems
-    assert [problem.startswith("model: layers/0/kernel: ") for problem in problems] == [True]
 
 
 def test_digests_of_chunks_that_do_not_add_up_to_the_leaf_are_found(either):
@@ -528,14 +504,14 @@ def test_a_step_is_verified_on_every_store(root_uri, has_index):
         checkpointer.save(STEP, state(), meta={}, assets=ASSETS).wait()
     run = Run.open(root_uri / "run")
     if not has_index:
-        as_version_3(run, run.step(STEP))
+        as_plain_step(run, run.step(STEP))
     report = verify_step(run, STEP)
     assert report.ok, report.problems
-    folder = run.step_uri(run.step(STEP))
+    fplain = run.step_uri(run.step(STEP))
     manifest = run.manifest(run.step(STEP))
     objects = run.contents(run.step(STEP)).objects
     assert all(record.crc32c for record in objects)
-    files = open_files(folder)
+    files = open_files(fplain)
     value = next(record.name for record in objects if holds_values(record.name))
     for name in (value, "model/_METADATA"):
         data = bytearray(files.read_range(name, 0, 1 << 20))
@@ -549,13 +525,13 @@ def test_a_step_is_verified_on_every_store(root_uri, has_index):
             load(run)
         return
     with pytest.raises(CorruptionError, match="model/_METADATA"):
-        CheckpointReader.open(folder, manifest)
+        CheckpointReader.open(fplain, manifest)
 
 
 def test_checksums_of_many_and_of_large_files(root_uri):
     numbers = np.random.default_rng(0)
     sizes = [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, 3 * BUFFER_BYTES + 17, *range(20)]
-    contents = {f"folder/{n}": numbers.bytes(size) for n, size in enumerate(sizes)}
+    contents = {f"fplain/{n}": numbers.bytes(size) for n, size in enumerate(sizes)}
     files = open_files(root_uri)
     for name, content in contents.items():
         with files.open_write(name) as stream:
@@ -567,26 +543,26 @@ def test_checksums_of_many_and_of_large_files(root_uri):
         assert [(one.name, one.size) for one in found] == [
             (name, len(data)) for name, data in contents.items()
         ]
-    with pytest.raises(StorageError, match="folder/none"):
-        list(read_files(root_uri, [*contents, "folder/none"]))
+    with pytest.raises(StorageError, match="fplain/none"):
+        list(read_files(root_uri, [*contents, "fplain/none"]))
 
 
 def test_a_file_that_is_read_in_parts_has_the_checksum_of_the_whole(root_uri):
     content = np.random.default_rng(0).bytes(2 * PART_BYTES + 17)
     files = open_files(root_uri)
-    with files.open_write("folder/a") as stream:
+    with files.open_write("fplain/a") as stream:
         stream.write(content)
     for size in (len(content), PART_BYTES, PART_BYTES - 1, 0):
         told: list[int] = []
-        found = read_crc32c(files, "folder/a", size, progress=told.append)
+        found = read_crc32c(files, "fplain/a", size, progress=told.append)
         assert found == (size, crc32c_text(content[:size]))
         assert sum(told) == size
     longer = len(content) + PART_BYTES  # what is not there is not counted
-    assert read_crc32c(files, "folder/a", longer) == (len(content), crc32c_text(content))
-    with pytest.raises(StorageError, match="folder/none"):
-        read_crc32c(files, "folder/none", 1)
+    assert read_crc32c(files, "fplain/a", longer) == (len(content), crc32c_text(content))
+    with pytest.raises(StorageError, match="fplain/none"):
+        read_crc32c(files, "fplain/none", 1)
     with pytest.raises(ZeroDivisionError):  # what the caller raises ends the reading
-        read_crc32c(files, "folder/a", len(content), progress=lambda _: 1 / 0)
+        read_crc32c(files, "fplain/a", len(content), progress=lambda _: 1 / 0)
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
@@ -651,14 +627,6 @@ def test_what_only_the_page_cache_has_otherwise_is_no_damage(either, misread):
     for path in files_of(run).values():
         misread(path)
     assert verify_step(run, STEP).problems == ()
-    objects = run.contents(run.step(STEP)).objects
-    unknown = {"crc32c": None, "content": None}
-    changed = [record.model_copy(update=unknown) for record in objects]
-    if run.manifest(run.step(STEP)).index is None:  # the leaves are read in place of the files
-        publish_again(run, objects=changed)
-        for path in value_files(run):
-            misread(path)
-        assert verify_step(run, STEP).problems == ()
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at first", "at the second read"])
@@ -683,11 +651,8 @@ def test_an_error_of_the_disk_is_no_damage_whoever_meets_it(either, misread, aga
             verify_step(run, STEP)
 
 
-def test_an_error_of_the_disk_that_a_leaf_meets_is_no_damage(older, misread):
-    run = older
-    objects = run.contents(run.step(STEP)).objects
-    unknown = {"crc32c": None, "content": None}
-    publish_again(run, objects=[record.model_copy(update=unknown) for record in objects])
+def test_an_error_of_the_disk_that_a_leaf_meets_is_no_damage(plain, misread):
+    run = plain
     hit = flip_in_kernel(run)
     reader = CheckpointReader.open(run.step_uri(run.step(STEP)), run.manifest(run.step(STEP)))
     misread(hit, errno.EIO)
@@ -699,9 +664,9 @@ def test_a_file_that_goes_while_others_are_read_is_missing(run, monkeypatch):
     gone = files_of(run)["model/_METADATA"]
     read = verify_module.read_files
 
-    def going(folder, names, **more):
+    def going(fplain, names, **more):
         gone.unlink(missing_ok=True)
-        return read(folder, names, **more)
+        return read(fplain, names, **more)
 
     monkeypatch.setattr(verify_module, "read_files", going)
     report = verify_step(run, STEP)
@@ -724,7 +689,7 @@ def test_the_leaves_that_damage_hits_are_noted(either):
     run = either
     hit = flip_in_kernel(run)
     assert verify_step(run, STEP).damaged_leaves == ("model: layers/0/kernel",)
-    name = hit.relative_to(folder_of(run)).as_posix()
+    name = hit.relative_to(fplain_of(run)).as_posix()
     damage = verify_step(run, STEP).damage(at=utc_now(), by="me")
     assert (damage.leaves, damage.leaf_count) == (("model: layers/0/kernel",), 1)
     assert damage.problems[0].startswith(name)
@@ -756,8 +721,8 @@ def test_steps_that_share_a_damaged_file_are_damaged_until_they_are_verified(tmp
             items = {"model": {"frozen": kernel, "step": np.full(9, step)}}
             checkpointer.save(step, items, meta={}).wait()
     run = Run.open(tmp_path / "run")
-    folder = Path(run.step_uri(run.step(1)).local_path)
-    shared = max((folder / "model" / "d").iterdir(), key=lambda path: path.stat().st_size)
+    fplain = Path(run.step_uri(run.step(1)).local_path)
+    shared = max((fplain / "model" / "d").iterdir(), key=lambda path: path.stat().st_size)
     assert shared.stat().st_nlink == 3
     flip(shared, 99)
     note = verify_step(run, 2).note(run, by="ann", job="op-7")

@@ -34,7 +34,7 @@ from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import background_retention
 from cairn.storage.training.background_retention import RunRetention
-from tests.storage.stored_runs import begin, end, save, write_data
+from tests.storage.stored_runs import PLAIN, begin, end, save, write_data
 
 
 @pytest.fixture
@@ -331,7 +331,9 @@ def test_an_overwrite_since_it_was_judged_costs_no_bytes_of_what_the_policy_keep
     assert listed(run) == [4, 5]
     write_data(run, 4, attempt)
     created = "2026-11-21T12:00:00Z"
-    writer.publish(Manifest(step=4, attempt=attempt, created=created, writer="job", items=("m",)))
+    writer.publish(
+        Manifest(step=4, attempt=attempt, created=created, writer="job", items=("model",), **PLAIN)
+    )
     assert listed(run) == [4]
     writer.close()
     collect_garbage(run, by="gc", clock=clock)

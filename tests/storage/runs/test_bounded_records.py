@@ -151,7 +151,7 @@ def test_labels_of_a_run_beyond_what_can_be_kept_are_damaged(run):
 
 
 def test_free_json_beyond_its_bound_is_damaged():
-    record = random_manifest(Random(0)).placed(Place("r", "manifests/3.1.json"))
+    record = made()[1].placed(Place("r", "manifests/3.1.json"))
     deep: object = "x"
     for _ in range(70):
         deep = [deep]

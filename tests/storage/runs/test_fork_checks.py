@@ -30,7 +30,7 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from tests.faults.full_disk_job import filled
 from tests.storage.forks import WRITER, contents, flipped, put, twins
-from tests.storage.older_steps import as_version_3, write_manifest
+from tests.storage.plain_steps import as_plain_step, write_manifest
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_every_damaged_file_is_named(parent, root_uri):
 def publish_with(parent, step, **sums):
     """The manifest again, with other checksums of files: what a function makes of their bytes."""
     info = parent.step(step)
-    manifest, stored = as_version_3(parent, info), contents(parent.step_uri(info))
+    manifest, stored = as_plain_step(parent, info), contents(parent.step_uri(info))
     objects = tuple(
         record.model_copy(update={name: take(stored[record.name]) for name, take in sums.items()})
         for record in manifest.inline_objects
@@ -186,26 +186,6 @@ def test_a_fork_says_what_it_checked_whenever_it_is_asked(parent, root_uri):
     assert again.copied == forked.copied
     assert child.step(3).copied is None
     assert CopyReport.of({"copied": "by hand"}) is None
-
-
-def test_files_without_a_recorded_checksum_are_compared_with_the_source(parent, root_uri):
-    publish_with(parent, 3, crc32c=lambda _: None, content=lambda _: None)
-
-    folder = damaged_copies(parent, root_uri)
-    forked = fork(parent, root_uri)
-    assert forked.copied.unrecorded == forked.copied.files
-    child = Run.open(root_uri / "child")
-    assert contents(folder) == contents(parent.step_uri(parent.step(3)))
-    assert child.steps() == [forked]
-
-
-def test_files_that_no_manifest_names_are_all_copied(parent, root_uri):
-    info = parent.step(3)
-    manifest = as_version_3(parent, info)
-    write_manifest(parent, manifest.model_copy(update={"inline_objects": ()}))
-    forked = fork(parent, root_uri)
-    assert forked.copied.unrecorded == forked.copied.files == len(manifest.inline_objects)
-    assert contents(root_uri / "child/attempts/1/3") == contents(parent.step_uri(info))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "of another step"])

@@ -51,7 +51,7 @@ from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
-from tests.storage.stored_runs import make_old, write_data
+from tests.storage.stored_runs import PLAIN, write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)
 
@@ -66,7 +66,12 @@ def saved(writer, run, step, *, overwrite=False):
     write_data(run, step, attempt)
     writer.publish(
         Manifest(
-            step=step, attempt=attempt, created="2026-11-21T12:00:00Z", writer="job", items=("m",)
+            step=step,
+            attempt=attempt,
+            created="2026-11-21T12:00:00Z",
+            writer="job",
+            items=("model",),
+            **PLAIN,
         )
     )
 
@@ -603,21 +608,6 @@ def test_damage_to_an_old_attempt_blocks_no_load(run, damage):
     nothing_is_deleted(run, attempt_file(1))
 
 
-def test_a_damaged_attempt_of_which_nothing_else_tells_makes_no_guess(run):
-    """As an older release wrote them: no other record names the attempt."""
-    job(run, 10, 20)
-    job(run, 30)
-    make_old(run)
-    lose(run, LEASE_FILE)
-    flip(run, attempt_file(2))
-    states = {info.step: info.state.value for info in run.all_states()}
-    assert states == {10: "unjudged", 20: "unjudged", 30: "listed"}
-    assert run.latest_step() == 30
-    with pytest.raises(UNREADABLE, match=r"attempts/2\.json"):
-        run.step(20)
-    nothing_is_deleted(run, attempt_file(2))
-
-
 def test_a_flipped_bit_in_one_manifest_hides_no_other_step(run):
     job(run, 10, 20, 30)
     flip(run, manifest_file(10, 1))
@@ -664,17 +654,6 @@ def test_aliases_in_each_others_place_are_refused_and_hide_no_other(run):
     assert sorted(problems) == [alias_file("candidate"), alias_file("production")]
     with pytest.raises(AliasNotFoundError, match="best"):
         resolve_step(run, parse_ref(f"{run.uri}@other"))
-
-
-def test_aliases_of_an_older_release_say_their_place_by_their_name(run):
-    job(run, 10)
-    promote_step(run, 10, "production", expect=None)
-    make_old(run)
-    assert run.aliases.require("production").step == 10
-    old = run.objects.read(alias_file("production")).value
-    run.objects.write(alias_file("candidate"), old)
-    with pytest.raises(CorruptionError, match="the alias of another place"):
-        run.aliases.require("candidate")
 
 
 @pytest.mark.parametrize(

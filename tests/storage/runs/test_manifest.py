@@ -41,11 +41,12 @@ def manifest(**changes):
         ),
         "objects": (
             ObjectRecord(name="model/d/abc", size=48, crc32c="0123abcd"),
-            ObjectRecord(name="_METADATA", size=2),
+            ObjectRecord(name="_METADATA", size=2, crc32c="4567cdef"),
         ),
         "assets": (AssetRecord(name="tokenizer.json", sha256="0" * 64, size=7),),
         "model": ModelInfo(model_type="llama", model_class="Llama", config={"layers": 2}),
         "environment": {"jax": "0.10.2"},
+        "plain": {"trees": {"model": "", "optimizer": "optimizer"}},
     }
     return Manifest(**fields | changes)
 
@@ -63,8 +64,8 @@ INDEX = IndexRef(
 
 
 def with_index(**changes):
-    """A manifest as it is since version 4."""
-    return manifest(leaves=(), objects=(), **{"index": INDEX} | changes)
+    """The manifest of a step that Cairn saved."""
+    return manifest(leaves=(), objects=(), plain=None, **{"index": INDEX} | changes)
 
 
 def test_a_manifest_reads_back_as_it_was_written():
@@ -82,10 +83,14 @@ def test_a_manifest_has_an_index_or_leaves_and_files():
     assert "index" not in json.loads(manifest().to_bytes())
     body = json.loads(with_index().to_bytes())
     assert (body["leaves"], body["objects"]) == ([], [])
-    leaf = LeafRecord(item="m", path="p", shape=(), dtype="int8")
-    for change in ({"leaves": (leaf,)}, {"objects": (ObjectRecord(name="f", size=1),)}):
-        with pytest.raises(ValueError, match="an index, or leaves and objects, not both"):
-            manifest(**{"leaves": (), "objects": (), "index": INDEX} | change)
+    inline = {"leaves": manifest().inline_leaves, "objects": manifest().inline_objects}
+    for name in inline:
+        with pytest.raises(ValueError, match="only of a plain step"):
+            manifest(**{"leaves": (), "objects": (), "plain": None} | {name: inline[name]})
+    with pytest.raises(ValueError, match="of a plain step, and no index"):
+        manifest(index=INDEX)
+    with pytest.raises(UnsupportedFormatError, match="a manifest of no files"):
+        Manifest.parse(with_index(index=None).to_bytes(), "p")
 
 
 def test_a_manifest_stays_small_however_large_the_step_is():
@@ -131,7 +136,7 @@ def test_any_manifest_reads_back_with_the_same_digest(leaves, config):
 def test_the_bytes_are_canonical():
     data = manifest().to_bytes()
     body = json.loads(data)
-    assert (body["format"], body["version"]) == ("cairn.manifest", 2)
+    assert (body["format"], body["version"]) == ("cairn.manifest", 1)
     assert data == canonical(body)
 
 
@@ -170,26 +175,15 @@ def test_any_other_bytes_are_an_error(data):
             parse(other, "p")
 
 
-def old(**fields):
-    """A manifest as the first version wrote it, without a checksum."""
-    body = json.loads(manifest().to_bytes())
-    del body["checksum"]
-    return canonical(body | {"version": 1} | fields)
-
-
-def test_a_manifest_of_version_1_is_read_and_written_again_as_it_was():
-    read = Manifest.parse(old(), "p")
-    assert read.step == manifest().step
-    assert read.to_bytes() == old()
-    assert ManifestSummary.parse(old(), "p").digest == read.digest()
-
-
 @pytest.mark.parametrize("parse", [Manifest.parse, ManifestSummary.parse])
 def test_a_checksum_that_is_absent_or_out_of_place_is_an_error(parse):
-    checksum = json.loads(manifest().to_bytes())["checksum"]
-    for data in (old(version=2), old(checksum=checksum), old(version=2, checksum=3)):
+    body = json.loads(manifest().to_bytes())
+    for data in (body | {"checksum": 3}, {**body, "checksum": None}):
         with pytest.raises(CorruptionError, match="not what was written"):
-            parse(data, "p")
+            parse(canonical(data), "p")
+    del body["checksum"]
+    with pytest.raises(CorruptionError, match="not what was written"):
+        parse(canonical(body), "p")
 
 
 def test_the_digest_depends_on_every_field():
@@ -199,7 +193,7 @@ def test_the_digest_depends_on_every_field():
         {"writer": "x"},
         {"items": ("model",)},
         {"leaves": ()},
-        {"objects": ()},
+        {"objects": manifest().inline_objects[:1]},
         {"assets": ()},
         {"model": None},
         {"environment": {}},
@@ -225,7 +219,6 @@ def test_the_digest_depends_on_every_field():
 
 def test_sizes():
     assert manifest().nbytes == 50
-    assert manifest(objects=()).nbytes == 4 * 6 * 2 + 4
     assert (with_index().nbytes, with_index().leaf_count) == (123, 5)
     assert manifest().leaf_count == 2
     assert LeafRecord(item="m", path="p", shape=(3, 3), dtype="int4").nbytes == 5
@@ -274,7 +267,7 @@ def changed(**fields):
         (b"[]", "not a JSON object"),
         (b"{}", "wrong format"),
         (changed(format="other"), r"expected 'cairn\.manifest', found 'other'"),
-        (changed(version=5), r"found version 5\. Upgrade Cairn"),
+        (changed(version=2), r"found version 2\. Upgrade Cairn"),
         (changed(version=0), "found version 0"),
         (changed(version="1"), "found version '1'"),
         (changed(version=True), "found version True"),
@@ -287,7 +280,7 @@ def changed(**fields):
         (changed(leaves=[{"item": "m"}]), r"leaves\.0\.path"),
         (changed(assets=[{"name": "t", "sha256": "../x", "size": 1}]), r"assets\.0\.sha256"),
         (changed(objects=[{"name": "t", "size": -1}]), r"objects\.0\.size"),
-        (changed(index=INDEX.model_dump(mode="json")), "an index, or leaves and objects"),
+        (changed(index=INDEX.model_dump(mode="json")), "of a plain step, and no index"),
         (changed(index={}), r"index\.size: Field required"),
         (changed(index=INDEX.model_dump(mode="json") | {"sha256": "x"}), r"index\.sha256: "),
         (changed(index=INDEX.model_dump(mode="json") | {"directory": [1]}), r"index\.directory"),
@@ -310,7 +303,7 @@ def test_a_config_that_is_no_json_is_refused():
 def test_a_summary_says_what_the_manifest_says():
     plain = {"source": "gs://bucket/old/12", "trees": {"model": ""}}
     adopted = manifest(plain=plain, objects=manifest().inline_objects[:1])
-    for written in (manifest(), manifest(objects=()), with_index(), adopted):
+    for written in (manifest(), with_index(), adopted):
         summary = ManifestSummary.parse(written.to_bytes(), "p")
         assert summary == (written.created, written.nbytes, written.digest(), written.source)
     assert summary.source == "gs://bucket/old/12"
@@ -318,10 +311,10 @@ def test_a_summary_says_what_the_manifest_says():
 
 def test_an_adopted_step_has_a_checksum_of_every_file():
     plain = {"source": "gs://bucket/old/12", "trees": {"model": ""}}
-    unknown = [{"name": "model/d/0", "size": 3}]
-    for objects in ((), unknown):
-        with pytest.raises(ValueError, match="every file of an adopted step"):
-            manifest(plain=plain, objects=objects)
+    with pytest.raises(ValueError, match="every file of a plain step"):
+        manifest(plain=plain, objects=())
+    with pytest.raises(ValueError, match="crc32c"):
+        manifest(plain=plain, objects=[{"name": "model/d/0", "size": 3}])
 
 
 @pytest.mark.parametrize("field", ["arrays", "keys"])

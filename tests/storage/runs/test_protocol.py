@@ -30,7 +30,7 @@ from cairn.storage.runs.records.layout import (
     parse_attempt_file,
     step_dir,
 )
-from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
@@ -167,7 +167,8 @@ class Job:
                     created=rfc3339(self.world.clock()),
                     writer=self.name,
                     items=("model",),
-                    objects=(ObjectRecord(name=COMMIT_FILE, size=0),),
+                    objects=(ObjectRecord(name=COMMIT_FILE, size=0, crc32c="00000000"),),
+                    plain=PlainStep(trees={"model": ""}),
                 )
             )
         except BaseException:

@@ -41,7 +41,7 @@ from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from tests.storage.runs.test_history import flip, job, lose, saved, swap
-from tests.storage.stored_runs import make_old, write_data
+from tests.storage.stored_runs import write_data
 
 DIGEST = "0" * 32
 
@@ -278,17 +278,6 @@ def test_nothing_is_mended_below_a_live_writer(run):
     writer.close()
     repair_run(run, by="me", dry_run=False)
     assert check_run(run).ok
-
-
-def test_an_attempt_of_which_nothing_tells_is_not_guessed(run):
-    make_old(run)
-    lose(run, LEASE_FILE)
-    flip(run, attempt_file(2))
-    repairs = {one.name: one for one in repair_run(run, by="me", dry_run=False)}
-    assert repairs[attempt_file(2)].action is None
-    assert repairs[LEASE_FILE].action is None
-    with pytest.raises((CorruptionError, UnsupportedFormatError)):
-        run.attempts()
 
 
 def test_what_does_not_fit_together_is_told(run):

@@ -27,7 +27,6 @@ from cairn.storage.runs.trash import begin_removal, delete_step
 from cairn.storage.store import utc_now
 from cairn.storage.store.objects import ObjectStore
 from tests.storage.forks import LEAF, WRITER, flipped, save_parent
-from tests.storage.older_steps import as_version_3
 from tests.storage.stored_runs import begin, end, save
 
 
@@ -110,15 +109,6 @@ def test_nothing_is_made_of_an_index_that_is_not_the_steps(run, root_uri, index)
     (told,) = repair_run(run, by="me", dry_run=False)
     assert (told.name, told.action, told.done) == (name, None, False)
     assert not check_run(run).ok
-
-
-def test_the_manifest_of_an_older_release_is_not_made_up(run):
-    info = run.step(6)
-    as_version_3(run, info)
-    damage(run, manifest_file(6, 1), "flipped")
-    (told,) = repair_run(run, by="me")
-    assert told.action is None
-    assert "backup" in told.hint
 
 
 def test_a_manifest_can_be_forgotten_instead(run):

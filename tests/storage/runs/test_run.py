@@ -24,13 +24,13 @@ from cairn.storage.runs.records.layout import (
     trash_file,
 )
 from cairn.storage.runs.records.lease import begin_attempt, release
-from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.resolving import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.storage.stored_runs import begin, make_old, publish, save, states, write_data
+from tests.storage.stored_runs import begin, publish, save, states, write_data
 
 
 @pytest.fixture
@@ -253,13 +253,11 @@ def test_a_manifest_that_changed_or_moved_is_corrupt(run):
     run.objects.write(manifest_file(3, attempt), other.to_bytes())
     with pytest.raises(CorruptionError, match="the manifest of another place"):
         run.manifest(info)
-    make_old(run)
-    bare = Manifest.model_validate(other.model_dump(by_alias=True))
-    run.objects.write(manifest_file(3, attempt), bare.to_bytes())
+    put_record(run.objects, manifest_file(3, attempt), other)
     with pytest.raises(CorruptionError, match="under another's name"):
         run.manifest(info)
-    changed = bare.model_copy(update={"step": 3, "writer": "someone else"})
-    run.objects.write(manifest_file(3, attempt), changed.to_bytes())
+    changed = other.model_copy(update={"step": 3, "writer": "someone else"})
+    put_record(run.objects, manifest_file(3, attempt), changed)
     with pytest.raises(CorruptionError, match="the manifest changed"):
         run.manifest(info)
 

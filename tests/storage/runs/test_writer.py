@@ -6,7 +6,7 @@ from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.writer import Writer, sync_folder
 from cairn.storage.store.uri import parse_uri
-from tests.storage.stored_runs import begin
+from tests.storage.stored_runs import PLAIN, begin
 
 
 @pytest.fixture
@@ -18,7 +18,12 @@ def writer(run, clock):
 
 def manifest(step, attempt):
     return Manifest(
-        step=step, attempt=attempt, created="2026-11-21T12:00:00Z", writer="job", items=("model",)
+        step=step,
+        attempt=attempt,
+        created="2026-11-21T12:00:00Z",
+        writer="job",
+        items=("model",),
+        **PLAIN,
     )
 
 

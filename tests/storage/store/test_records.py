@@ -12,17 +12,18 @@ from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
-from cairn.storage.runs.records.layout import attempt_file
+from cairn.storage.runs.records.layout import alias_file, attempt_file
 from cairn.storage.runs.records.lease import Lease, begin_attempt
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
 from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import Run, RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.soundness.record import StoreRecord
-from cairn.storage.store.records import Record, canonical_json
+from cairn.storage.store.records import Place, Record, canonical_json
 from cairn.storage.training.saving.item_parts import _Columns, _PartRecord
 
 AT = "2026-11-21T12:00:00Z"
+FILE = ObjectRecord(name="checksum", size=2, crc32c="0" * 8)
 RECORDS = [
     Alias(alias="production", step=3, attempt=1, at=AT, sequence=1, by="é", reason='"checksum":"'),
     Annotation(labels={"checksum": "sha256:" + "0" * 64}, metrics={"loss": 0.5, "other": 2.0}),
@@ -43,7 +44,15 @@ RECORDS = [
         files=(LeftFile(name="checksum", size=2, crc32c="0" * 8, notes={"checksum": "sha256:0"}),),
     ),
     Lease(writer="job", attempt=3, expires=AT, durable=(5, 3)),
-    Manifest(step=3, attempt=1, created=AT, writer="job", items=("model",)),
+    Manifest(
+        step=3,
+        attempt=1,
+        created=AT,
+        writer="job",
+        items=("model",),
+        objects=(FILE,),
+        plain={"trees": {"model": ""}},
+    ),
     IndexDirectory(
         step=3,
         attempt=1,
@@ -56,7 +65,7 @@ RECORDS = [
         leaves=(LeafRecord(item="model", path="checksum", shape=(2,), dtype="int4"),),
         forms={"model": {"checksum": StoredForm("packed", (2,), "int4")}},
         meta_digest="sha256:0",
-        objects=(ObjectRecord(name="checksum", size=2),),
+        objects=(FILE,),
         folders=("model/d",),
         origins=((2, 1),),
         files=TablePlace(0, 1, ("0" * 64,)),
@@ -93,13 +102,6 @@ def kinds(base=Record):
     return {each for one in base.__subclasses__() for each in (one, *kinds(one))}
 
 
-def old(record):
-    """The object as the first version wrote it, without a checksum."""
-    body = json.loads(record.to_bytes())
-    del body["checksum"]
-    return canonical_json(body | {"version": 1})
-
-
 def test_every_kind_of_object_is_tried_here():
     ours = {kind for kind in kinds() if kind.__module__.startswith("cairn.storage.")}
     assert {type(record).__name__ for record in RECORDS} | {"_Announcement", "AttemptRecord"} == {
@@ -130,10 +132,26 @@ def test_a_flipped_digit_of_an_attempt_does_not_change_which_steps_count(tmp_pat
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_an_object_of_version_1_is_read_and_written_again_as_it_was(record):
-    read = type(record).parse(old(record), "p")
-    assert read.model_dump() == record.model_dump()
-    assert read.to_bytes() == old(record)
+def test_object_of_another_version_or_without_a_checksum_is_refused_by_name(record):
+    body = json.loads(record.to_bytes())
+    with pytest.raises(UnsupportedFormatError, match="found version 2"):
+        type(record).parse(canonical_json(body | {"version": 2}), "p")
+    del body["checksum"]
+    with pytest.raises(CorruptionError, match=r"expected a checksum"):
+        type(record).parse(canonical_json(body), "p")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_object_is_refused_in_the_place_of_another(record):
+    key = alias_file("production") if isinstance(record, Alias) else "a/1.json"
+    place = Place("0" * 32, key)
+    with pytest.raises(UnsupportedFormatError, match="without its place"):
+        type(record).parse(record.to_bytes(), "p", place)
+    placed = record.placed(place).to_bytes()
+    assert type(record).parse(placed, "p", place) == record
+    for other in (Place("1" * 32, key), Place("0" * 32, "a/2.json")):
+        with pytest.raises(CorruptionError, match="of another"):
+            type(record).parse(placed, "p", other)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)

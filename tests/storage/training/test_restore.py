@@ -39,7 +39,7 @@ from cairn.storage.training.restore import (
 )
 from tests.devices import xla_flags
 from tests.programs.program import Program
-from tests.storage.older_steps import as_version_3, record_of
+from tests.storage.plain_steps import as_plain_step
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
@@ -59,10 +59,10 @@ def step(tmp_path):
     return saved
 
 
-def older(uri):
-    """Make the step one of version 3, without an index; its manifest."""
+def make_plain(uri):
+    """Make the step a copy of an adopted one, without an index."""
     run = Run.open(uri.parent.parent.parent)
-    return as_version_3(run, run.step(1))
+    as_plain_step(run, run.step(1))
 
 
 def test_a_state_comes_back_bit_equal_in_its_own_containers(step, root_uri):
@@ -292,28 +292,6 @@ def test_numbered_leaves_come_back_by_number_whatever_holds_them(step):
     assert found == {"layers": {str(number): number for number in range(12)}}
 
 
-def test_flat_keys_of_a_manifest_of_an_older_release_are_read_by_both_its_paths(step):
-    """Keys were joined as they are; a checkpoint that was adopted could hold a "/" in one."""
-    uri = step(model={"a/b": floats(4), "c%2Fd": floats(3), "e": {"f": floats(2)}})
-    manifest = older(uri)
-    paths = {"a%2Fb": "a/b", "c%252Fd": "c%2Fd", "e/f": "e/f"}
-    leaves = [leaf.model_copy(update={"path": paths[leaf.path]}) for leaf in manifest.inline_leaves]
-    name = "model/chunk_digests.process_0.json"
-    digests = Path(uri.local_path, name)
-    text = digests.read_text().replace("a%2Fb", "a/b").replace("c%252Fd", "c%2Fd")
-    digests.write_text(text)
-    objects = [
-        record_of(name, text.encode()) if record.name == name else record
-        for record in manifest.inline_objects
-    ]
-    update = {"inline_leaves": tuple(leaves), "inline_objects": tuple(objects)}
-    reader = CheckpointReader.open(uri, manifest.model_copy(update=update))
-    assert raw(reader.read("model", "a/b")) == raw(floats(4))
-    assert raw(reader.read("model", "c%2Fd")) == raw(floats(3))
-    tree = {"a/b": floats(4), "c%2Fd": floats(3), "e": {"f": floats(2)}}
-    assert_same(restore_item(reader, "model", tree), tree)
-
-
 @pytest.mark.parametrize(
     ("leaf", "reason"),
     [
@@ -477,7 +455,7 @@ def test_a_lost_data_file_is_an_error(step):
     max(Path(uri.local_path).rglob("d/*"), key=os.path.getsize).unlink()
     with pytest.raises(CorruptionError, match=r"model: w: expected d/[0-9a-f]{32}, found no such"):
         restore_item(uri, "model", abstract(tree))
-    older(uri)
+    make_plain(uri)
     with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: missing"):
         restore_item(uri, "model", abstract(tree))
 
@@ -489,7 +467,7 @@ def test_a_truncated_data_file_is_an_error(step):
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(CorruptionError, match=r"model: w, chunk \[.*\]: .* before the end"):
         restore_item(uri, "model", abstract(tree))
-    older(uri)
+    make_plain(uri)
     with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: \d+ bytes, \d+ expected"):
         restore_item(uri, "model", abstract(tree))
 
@@ -513,7 +491,7 @@ def test_unreadable_tree_metadata_hits_only_who_needs_it(step):
     report = verify_step(Run.open(uri.parent.parent.parent), 1)
     assert [problem.partition(": ")[0] for problem in report.problems] == ["model/_METADATA"]
     assert report.loads
-    older(uri)
+    make_plain(uri)
     with pytest.raises(CorruptionError, match=r"model/_METADATA: 1 bytes"):
         restore_item(uri, "model", tree)
     with pytest.raises(CorruptionError, match="model/_METADATA"):

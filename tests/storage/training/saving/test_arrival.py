@@ -18,7 +18,7 @@ from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import save_job
 from cairn.storage.training.saving.arrival import check_files
 from tests.faults.report import is_long
-from tests.storage.older_steps import record_of
+from tests.storage.plain_steps import record_of
 from tests.storage.states import abstract, assert_same, state
 
 MARKER = b"Checkpoint commit was successful to somewhere"
