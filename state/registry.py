@@ -6,7 +6,7 @@ imported when it is asked for.
 
 A checkpoint stores the name and the module of its model's class. For a class that ships with Cairn
 the module is stored as "cairn", wherever its file lies: `cairn.DecoderForCausalLM` is what a user
-imports too. Checkpoints of earlier versions name the file's module, and are understood.
+imports too.
 """
 
 import functools
@@ -37,9 +37,6 @@ FAMILIES = "cairn.state.families.known"
 
 MODELS: Mapping[str, str] = {"DecoderForCausalLM": "cairn.state.decoder.decoder"}
 """The model classes that ship with Cairn, and the modules that define them."""
-
-_EARLIER_MODULES = frozenset({"state.decoder.decoder"})
-"""Modules outside of `cairn` that checkpoints name for our classes."""
 
 _CLASSES: dict[tuple[str, str], type[Any]] = {}
 
@@ -136,8 +133,7 @@ def find(name: str, module: str | None, *, path: object) -> type[Any]:
 
 
 def _ships(name: str, module: str) -> bool:
-    ours = module.partition(".")[0] == PACKAGE or module in _EARLIER_MODULES
-    return ours and name in MODELS
+    return module.partition(".")[0] == PACKAGE and name in MODELS
 
 
 def _shipped(name: str) -> type[Any]:

@@ -134,7 +134,7 @@ class Names:
         ours, theirs = f"model/layers/{number}", self.layer.format(layer=number)
         fused = {name: one for one in self.fused for name in one.ours if name in parts}
         rules: list[Rule] = []
-        # Norms last, as older versions of Cairn wrote them.
+        # Norms last: exports keep the order of their tensors.
         for name in sorted(parts, key=lambda name: parts[name].kind is PartKind.NORM):
             part = parts[name]
             if name in fused:

@@ -231,22 +231,24 @@ def _refuse_shared(arrays: ItemArrays) -> None:
 
 def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:
     """A record of each file. Values are not read here if the store tells their checksum."""
-    told = [entry for entry in listed if entry.crc32c is not None and holds_values(entry.name)]
-    known = {entry.name: (entry.crc32c, None) for entry in told}
     largest_first = sorted(listed, key=lambda entry: (-entry.size, entry.name))
-    wanted = [entry.name for entry in largest_first if entry.name not in known]
-    read = {one.name: one for one in read_files(step, wanted)}
+    to_read = [
+        entry.name
+        for entry in largest_first
+        if entry.crc32c is None or not holds_values(entry.name)
+    ]
+    read = {checksum.name: checksum for checksum in read_files(step, to_read)}
     records = []
     for entry in listed:
-        crc32c, content = known.get(entry.name, (None, None))
-        if entry.name in read:
-            crc32c, content = read[entry.name].crc32c, read[entry.name].content
+        checksum = read.get(entry.name)
+        crc32c = (checksum and checksum.crc32c) or entry.crc32c
+        assert crc32c is not None  # the store or a read has said it
         records.append(
             ObjectRecord(
                 name=entry.name,
                 size=entry.size,
                 crc32c=crc32c,
-                content=content,
+                content=checksum and checksum.content,
                 modified_ns=entry.modified_ns,
             )
         )

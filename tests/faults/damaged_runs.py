@@ -293,23 +293,13 @@ def _foreign(template: Template, rng: Random) -> tuple[str, dict[str, bytes | No
     return f"{name} of another run", {name: other}
 
 
-def _ancient(template: Template, rng: Random) -> tuple[str, dict[str, bytes | None]]:
-    """Of another run, which an older release wrote: an attempt that keeps all, or nothing."""
-    name = rng.choice([name for name in template.records if _kind(name) == ATTEMPTS])
-    base = rng.choice([-1, 90])
-    record = AttemptRecord(base_step=base, writer="job", at="2026-01-01T00:00:00Z")
-    return f"{name} of an older release, base step {base}", {name: record.to_bytes()}
-
-
 def _older(template: Template, rng: Random) -> tuple[str, dict[str, bytes | None]]:
     name = LEASE_FILE  # of the others nothing tells that they are old; see `UNTOLD`
     older = rng.choice(template.older[name])
     return f"{name} as it was", {name: older}
 
 
-_HOW: Final = {
-    one.__name__: one for one in (_lost, _cut, _swapped, _copied, _foreign, _ancient, _older)
-}
+_HOW: Final = {one.__name__: one for one in (_lost, _cut, _swapped, _copied, _foreign, _older)}
 
 
 def _kind(name: str) -> str:

@@ -198,21 +198,6 @@ def test_a_process_has_one_engine(launch):
         launch()
 
 
-def test_a_job_that_an_older_release_has_queued_is_executed(launch, counting, tmp_path):
-    client = open_database(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
-    client.register_queue("cairn-jobs", worker_concurrency=2, polling_interval_sec=0.1)
-    options = {
-        "workflow_name": "cairn.gather",
-        "queue_name": "cairn-jobs",
-        "workflow_id": f"op-{'0' * 32}",
-        "app_version": "1",
-    }
-    client.enqueue(options, {"name": "a"})
-    client.destroy()
-    engine = launch()
-    assert ended(engine, engine.get(f"op-{'0' * 32}")).result == {"counted": 3}
-
-
 def test_database_is_in_wal_mode(launch, tmp_path):
     import sqlite3
 

@@ -169,7 +169,7 @@ def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> lis
             for number, shard in enumerate(planned["shards"])
         ]
         return context.parts(planned["parts"], parts, at_once=planned["at_once"])
-    records, done = [], 0  # one file; or a job that an older version has begun
+    records, done = [], 0  # one file
     for number, shard in enumerate(planned["shards"]):
         write = functools.partial(job.write_shard, planned, number, done)
         records.append(context.step(f"write {shard['name']}", write))

@@ -91,13 +91,12 @@ def _fork(context: JobContext, request: Request) -> Result:
 def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
-    strand = request.get("strand")  # jobs of earlier versions have none
     done = roll_back(
         run,
         step,
         by=_BY,
         request=context.operation_id,
-        strand=strand,
+        strand=request["strand"],
         despite_damage=request.get("despite_damage"),
     )
     context.progress.set(message="done")

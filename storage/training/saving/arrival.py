@@ -84,6 +84,6 @@ def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> 
 
 
 def _recorded(known: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
-    return ObjectRecord(
-        name=known.name, size=entry.size, crc32c=known.crc32c, content=known.content
-    )
+    crc32c = known.crc32c or entry.crc32c
+    assert crc32c is not None  # the store or a read has said it
+    return ObjectRecord(name=known.name, size=entry.size, crc32c=crc32c, content=known.content)
