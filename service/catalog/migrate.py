@@ -8,7 +8,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, insert, inspect, select
+from sqlalchemy import Connection, insert, select
 
 from cairn.service.catalog.models import RevisionRow
 from cairn.service.errors import SettingsError
@@ -47,29 +47,27 @@ def revisions(connection: Connection) -> tuple[str | None, str]:
 def is_newer_and_works(connection: Connection) -> bool:
     """Whether a newer version has made the tables, and left all that this one reads and writes."""
     found, _ = revisions(connection)
-    known = _known()
+    known = known_revisions()
     return found is not None and found not in known and works_with(connection, found) in known
 
 
 def works_with(connection: Connection, revision: str) -> str | None:
     """The oldest revision whose code can run on tables of `revision`, as its code has noted.
 
-    None if it has not: versions before this table note nothing.
+    None if it has not.
     """
-    if not inspect(connection).has_table(RevisionRow.__tablename__):
-        return None
     noted = select(RevisionRow.works_with).where(RevisionRow.revision == revision)
     return connection.scalar(noted)
 
 
-def _known() -> list[str]:
+def known_revisions() -> list[str]:
     """Every revision of this version, oldest first."""
     return [script.revision for script in _scripts(MIGRATIONS).walk_revisions()][::-1]
 
 
 def _note_works_with(connection: Connection) -> None:
     """For older versions that start on these tables: each migration says `works_with`."""
-    known = _known()
+    known = known_revisions()
     said = (
         getattr(script.module, "works_with", script.revision)
         for script in _scripts(MIGRATIONS).walk_revisions()
@@ -86,7 +84,7 @@ def refuse_older(connection: Connection) -> None:
         SettingsError: they are.
     """
     found, known = revisions(connection)
-    if found != known and found in _known():
+    if found != known and found in known_revisions():
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {shown} is at revision {found}, "

@@ -4,6 +4,7 @@ Only a database without tables is made so. What is proved of migrations, and pro
 start, run them.
 """
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -67,4 +68,44 @@ def made_anew() -> Iterator[None]:
         patch.object(engine, "upgrade", migrate.upgrade),
         patch.object(DBOS, "migrate", staticmethod(_migrate)),
     ):
+        yield
+
+
+NEXT_MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9999"
+down_revision = {before!r}
+branch_labels = None
+depends_on = None
+{says}
+
+
+def upgrade() -> None:
+    op.create_table("more", sa.Column("id", sa.Integer(), primary_key=True))
+    for name in ("runs", "checkpoints", "aliases", "roots", "audit_events", "workers"):
+        op.add_column(name, sa.Column("more", sa.Text(), nullable=True))
+"""
+
+
+@contextmanager
+def version_to_come(folder: Path, says: str = "", before_it: str = "") -> Iterator[None]:
+    """A later version of Cairn, whose last migration adds to every table: revision 9999.
+
+    Args:
+        folder: Of its migrations; an empty one, or none.
+        says: A line of that migration.
+        before_it: A line of 9998, which comes before it then and does nothing.
+    """
+    shutil.copytree(migrate.MIGRATIONS, folder)
+    before = max(path.name[:4] for path in (folder / "versions").glob("0*.py"))
+    if before_it:
+        text = NEXT_MIGRATION.format(before=before, says=before_it).replace("9999", "9998")
+        text = text[: text.index("def upgrade")] + "def upgrade() -> None:\n    pass\n"
+        (folder / "versions/9998_before.py").write_text(text)
+        before = "9998"
+    text = NEXT_MIGRATION.format(before=before, says=says)
+    (folder / "versions/9999_more.py").write_text(text)
+    with patch.object(migrate, "MIGRATIONS", folder):
         yield

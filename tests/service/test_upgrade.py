@@ -1,7 +1,6 @@
 """Databases are brought to this version on request, while those of the version before go on."""
 
 import re
-import shutil
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, inspect, make_url
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Index, migrate, queries
+from cairn.service.catalog import migrate
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.catalog.migrate import configuration
 from cairn.service.command.doctor.databases import catalog_found
@@ -26,39 +25,13 @@ from cairn.service.errors import SettingsError
 from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.settings import Settings
-from cairn.storage.runs.annotating import note_verified
-from cairn.storage.runs.records.annotations import Damage
-from cairn.storage.store import files_local
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
-from tests.service.migrated import made_once
+from tests.service.migrated import made_once, version_to_come
 from tests.service.stores import make_run
 
 pytestmark = pytest.mark.usefixtures("migrations")
-
-EXPANDING_SINCE = "0006"
-"""Every migration after it leaves all that the version before it reads and writes."""
-
-ASKED_SINCE = "0012"
-"""Code of this revision is the first that asks whether it works with a newer catalog."""
-
-NEXT = """
-import sqlalchemy as sa
-from alembic import op
-
-revision = "9999"
-down_revision = {before!r}
-branch_labels = None
-depends_on = None
-{says}
-
-
-def upgrade() -> None:
-    op.create_table("more", sa.Column("id", sa.Integer(), primary_key=True))
-    for name in ("runs", "checkpoints", "aliases", "roots", "audit_events", "workers"):
-        op.add_column(name, sa.Column("more", sa.Text(), nullable=True))
-"""
 
 
 def revision_of(url):
@@ -69,18 +42,9 @@ def revision_of(url):
     return found
 
 
-def upgraded_by_a_version_to_come(url, tmp_path, says="", before_it=""):
-    """Its revisions before and after: 9999 is the last, after 9998 if that has something to say."""
-    later = tmp_path / "migrations"
-    shutil.copytree(migrate.MIGRATIONS, later)
-    _, before = revision_of(url)
-    if before_it:
-        text = NEXT.format(before=before, says=before_it).replace("9999", "9998")
-        text = text[: text.index("def upgrade")] + "def upgrade() -> None:\n    pass\n"
-        (later / "versions/9998_before.py").write_text(text)
-        before = "9998"
-    (later / "versions/9999_more.py").write_text(NEXT.format(before=before, says=says))
-    with patch.object(migrate, "MIGRATIONS", later):
+def upgraded_by_a_version_to_come(url, tmp_path, **said):
+    """Its revisions before and after."""
+    with version_to_come(tmp_path / "migrations", **said):
         return upgrade_catalog(url)
 
 
@@ -116,23 +80,22 @@ def test_upgrade_says_what_it_did_and_can_be_asked_for_again(database_url, jobs_
     catalog, jobs = said.stdout.splitlines()
     assert catalog == f"catalog: made, at revision {known}"
     assert jobs.startswith("jobs: made, at revision ")
-    take_back(database_url, "0006")
-    assert upgrade(database_url, jobs_url, tmp_path).stdout.splitlines() == [
-        f"catalog: revision 0006 -> {known}",
-        jobs.replace("made, at", "at") + " already",
-    ]
     again = upgrade(database_url, jobs_url, tmp_path)
     assert [line.endswith(" already") for line in again.stdout.splitlines()] == [True, True]
+    with version_to_come(tmp_path / "migrations"):
+        assert upgrade(database_url, jobs_url, tmp_path).stdout.splitlines() == [
+            f"catalog: revision {known} -> 9999",
+            jobs.replace("made, at", "at") + " already",
+        ]
 
 
-def test_two_upgrades_at_once_are_one(database_url):
+def test_two_upgrades_at_once_are_one(database_url, tmp_path):
     Catalog.open(database_url).close()
-    take_back(database_url, "0004")
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda _: upgrade_catalog(database_url), range(4)))
     _, known = revision_of(database_url)
-    assert sorted(before for before, _ in done) == ["0004", known, known, known]
-    assert {after for _, after in done} == {known}
+    with version_to_come(tmp_path / "migrations"), ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: upgrade_catalog(database_url), range(4)))
+    assert sorted(before for before, _ in done) == [known, "9999", "9999", "9999"]
+    assert {after for _, after in done} == {"9999"}
 
 
 def test_a_newer_database_is_refused_and_left_alone(database_url, jobs_url, tmp_path):
@@ -158,15 +121,15 @@ def test_a_server_upgrades_its_own_sqlite_and_no_postgresql_that_others_use(
 
     starts(settings)  # what is empty is nobody's
     _, known = revision_of(database_url)
-    take_back(database_url, "0006")
-    if make_url(database_url).get_backend_name() == "sqlite":
-        starts(settings)
-    else:
-        with pytest.raises(SettingsError, match=f"at revision 0006.* needs {known}.*upgrade"):
+    with version_to_come(tmp_path / "migrations"):
+        if make_url(database_url).get_backend_name() == "sqlite":
             starts(settings)
-        assert revision_of(database_url)[0] == "0006"
-        starts(settings.model_copy(update={"auto_upgrade": True}))
-    assert revision_of(database_url)[0] == known
+        else:
+            with pytest.raises(SettingsError, match=f"at revision {known}.* needs 9999.*upgrade"):
+                starts(settings)
+            assert revision_of(database_url)[0] == known
+            starts(settings.model_copy(update={"auto_upgrade": True}))
+        assert revision_of(database_url)[0] == "9999"
 
 
 def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_url):
@@ -175,9 +138,8 @@ def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_
     with engine.connect() as connection:
         scripts = ScriptDirectory.from_config(configuration(connection))
     revisions = [script.revision for script in scripts.walk_revisions()][::-1]
-    kept = revisions[revisions.index(EXPANDING_SINCE) :]
-    take_back(database_url, EXPANDING_SINCE)
-    for before, after in pairwise(kept):
+    take_back(database_url, revisions[0])
+    for before, after in pairwise(revisions):
         old = tables(engine)
         with engine.begin() as connection:
             command.upgrade(configuration(connection), after)
@@ -188,24 +150,6 @@ def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_
             added = [new[name][key] for key in new[name].keys() - columns.keys()]
             assert all(nullable or default for _, nullable, default in added), (before, after)
     engine.dispose()
-
-
-def test_damage_that_was_noted_before_the_catalog_could_tell_is_read(
-    database_url, tmp_path, monkeypatch
-):
-    run = make_run(tmp_path / "store" / "run", [1, 2])
-    note_verified(run, run.step(2), damage=Damage(at="2026-01-02T03:04:05Z"))
-    monkeypatch.setattr(files_local, "SETTLED_NANOSECONDS", 0)  # else what is new is read anyway
-    catalog = Catalog.open(database_url)
-    Index(catalog).refresh_run("default", run)
-    catalog.close()
-    take_back(database_url, "0019")
-    upgrade_catalog(database_url)
-    catalog = Catalog.open(database_url)
-    Index(catalog).refresh_run("default", run)
-    with catalog.query() as connection:
-        assert queries.damaged_steps(connection, "default", "run") == {(2, 1)}
-    catalog.close()
 
 
 def tables(engine):
@@ -265,7 +209,7 @@ def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version
     Catalog.open(database_url).close()
     _, known = revision_of(database_url)
     says = f"works_with = {known!r}"
-    assert upgraded_by_a_version_to_come(database_url, tmp_path, says) == (known, "9999")
+    assert upgraded_by_a_version_to_come(database_url, tmp_path, says=says) == (known, "9999")
     given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0}
     settings = Settings(**given, database_url=database_url, auto_upgrade=auto_upgrade)
     for _ in range(2):
@@ -295,7 +239,8 @@ def test_a_newer_catalog_that_this_version_cannot_work_with_is_refused(
 ):
     Catalog.open(database_url).close()
     _, known = revision_of(database_url)
-    upgraded_by_a_version_to_come(database_url, tmp_path, says.format(known=known), before_it)
+    says = says.format(known=known)
+    upgraded_by_a_version_to_come(database_url, tmp_path, says=says, before_it=before_it)
     for open_it in (Catalog.open, partial(Catalog.open, auto_upgrade=False), upgrade_catalog):
         with pytest.raises(SettingsError, match="made by a newer Cairn"):
             open_it(database_url)
@@ -312,11 +257,9 @@ def test_every_migration_says_which_older_version_works_with_what_it_leaves(data
         noted = migrate.works_with(connection, migrate.revisions(connection)[1])
     engine.dispose()
     known = [script.revision for script in scripts.walk_revisions()][::-1]
-    assert known.index(ASKED_SINCE) <= known.index(noted)
+    assert noted in known
     for script in scripts.walk_revisions():
-        if known.index(script.revision) > known.index(ASKED_SINCE):
-            said = script.module.works_with
-            assert known.index(ASKED_SINCE) <= known.index(said) <= known.index(script.revision)
+        assert known.index(script.module.works_with) <= known.index(script.revision)
 
 
 @pytest.mark.parametrize("more", [{}, {"added_later": {"by": "a newer version"}}])

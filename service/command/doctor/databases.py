@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
-from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select, text
+from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog import AddedRootRow, overlap_of
-from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
+from cairn.service.catalog.migrate import is_newer_and_works, known_revisions, revisions
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import root_found
 from cairn.service.private_files import shared_files
@@ -133,24 +130,15 @@ def _engine(url: URL, seconds: float) -> Engine:
 
 
 def _revision(check: str, engine: Engine, shown: str) -> Finding:
-    scripts = Config()
-    scripts.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    known = ScriptDirectory.from_config(scripts)
-    head = known.get_current_head()
     with engine.connect() as connection:
-        there = inspect(connection).has_table("alembic_version")
-        query = text("SELECT version_num FROM alembic_version")
-        revision = connection.execute(query).scalar() if there else None
-        newer = there and is_newer_and_works(connection)
+        revision, head = revisions(connection)
+        newer = is_newer_and_works(connection)
     if revision == head:
         return Finding(check, Outcome.OK, f"{shown}, tables of version {head}")
     if newer:
         found = f"{shown}, tables of version {revision}, with which this one, {head}, works"
         return Finding(check, Outcome.OK, found)
-    try:
-        if revision is not None:
-            known.get_revision(revision)
-    except CommandError:
+    if revision is not None and revision not in known_revisions():
         found = f"{shown}: expected tables of version {head} at most, found {revision}: a newer "
         found += "Cairn has made them"
         fix = "python -m pip install --upgrade 'cairn-checkpoints[server]'"

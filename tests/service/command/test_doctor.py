@@ -26,6 +26,7 @@ from cairn.storage.errors import UnsoundStoreError
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
 from tests.service.commands import cairn_here, cairn_on_a_terminal
+from tests.service.migrated import version_to_come
 from tests.service.planes import running_plane
 from tests.service.servers import reply, scripted
 
@@ -283,7 +284,7 @@ def test_databases_that_are_not_there_yet_are_fine_and_are_not_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_catalog_is_of_this_version_behind_or_ahead(database_url):
+def test_a_catalog_is_of_this_version_behind_or_ahead(database_url, tmp_path):
     Catalog.open(database_url).close()
 
     def look():
@@ -297,9 +298,9 @@ def test_a_catalog_is_of_this_version_behind_or_ahead(database_url):
         engine.dispose()
 
     assert look().outcome is Outcome.OK
-    set_version("0006")
-    assert (look().outcome, look().fix) == (Outcome.WARN, "cairn upgrade")
-    assert "found 0006" in look().found
+    with version_to_come(tmp_path / "migrations"):
+        assert (look().outcome, look().fix) == (Outcome.WARN, "cairn upgrade")
+        assert "found 0001" in look().found
     set_version("9999")
     assert look().outcome is Outcome.FAIL
     assert "newer Cairn" in look().found
@@ -350,7 +351,7 @@ def test_looking_changes_no_database(tmp_path):
     url = f"sqlite:///{tmp_path}/catalog.sqlite"
     Catalog.open(url).close()
     with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0006'")
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     before = (tmp_path / "catalog.sqlite").read_bytes()
     list(catalog_found(url, seconds=5))
