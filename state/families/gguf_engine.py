@@ -5,11 +5,14 @@ Source: llama.cpp, `src/models`: the tensors that each architecture creates, and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig
+import numpy as np
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig, inverse_frequencies
 from cairn.state.errors import ConfigError
 
 __all__ = ["LLAMA_ENGINE", "Engine", "loadable", "no_gguf_file"]
@@ -42,7 +45,7 @@ LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
 
 
 def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> DecoderConfig:
-    """The model as llama.cpp can compute it: windows that change nothing are left out.
+    """The model as llama.cpp can compute it: what it has not, and changes nothing, is left out.
 
     Args:
         engine: what it has for the architecture.
@@ -57,6 +60,8 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
             sliding_window=None,
             layer_types=config.layer_types and (FULL,) * config.num_hidden_layers,
         )
+    if config.rope is not None:
+        config = config.replace(rope=_cut(config.rope, config.rotary_size))
     if engine.needs_head:
         config = config.replace(tie_word_embeddings=False)
     refused = [
@@ -75,6 +80,8 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
     scaling = None if config.rope is None else config.rope.scaling
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:
         refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")
+    if config.rope is not None and scaling == "yarn" and not config.rope.truncate:
+        refused.append("YaRN with truncate=False (its bounds are cut, which changes frequencies)")
     if refused:
         raise no_gguf_file(config, f"what llama.cpp's {architecture!r} has", "; ".join(refused))
     return config
@@ -88,6 +95,13 @@ def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigErro
         found=found,
         next_step="export Hugging Face files instead (format 'huggingface')",
     )
+
+
+def _cut(rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """YaRN with bounds of whole dimensions, if no frequency is another for it."""
+    cut = dataclasses.replace(rope, truncate=True)
+    ours, theirs = inverse_frequencies(rope, head_dim), inverse_frequencies(cut, head_dim)
+    return cut if np.allclose(ours, theirs, rtol=1e-6, atol=0) else rope
 
 
 def _windows_matter(config: DecoderConfig) -> bool:
