@@ -60,8 +60,6 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
             sliding_window=None,
             layer_types=config.layer_types and (FULL,) * config.num_hidden_layers,
         )
-    if config.rope is not None:
-        config = config.replace(rope=_cut(config.rope, config.rotary_size))
     if engine.needs_head:
         config = config.replace(tie_word_embeddings=False)
     refused = [
@@ -77,11 +75,18 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
     usual = config.hidden_size // config.num_attention_heads
     if not engine.wide_heads and config.head_size != usual:
         refused.append(f"head_dim={config.head_size} (only width / heads: {usual})")
-    scaling = None if config.rope is None else config.rope.scaling
+    rope = config.rope
+    scaling = None if rope is None else rope.scaling
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:
         refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")
-    if config.rope is not None and scaling == "yarn" and not config.rope.truncate:
-        refused.append("YaRN with truncate=False (its bounds are cut, which changes frequencies)")
+    if rope is not None and scaling == "yarn":
+        if _yarn_as_usual(rope, config.rotary_size):
+            config = config.replace(rope=dataclasses.replace(rope, truncate=True))
+        else:
+            refused.append(
+                f"YaRN with beta_fast={rope.beta_fast}, beta_slow={rope.beta_slow}, truncate="
+                f"{rope.truncate} (32, 1 and True are taken always: other frequencies)"
+            )
     if refused:
         raise no_gguf_file(config, f"what llama.cpp's {architecture!r} has", "; ".join(refused))
     return config
@@ -97,11 +102,11 @@ def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigErro
     )
 
 
-def _cut(rope: RopeConfig, head_dim: int) -> RopeConfig:
-    """YaRN with bounds of whole dimensions, if no frequency is another for it."""
-    cut = dataclasses.replace(rope, truncate=True)
-    ours, theirs = inverse_frequencies(rope, head_dim), inverse_frequencies(cut, head_dim)
-    return cut if np.allclose(ours, theirs, rtol=1e-6, atol=0) else rope
+def _yarn_as_usual(rope: RopeConfig, head_dim: int) -> bool:
+    """Whether the bounds that llama.cpp takes, whatever a file says, make the same frequencies."""
+    usual = dataclasses.replace(rope, beta_fast=None, beta_slow=None, truncate=True)
+    ours, theirs = inverse_frequencies(rope, head_dim), inverse_frequencies(usual, head_dim)
+    return bool(np.allclose(ours, theirs, rtol=1e-6, atol=0))
 
 
 def _windows_matter(config: DecoderConfig) -> bool:

@@ -130,6 +130,7 @@ LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 UNCUT = {"head_dim": 64, "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False}}
 """Of the published models."""
+BOUNDS = {"rope_scaling": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,8 @@ UNCUT = {"head_dim": 64, "rope_parameters": {**YARN, "rope_theta": 150000.0, "tr
         ("gemma", {"tie_word_embeddings": False}, r"tie_word_embeddings=False \(only True\)"),
         ("qwen2", {"head_dim": 12}, r"head_dim=12 \(only width / heads: 8\)"),
         ("gemma", {"rope_scaling": LLAMA3}, r"of the kind 'llama3' \(there is no tensor"),
-        ("gpt_oss", UNCUT, r"YaRN with truncate=False \(its bounds are cut"),
+        ("gpt_oss", UNCUT, r"YaRN with .*, truncate=False \(32, 1 and True are taken always"),
+        ("llama", BOUNDS, r"YaRN with beta_fast=4\.0, beta_slow=0\.5, truncate=True \(32, 1"),
         ("smollm3", {"no_rope_layers": [0]}, r"a GGUF file can say; found layers_without_rope"),
     ],
 )

@@ -27,7 +27,7 @@ from tests.state.families.llama_cpp_engine import (
 )
 from tests.state.families.matrix import LENGTH, SIZES, VOCABULARY
 from tests.state.families.test_gguf import GGUF_CONFIGS, saved, sizes_of
-from tests.state.families.test_gguf_export import loadable, write
+from tests.state.families.test_gguf_export import UNCUT, loadable, write
 from tests.state.families.test_known import checked_rows
 from tests.state.hf_models import tokens, torch_logits
 
@@ -44,6 +44,19 @@ SCALINGS = {
     "yarn": {
         "rope_type": "yarn",
         "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+    },
+    "yarn with bounds": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "beta_slow": 0.25,
+        "original_max_position_embeddings": ORIGINAL,
+    },
+    "yarn with a factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "attention_factor": 1.3,
         "original_max_position_embeddings": ORIGINAL,
     },
     "llama3": {
@@ -119,6 +132,8 @@ def cells_of(model_type):
         "longrope": longrope(turning, **more),
         "longrope with a factor": longrope(turning, **more, attention_factor=1.3),
     }
+    if model_type == "gpt_oss":
+        cells["truncate=False"] = {**base, **UNCUT}
     return cells | {name: {**base, "rope_scaling": dict(one)} for name, one in scalings.items()}
 
 
@@ -167,7 +182,7 @@ DIFFERENCES = (
     Difference(("cohere", "cohere2"), r"rope\.scaling\.type", "both", _NO_SCALING),
     Difference(
         ("falcon", "gemma", "gemma2", "gpt_neox", "stablelm"),
-        r"rope\.scaling\.(type|factor|original_context_length)",
+        r"rope\.scaling\.(type|factor|original_context_length|yarn_beta_fast|yarn_beta_slow)",
         "ours",
         _NO_SCALING,
     ),
