@@ -127,6 +127,7 @@ PROOFS = (
     "tests/packaging/test_mypy_types.py",
     "tests/service/dashboard/test_clicks_of_all_tasks.py",
     "tests/service/test_convert_checked_afresh.py",
+    "tests/state/families/test_adapters_in_peft.py",
     "tests/state/families/test_llama_cpp.py",
     "tests/state/module/test_generation_whole_model.py",
     "tests/test_all_contenders.py",

@@ -5,11 +5,14 @@ Source: llama.cpp, `src/models`: the tensors that each architecture creates, and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig
+import numpy as np
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig, inverse_frequencies
 from cairn.state.errors import ConfigError
 
 __all__ = ["LLAMA_ENGINE", "Engine", "loadable", "no_gguf_file"]
@@ -42,7 +45,7 @@ LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
 
 
 def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> DecoderConfig:
-    """The model as llama.cpp can compute it: windows that change nothing are left out.
+    """The model as llama.cpp can compute it: what it has not, and changes nothing, is left out.
 
     Args:
         engine: what it has for the architecture.
@@ -72,9 +75,18 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
     usual = config.hidden_size // config.num_attention_heads
     if not engine.wide_heads and config.head_size != usual:
         refused.append(f"head_dim={config.head_size} (only width / heads: {usual})")
-    scaling = None if config.rope is None else config.rope.scaling
+    rope = config.rope
+    scaling = None if rope is None else rope.scaling
     if scaling in _BY_NUMBERS and scaling not in engine.scalings:
         refused.append(f"rotary positions of the kind {scaling!r} (there is no tensor for them)")
+    if rope is not None and scaling == "yarn":
+        if _yarn_as_usual(rope, config.rotary_size):
+            config = config.replace(rope=dataclasses.replace(rope, truncate=True))
+        else:
+            refused.append(
+                f"YaRN with beta_fast={rope.beta_fast}, beta_slow={rope.beta_slow}, truncate="
+                f"{rope.truncate} (32, 1 and True are taken always: other frequencies)"
+            )
     if refused:
         raise no_gguf_file(config, f"what llama.cpp's {architecture!r} has", "; ".join(refused))
     return config
@@ -88,6 +100,13 @@ def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigErro
         found=found,
         next_step="export Hugging Face files instead (format 'huggingface')",
     )
+
+
+def _yarn_as_usual(rope: RopeConfig, head_dim: int) -> bool:
+    """Whether the bounds that llama.cpp takes, whatever a file says, make the same frequencies."""
+    usual = dataclasses.replace(rope, beta_fast=None, beta_slow=None, truncate=True)
+    ours, theirs = inverse_frequencies(rope, head_dim), inverse_frequencies(usual, head_dim)
+    return bool(np.allclose(ours, theirs, rtol=1e-6, atol=0))
 
 
 def _windows_matter(config: DecoderConfig) -> bool:

@@ -52,7 +52,7 @@ class Plus:
 
 @dataclass(frozen=True)
 class Column(Op):
-    """A layer with one output: ours [in, 1], theirs [in], or [1, in] as newer converters write."""
+    """A layer with one output: ours [in, 1], theirs [1, in], or [in] as older converters wrote."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
         """A column."""
@@ -60,7 +60,7 @@ class Column(Op):
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
         """A row."""
-        return [array.reshape(-1) for array in ours]
+        return [array.reshape(1, -1) for array in ours]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
         """A column's."""
@@ -71,7 +71,7 @@ class Column(Op):
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """A row's."""
-        return [(shape[0],) for shape in ours]
+        return [(1, shape[0]) for shape in ours]
 
 
 def _queries(config: DecoderConfig, leaf: str) -> Op:

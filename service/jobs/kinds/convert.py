@@ -37,7 +37,7 @@ from cairn.storage.store import StoreURI, check_segment
 KIND: Final = "convert"
 # Part of every artifact's identity: raise it when the same checkpoint and options come out as
 # other bytes, so that old artifacts are not taken for new ones.
-RULE_VERSION: Final = 2
+RULE_VERSION: Final = 3
 
 
 HUGGINGFACE: Final = "huggingface"

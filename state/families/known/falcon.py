@@ -136,6 +136,7 @@ FAMILY = Family(
         read=lambda content, data: {
             "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in content.shapes else 1
         },
+        write=lambda config, said: {"tensor_data_layout": "jploski"},
         heads="num_kv_heads",
         head_dim=None,
         engine=Engine({"attention_bias": (False,)}),

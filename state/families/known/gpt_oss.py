@@ -35,6 +35,8 @@ _YARN = {
     "original_max_position_embeddings": 4096,
 }
 """What a file that says of no scaling has, to transformers."""
+_CUT = "rope.scaling.yarn_truncate"
+"""A key of ours: YaRN cuts its bounds, as llama.cpp always does, and no published model."""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,12 +85,17 @@ def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Every other layer has a window; YaRN's bounds are not cut to whole dimensions."""
-    rope = dict(data["rope_parameters"])
+    """Every other layer has a window; YaRN of published models does not cut its bounds."""
+    rope = data["rope_parameters"]
     if rope["rope_type"] == "yarn":
-        rope["truncate"] = False
-    layers = data["num_hidden_layers"]
-    return {"layer_types": gguf_window_layers(content, layers, 2), "rope_parameters": rope}
+        rope = {**rope, "truncate": content.metadata.get(_CUT, False)}
+    layers = gguf_window_layers(content, data["num_hidden_layers"], 2)
+    return {"layer_types": layers, "rope_parameters": rope}
+
+
+def _write_gguf(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
+    more = {_CUT: True} if config.rope is not None and config.rope.scaling == "yarn" else {}
+    return gguf_windows(config, said) | {"feed_forward_length": config.intermediate_size, **more}
 
 
 FAMILY = Family(
@@ -118,9 +125,7 @@ FAMILY = Family(
     Names(
         no_adapters=ROUTER_IS_NO_LINEAR,
         special=_experts,
-        special_parts=frozenset(
-            f"mlp/experts/{name}" for name in ("gate_proj", "up_proj", "down_proj")
-        ),
+        special_parts=frozenset(f"mlp/experts/{name}_proj" for name in ("gate", "up", "down")),
         stacked={},
     ),
     GGUFForm(
@@ -134,10 +139,10 @@ FAMILY = Family(
             "expert_used_count": "num_experts_per_tok",
         },
         told={"attention_bias": "blk.0.attn_q.bias"},
-        also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length"}),
+        also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length", _CUT}),
         only={"expert_gating_func": (3,)},  # the softmax of those that are chosen
         read=_read_gguf,
-        write=gguf_windows,
+        write=_write_gguf,
         engine=Engine({"attention_bias": (True,)}, needs_head=True, windows=True, wide_heads=True),
     ),
 )

@@ -62,6 +62,7 @@ FAMILY = Family(
         read=lambda content, data: {
             "sliding_window": content.metadata.get("attention.sliding_window") or None
         },
+        write=lambda config, said: {"attention.sliding_window": config.sliding_window or 0},
         head_dim=None,
         part_turns=True,
         engine=Engine(scalings=frozenset({"longrope"})),

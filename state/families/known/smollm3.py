@@ -54,7 +54,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         )
     return {
         "attention_out_bias": options["attention_bias"],
-        "layer_types": None if types == (FULL,) * count else types,
+        "layer_types": types,
         "layers_without_rope": still,
         "sliding_window": window if WINDOW in types else None,
     }
@@ -63,7 +63,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 def _write(config: DecoderConfig) -> dict[str, Any]:
     numbers = range(config.num_hidden_layers)
     return {
-        "layer_types": None if config.layer_types is None else list(config.layer_types),
+        "layer_types": list(config.layer_types or (FULL,) * config.num_hidden_layers),
         "no_rope_layers": [int(number not in config.layers_without_rope) for number in numbers],
         "sliding_window": config.sliding_window,
         "use_sliding_window": config.sliding_window is not None,

@@ -67,6 +67,7 @@ FAMILY = Family(
         read=lambda content, data: {
             "use_parallel_residual": "blk.0.ffn_norm.weight" not in content.shapes
         },
+        write=lambda config, said: {"use_parallel_residual": config.block == "parallel"},
         head_dim=None,
         part_turns=True,
         engine=Engine(needs_head=True),

@@ -1,11 +1,12 @@
 """llama.cpp itself: its converter, and the logits that its library computes of a file.
 
-Both come from one source, the sdist of `llama-cpp-python`; `make llama.cpp` builds it. Each runs in
-a process of its own, since the library ends the process where a file is wrong enough.
+Both come from one source, the sdist of `llama-cpp-python`; `make proofs` builds it. The library has
+a process of its own for each file, since it ends the process where a file is wrong enough; the
+converter has one for all, which takes seconds to start.
 
     python -m tests.state.families.llama_cpp_engine logits FILE TOKENS.npy OUT.npy
     python -m tests.state.families.llama_cpp_engine tokens FILE TEXTS.json OUT.json
-    python -m tests.state.families.llama_cpp_engine convert SOURCE FOLDER FILE
+    python -m tests.state.families.llama_cpp_engine convert SOURCE < PAIRS
 """
 
 from __future__ import annotations
@@ -51,14 +52,50 @@ def tokens_of_file(path: Path, texts: Sequence[str]) -> list[list[int]]:
     return json.loads(out.read_text())
 
 
-def converted(folder: Path, path: Path) -> Path:
-    """A folder's model in float32, as llama.cpp's converter writes it, without a tokenizer."""
-    _run("convert", SOURCE, folder, path)
-    return path
+class Converter:
+    """llama.cpp's converter, in a process that lasts until this is closed."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            _command("convert", SOURCE),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def convert(self, folder: Path, path: Path) -> Path:
+        """A folder's model in float32, without a tokenizer.
+
+        Raises:
+            EngineError: it writes none of this folder.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(folder), str(path)]), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"llama.cpp's converter ended; its source: {SOURCE}")
+        problem = json.loads(answer)
+        if problem is not None:
+            raise EngineError(problem)
+        return path
+
+    def close(self) -> None:
+        """End it."""
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", __name__, *map(str, arguments)]
 
 
 def _run(*arguments: object) -> None:
-    command = [sys.executable, "-m", __name__, *map(str, arguments)]
+    command = _command(*arguments)
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True)
     if done.returncode:
         raise EngineError("\n".join(done.stderr.splitlines()[-12:]))
@@ -125,22 +162,33 @@ def _tokens(path: str, texts: str, out: str) -> None:
     Path(out).write_text(json.dumps(made))
 
 
-def _convert(source: str, folder: str, out: str) -> None:
+def _convert(source: str) -> None:
+    """Answer each line, of a folder and a path, with null or the problem."""
     sys.path[:0] = [source, f"{source}/gguf-py"]
     import gguf
     import torch
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
-    parameters = ModelBase.load_hparams(Path(folder), False)
-    kind = get_model_class(get_model_architecture(parameters, ModelType.TEXT))
-
     def no_vocabulary(model):  # tiny models have no tokenizer
         model.gguf_writer.add_tokenizer_model("none")
         model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])
+        gguf.SpecialVocab(model.dir_model).add_to_gguf(model.gguf_writer)
 
-    kind.set_vocab = no_vocabulary
-    with torch.inference_mode():
-        kind(Path(folder), gguf.LlamaFileType.ALL_F32, Path(out)).write()
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        folder, path = map(Path, json.loads(line))
+        problem = None
+        try:
+            # It asks transformers, which forgets keys that the converter wants.
+            said = json.loads((folder / "config.json").read_text())
+            said |= ModelBase.load_hparams(folder, False)
+            kind = get_model_class(get_model_architecture(said, ModelType.TEXT))
+            kind.set_vocab = no_vocabulary
+            with torch.inference_mode():
+                kind(folder, gguf.LlamaFileType.ALL_F32, path, hparams=said).write()
+        except (Exception, SystemExit) as exc:
+            problem = f"{type(exc).__name__}: {exc}"
+        print(json.dumps(problem), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,17 @@ def by_peft(base, adapter):
         return peft.PeftModel.from_pretrained(theirs, str(adapter)).eval()
 
 
+def assert_adapters_are_those_of_peft(folder, ours, adapter):
+    """Adapters on all layers that PEFT takes, saved and loaded by it, compute what they do here."""
+    model = with_adapters(folder, what_peft_takes(ours.config))
+    model.save_adapter(adapter)
+    ids, mask = padded()
+    found, plain = (logits_of(one, ids, attention_mask=mask) for one in (model, ours))
+    expected = torch_logits(by_peft(folder, adapter), ids, mask)
+    assert_close(found, expected, mask)
+    assert np.abs(found - plain).max() > 0.01 * np.abs(plain).max()
+
+
 class FirstTests:
     """Of the first config always."""
 
@@ -186,13 +197,7 @@ class OtherTests:
 
     def test_adapters_compute_in_peft_what_they_do_here(self, known, tmp_path):
         _, folder, ours = known
-        model = with_adapters(folder, what_peft_takes(ours.config))
-        model.save_adapter(tmp_path)
-        ids, mask = padded()
-        found, plain = (logits_of(one, ids, attention_mask=mask) for one in (model, ours))
-        expected = torch_logits(by_peft(folder, tmp_path), ids, mask)
-        assert_close(found, expected, mask)
-        assert np.abs(found - plain).max() > 0.01 * np.abs(plain).max()
+        assert_adapters_are_those_of_peft(folder, ours, tmp_path)
 
     @pytest.mark.parametrize("scan", [False, True])
     def test_eight_devices_and_scanned_layers_compute_the_same(self, known, scan):

@@ -40,6 +40,13 @@ LOADABLE = {
     "starcoder2": {"sliding_window": None},
 }
 """What llama.cpp has no code or no tensors for is left out of a family's first config."""
+SAID = {
+    "falcon": {"falcon.tensor_data_layout": "jploski"},
+    "gpt_oss": {"gpt-oss.feed_forward_length": 52},
+    "phi3": {"phi3.attention.sliding_window": 0},
+    "stablelm": {"stablelm.use_parallel_residual": False},
+}
+"""What llama.cpp's converter says too, though nothing has to."""
 WRITTEN = [name for name in GGUF_CONFIGS if name not in REFUSED]
 
 
@@ -89,6 +96,7 @@ def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
     theirs, folder = saved(tmp_path / "theirs", model_type, **loadable(model_type))
     model = read(folder)
     path, _ = write(tmp_path, model)
+    assert SAID.get(model_type, {}).items() <= GGUFFile(path).metadata.items()
     again = read(path)
     assert again.config.model_type == ("llama" if model_type == "mistral" else model_type)
     ours = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.Param))}
@@ -119,6 +127,10 @@ def test_a_family_without_such_files_is_refused(model_type, tmp_path):
 
 
 LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+UNCUT = {"head_dim": 64, "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False}}
+"""Of the published models."""
+BOUNDS = {"rope_scaling": {**YARN, "beta_fast": 4.0, "beta_slow": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +144,8 @@ LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 8192}
         ("gemma", {"tie_word_embeddings": False}, r"tie_word_embeddings=False \(only True\)"),
         ("qwen2", {"head_dim": 12}, r"head_dim=12 \(only width / heads: 8\)"),
         ("gemma", {"rope_scaling": LLAMA3}, r"of the kind 'llama3' \(there is no tensor"),
+        ("gpt_oss", UNCUT, r"YaRN with .*, truncate=False \(32, 1 and True are taken always"),
+        ("llama", BOUNDS, r"YaRN with beta_fast=4\.0, beta_slow=0\.5, truncate=True \(32, 1"),
         ("smollm3", {"no_rope_layers": [0]}, r"a GGUF file can say; found layers_without_rope"),
     ],
 )
@@ -140,6 +154,22 @@ def test_what_llama_cpp_has_nothing_for_is_named(model_type, options, why, tmp_p
     _, folder = saved(tmp_path, model_type, **options)
     with pytest.raises(ConfigError, match=why):
         write(tmp_path, read(folder))
+
+
+def test_yarn_that_cuts_its_bounds_is_read_again_as_such(tmp_path):
+    ropes = {"head_dim": 64, "rope_parameters": {**UNCUT["rope_parameters"], "truncate": True}}
+    options = {**loadable("gpt_oss"), **ropes, "num_hidden_layers": 1}
+    _, folder = saved(tmp_path, "gpt_oss", **options)
+    model = read(folder)
+    assert GGUFFile(write(tmp_path, model)[0]).config().rope == model.config.rope
+
+
+def test_a_window_that_no_text_exceeds_is_left_out(tmp_path):
+    window = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
+    _, folder = saved(tmp_path, "smollm3", **{**loadable("smollm3"), **window})
+    model = read(folder)
+    assert model.config.sliding_window == 64
+    assert GGUFFile(write(tmp_path, model)[0]).config().sliding_window is None
 
 
 def test_a_tied_head_is_written_too_where_llama_cpp_asks_for_one(tmp_path):

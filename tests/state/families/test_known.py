@@ -13,8 +13,17 @@ from cairn.state.families import get_family
 
 ROOT = Path(__file__).parents[3]
 TABLE = (ROOT / "docs/reference/state/families.md").read_text(encoding="utf-8")
-ROWS = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \|", TABLE, re.MULTILINE))
+ROWS = dict(re.findall(r"^\| `(\w+)` \| [^|]*[A-Za-z][^|]* \| (\d+) \|", TABLE, re.MULTILINE))
 MOST_LINES = 150
+
+
+def checked_rows():
+    """The table of what llama.cpp was asked: family -> three counts, and the cells refused."""
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|(.*)\|$", TABLE, re.MULTILINE)
+    return {
+        name: (*map(int, counts), sorted(re.findall(r"`([^`]+)`", refused)))
+        for name, *counts, refused in rows
+    }
 
 
 def test_the_table_has_every_family_and_how_long_its_file_is():
@@ -23,6 +32,14 @@ def test_the_table_has_every_family_and_how_long_its_file_is():
     assert {name: int(count) for name, count in ROWS.items()} == lines
     assert sorted(lines) == registry.known_families()
     assert max(lines.values()) < MOST_LINES
+
+
+def test_the_table_of_what_llama_cpp_was_asked_has_every_family_that_has_gguf_files():
+    rows = checked_rows()
+    assert rows.keys() == {name for name in ROWS if get_family(name).gguf is not None}
+    assert all(cells >= written >= compared for cells, written, compared, _ in rows.values())
+    nothing_is_written = {name for name, (_, written, *_) in rows.items() if not written}
+    assert nothing_is_written == {"deepseek_v2", "deepseek_v3"}
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "llama"])

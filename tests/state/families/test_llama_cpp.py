@@ -1,10 +1,17 @@
 """GGUF files in llama.cpp: the logits that its library computes of ours, beside its converter's.
 
 `make proofs` builds llama.cpp and runs this. Every family in every form that its config can take
-(head, biases, windows, rotary positions) is a cell. Our file has the model's logits; or none is
-written, and then llama.cpp's own converter writes none that has them.
+(head, biases, windows, rotary positions) is a cell. Our file has the model's logits, and each key
+and tensor as llama.cpp's own converter writes it of the same folder, but for `DIFFERENCES`; or none
+is written, and then the converter writes none that has the logits.
 """
 
+import json
+import re
+from importlib.metadata import version
+from typing import NamedTuple
+
+import gguf
 import numpy as np
 import pytest
 from transformers import AutoConfig
@@ -12,16 +19,25 @@ from transformers import AutoConfig
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ConfigError
 from cairn.state.families import get_family
-from tests.state.families.llama_cpp_engine import EngineError, converted, logits_of_file
+from tests.state.families.llama_cpp_engine import (
+    SOURCE,
+    Converter,
+    EngineError,
+    logits_of_file,
+)
 from tests.state.families.matrix import LENGTH, SIZES, VOCABULARY
-from tests.state.families.test_gguf import GGUF_CONFIGS, saved
-from tests.state.families.test_gguf_export import write
+from tests.state.families.test_gguf import GGUF_CONFIGS, saved, sizes_of
+from tests.state.families.test_gguf_export import UNCUT, loadable, write
+from tests.state.families.test_known import checked_rows
 from tests.state.hf_models import tokens, torch_logits
 
 LIMIT, LIMIT_OF_ITS_GELU = 1e-4, 1e-3
 """Of the largest logit. llama.cpp looks gelu up in a table of 16-bit numbers."""
 HEAD = SIZES["hidden_size"] // SIZES["num_attention_heads"]
-BIASES = ("attention_bias", "bias", "mlp_bias", "qkv_bias", "use_bias", "use_qkv_bias")
+FLAGS = (
+    *("attention_bias", "bias", "mlp_bias", "qkv_bias", "use_bias", "use_qkv_bias"),
+    *("qk_layernorm", "use_parallel_residual", "use_qk_norm"),
+)
 ORIGINAL = 16
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -30,8 +46,22 @@ SCALINGS = {
         "factor": 4.0,
         "original_max_position_embeddings": ORIGINAL,
     },
+    "yarn with bounds": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "beta_slow": 0.25,
+        "original_max_position_embeddings": ORIGINAL,
+    },
+    "yarn with a factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "attention_factor": 1.3,
+        "original_max_position_embeddings": ORIGINAL,
+    },
     "llama3": {
         "rope_type": "llama3",
+        "rope_theta": 500000.0,
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
@@ -49,10 +79,19 @@ def longrope(turning, **more):
     }
 
 
+def turning_of(model_type, options):
+    """Dimensions of a head that turn."""
+    config = AutoConfig.for_model(model_type, **{**sizes_of(model_type), **options})
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head * config.rope_parameters.get("partial_rotary_factor", 1.0))
+
+
 def plain(model_type):
     """A family's first config that has what llama.cpp's architecture may have."""
     form, engine = get_family(model_type).form, get_family(model_type).gguf.engine
-    options = dict(next(iter(GGUF_CONFIGS[model_type].values())))
+    options = loadable(model_type)
+    if model_type == "gemma3_text":
+        options["num_hidden_layers"] = 6  # the first without a window, whose positions are scaled
     if not engine.wide_heads and "head_dim" in form.options:
         options["head_dim"] = HEAD
     if not engine.windows and "sliding_window" in options:
@@ -68,7 +107,7 @@ def cells_of(model_type):
         cells["wide heads"] = {**base, "head_dim": 12}
     for tied in (True, False):
         cells["tied head" if tied else "own head"] = {**base, "tie_word_embeddings": tied}
-    for key in [one for one in BIASES if one in has]:
+    for key in [one for one in FLAGS if one in has]:
         for value in (True, False):
             cells[f"{key}={value}"] = {**base, key: value}
     if "sliding_window" in has:
@@ -78,8 +117,8 @@ def cells_of(model_type):
             cells[f"sliding_window={window}"] = {**base, **asked, "sliding_window": window}
     if has.get("rope_parameters") is None:
         return cells
+    turning = turning_of(model_type, base)
     if model_type == "phi3":
-        turning = SIZES["hidden_size"] // SIZES["num_attention_heads"]
         for name, more in (("longrope", {}), ("longrope with a factor", {"attention_factor": 1.3})):
             cells[name] = {
                 **base,
@@ -88,26 +127,215 @@ def cells_of(model_type):
             }
         return cells
     more = {"factor": 4.0, "original_max_position_embeddings": ORIGINAL}
-    turning = base.get("head_dim", SIZES["head_dim"])
     scalings = {
         **SCALINGS,
         "longrope": longrope(turning, **more),
         "longrope with a factor": longrope(turning, **more, attention_factor=1.3),
     }
+    if model_type == "gpt_oss":
+        cells["truncate=False"] = {**base, **UNCUT}
     return cells | {name: {**base, "rope_scaling": dict(one)} for name, one in scalings.items()}
 
-
-STILL_REFUSED = {
-    ("gpt_oss", "yarn"): "its files are read as YaRN whose bounds are not cut to whole dimensions",
-    ("smollm3", "sliding_window=64"): "all layers without windows are written as no layer_types",
-}
-"""What the converter writes, and we could."""
 
 CELLS = [(family, name) for family in GGUF_CONFIGS for name in cells_of(family)]
 
 
+class Difference(NamedTuple):
+    """What is not in our file as the converter writes it of the same folder.
+
+    Attributes:
+        families: where it is so.
+        name: a pattern, of a tensor or a key without its architecture.
+        who: has it: "ours", "theirs" or "both".
+        why: it is so.
+    """
+
+    families: tuple[str, ...]
+    name: str
+    who: str
+    why: str
+
+
+_WITH_LONG_FACTORS = ("granite", "llama", "mistral", "mixtral")
+_NO_SCALING = "the converter says no scaling: its file has other logits than the model"
+_SAME = "it is what llama.cpp takes where no key says it"
+DIFFERENCES = (
+    Difference(tuple(GGUF_CONFIGS), r"general\.(name|size_label)", "theirs", "texts for people"),
+    Difference(("gpt_neox",), r"general\.file_type", "ours", "the converter forgets it"),
+    Difference(tuple(GGUF_CONFIGS), r"rope\.dimension_count", "ours", _SAME),
+    Difference(
+        ("falcon", "gemma", "gemma2", "gpt_neox", "stablelm"), r"rope\.freq_base", "ours", _SAME
+    ),
+    Difference(
+        ("falcon", "gpt2", "gpt_neox", "granite", "phi3", "stablelm"),
+        r"attention\.(head_count_kv|key_length|value_length)",
+        "ours",
+        _SAME,
+    ),
+    Difference(
+        ("gemma3_text", "gpt_oss"),
+        r"attention\.sliding_window_pattern",
+        "ours",
+        "models have other patterns than the one that llama.cpp takes where no key says it",
+    ),
+    Difference(("cohere", "cohere2"), r"rope\.scaling\.type", "theirs", "none, which is no key"),
+    Difference(("cohere", "cohere2"), r"rope\.scaling\.type", "both", _NO_SCALING),
+    Difference(
+        ("falcon", "gemma", "gemma2", "gpt_neox", "stablelm"),
+        r"rope\.scaling\.(type|factor|original_context_length|yarn_beta_fast|yarn_beta_slow)",
+        "ours",
+        _NO_SCALING,
+    ),
+    Difference(
+        _WITH_LONG_FACTORS,
+        r"rope_factors_(long|short)\.weight|rope\.scaling\.(attn_factor|original_context_length)",
+        "ours",
+        "the converter writes long factors of Phi-3 alone, elsewhere other logits",
+    ),
+    Difference(("falcon",), "context_length", "both", "2048 for the converter, whatever is said"),
+    Difference(("granite",), r"rope\.dimension_count", "both", "the converter reads no head_dim"),
+    Difference(
+        ("gpt_neox", "gpt_oss", "olmo2", "olmo3", "qwen2_moe", "stablelm"),
+        r"output\.weight",
+        "ours",
+        "of a tied head the converter writes none, and llama.cpp does not load the file",
+    ),
+    Difference(
+        ("gpt_oss",),
+        r"rope\.scaling\.yarn_truncate",
+        "ours",
+        "for our reader: llama.cpp cuts the bounds of YaRN always, published models never do",
+    ),
+    Difference(
+        ("phi3",),
+        r"rope\.scaling\.type",
+        "ours",
+        "llama.cpp loads long factors of the other architectures by it",
+    ),
+    Difference(
+        ("phi3",),
+        r"rope\.scaling\.attn_factor",
+        "both",
+        "the converter reckons it, whatever attention_factor says",
+    ),
+    Difference(
+        ("phi3",),
+        r"rope\.scaling\.original_context_length",
+        "both",
+        "without a scaling it changes nothing",
+    ),
+    Difference(
+        ("phi3",),
+        r"attention\.sliding_window",
+        "both",
+        "llama.cpp has no windows there: one that no text exceeds is none",
+    ),
+)
+
+
+def content(path):
+    """Metadata as type and value, tensors as shape, type and values, by name."""
+    reader = gguf.GGUFReader(path)
+    metadata = {
+        key: ([kind.name for kind in field.types[:2]], field.contents())
+        for key, field in reader.fields.items()
+        if not key.startswith("GGUF.")
+    }
+    tensors = {
+        tensor.name: (tuple(tensor.shape), tensor.tensor_type.name, tensor.data)
+        for tensor in reader.tensors
+    }
+    return metadata, tensors
+
+
+def alike(ours, theirs):
+    if not isinstance(ours[-1], np.ndarray):
+        return ours == theirs
+    return ours[:-1] == theirs[:-1] and np.allclose(ours[-1], theirs[-1], rtol=1e-6, atol=1e-6)
+
+
+def differences(ours, theirs):
+    """Names of what only one file has, or both in two ways, and who has it."""
+    for mine, other in zip(content(ours), content(theirs), strict=True):
+        for name in sorted(mine.keys() | other.keys()):
+            if name not in other:
+                yield name, "ours"
+            elif name not in mine:
+                yield name, "theirs"
+            elif not alike(mine[name], other[name]):
+                yield name, "both"
+
+
+@pytest.fixture(scope="module")
+def converter():
+    """llama.cpp's, if it is built: without it nothing here is proved."""
+    assert version("llama_cpp_python")
+    assert SOURCE.is_dir(), f"{SOURCE} is missing; `make proofs` builds llama.cpp"
+    one = Converter()
+    yield one
+    one.close()
+
+
+class Outcomes(NamedTuple):
+    """What cells came to.
+
+    Attributes:
+        cells: cell -> "no model", "refused", "written", or "compared" with the converter's file.
+        reasons: rows of `DIFFERENCES` that were met.
+    """
+
+    cells: dict[tuple[str, str], str]
+    reasons: set[Difference]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """After all cells the table of differences has none left over, and the page says the same."""
+    those = Outcomes({}, set())
+    yield those
+    if those.cells.keys() == set(CELLS):
+        assert those.reasons == set(DIFFERENCES)
+        assert checked_rows() == {
+            model_type: row(those.cells, model_type) for model_type in GGUF_CONFIGS
+        }
+
+
+def row(cells, model_type):
+    """A family's row in the page's table: how many cells, and which of some have no file."""
+    of_family = {name: state for (family, name), state in cells.items() if family == model_type}
+    states = list(of_family.values())
+    compared = states.count("compared")
+    written = compared + states.count("written")
+    refused = [name for name, state in of_family.items() if written and state == "refused"]
+    return (
+        len(states) - states.count("no model"),
+        written,
+        compared,
+        sorted({*refused} - GGUF_CONFIGS[model_type].keys()),
+    )
+
+
+def as_published(folder, model_type):
+    """The folder with what published ones have and transformers writes no more."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if model_type == "gpt2":
+        config["n_ctx"] = config["n_positions"]
+    if model_type in ("cohere2", "gpt_neox"):
+        config["rotary_pct"] = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    path.write_text(json.dumps(config))
+    if model_type == "gemma3_text":  # of which its converter counts the tokens
+        vocabulary = {f"{number}": number for number in range(VOCABULARY)}
+        tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
 @pytest.mark.parametrize(("model_type", "name"), CELLS)
-def test_our_file_has_the_models_logits_or_nobodys_has(model_type, name, tmp_path):
+def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
+    model_type, name, converter, outcomes, tmp_path
+):
+    outcomes.cells[model_type, name] = "no model"
     options, ids = cells_of(model_type)[name], tokens(1, LENGTH, VOCABULARY)
     try:
         theirs, folder = saved(tmp_path / "theirs", model_type, **options)
@@ -118,6 +346,7 @@ def test_our_file_has_the_models_logits_or_nobodys_has(model_type, name, tmp_pat
         model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
     except ConfigError as exc:
         pytest.xfail(f"no such model: {exc}")
+    outcomes.cells[model_type, name] = "refused"
     limit = LIMIT_OF_ITS_GELU if "gelu" in model.config.hidden_act else LIMIT
 
     def error(path):
@@ -128,14 +357,30 @@ def test_our_file_has_the_models_logits_or_nobodys_has(model_type, name, tmp_pat
         path, _ = write(tmp_path, model)
     except ConfigError as exc:
         path, refusal = None, str(exc)
-    if path is not None:
-        assert error(path) <= limit
-        return
     try:
-        others = error(converted(folder, tmp_path / "theirs.gguf"))
+        others = converter.convert(as_published(folder, model_type), tmp_path / "theirs.gguf")
     except EngineError:
-        others = np.inf
-    if (model_type, name) in STILL_REFUSED:
-        assert others <= limit
-        pytest.xfail(STILL_REFUSED[model_type, name])
-    assert others > limit, f"llama.cpp's converter writes it: {refusal}"
+        others = None
+    if path is None:
+        try:
+            distance = np.inf if others is None else error(others)
+        except EngineError:
+            distance = np.inf
+        assert distance > limit, f"llama.cpp's converter writes it: {refusal}"
+        return
+    assert error(path) <= limit
+    outcomes.cells[model_type, name] = "written" if others is None else "compared"
+    architecture = get_family(model_type).gguf.architecture
+    unexplained = []
+    for found, who in [] if others is None else differences(path, others):
+        short = found.removeprefix(f"{architecture}.")
+        rows = [
+            one
+            for one in DIFFERENCES
+            if model_type in one.families and who == one.who and re.fullmatch(one.name, short)
+        ]
+        outcomes.reasons.update(rows)
+        if not rows:
+            both = [part.get(found) for part in (*content(path), *content(others))]
+            unexplained.append((found, who, both))
+    assert not unexplained

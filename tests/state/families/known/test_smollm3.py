@@ -37,7 +37,7 @@ def read(**keys):
 
 def test_a_window_that_no_layer_has_is_none():
     ours = read(**WINDOWED, no_rope_layers=[1, 1, 1])
-    assert (ours.sliding_window, ours.layer_types) == (None, None)
+    assert (ours.sliding_window, ours.layer_types) == (None, (FULL,) * 3)
     assert DecoderConfig.from_hf(ours.to_hf()) == ours
 
 
