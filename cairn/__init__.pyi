@@ -133,6 +133,7 @@ from .storage.runs.trash import deletable_step as deletable_step
 from .storage.runs.trash import delete_step as delete_step
 from .storage.runs.trash import undelete_step as undelete_step
 from .storage.runs.writer import Writer as Writer
+from .storage.safetensors.stream import Shard as Shard
 from .storage.safetensors.stream import TensorSource as TensorSource
 from .storage.safetensors.stream import plan_shards as plan_shards
 from .storage.safetensors.stream import write_index as write_index
@@ -140,6 +141,7 @@ from .storage.safetensors.stream import write_shard as write_shard
 from .storage.store.disk.confinement import confine as confine
 from .storage.store.files import Files as Files
 from .storage.store.objects import ObjectStore as ObjectStore
+from .storage.store.opening import open_files as open_files
 from .storage.store.uri import StoreURI as StoreURI
 from .storage.store.uri import parse_uri as parse_uri
 from .storage.training.checkpointer import Checkpointer as Checkpointer

@@ -81,6 +81,7 @@ from .runs.trash import deletable_step as deletable_step
 from .runs.trash import delete_step as delete_step
 from .runs.trash import undelete_step as undelete_step
 from .runs.writer import Writer as Writer
+from .safetensors.stream import Shard as Shard
 from .safetensors.stream import TensorSource as TensorSource
 from .safetensors.stream import plan_shards as plan_shards
 from .safetensors.stream import write_index as write_index
@@ -88,6 +89,7 @@ from .safetensors.stream import write_shard as write_shard
 from .store.disk.confinement import confine as confine
 from .store.files import Files as Files
 from .store.objects import ObjectStore as ObjectStore
+from .store.opening import open_files as open_files
 from .store.uri import StoreURI as StoreURI
 from .store.uri import parse_uri as parse_uri
 from .training.checkpointer import Checkpointer as Checkpointer

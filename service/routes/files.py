@@ -34,7 +34,7 @@ router: Final = APIRouter(
 )
 
 _FILES: Final = "/" + named("step") + "/files"
-_FILE: Final = _FILES + "/{name:path}"
+_FILE: Final = _FILES + "/{name:rest}"
 
 FilePath = Annotated[
     str,

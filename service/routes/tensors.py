@@ -212,7 +212,7 @@ def plan_checkpoint(
 
 
 @router.get(
-    _TENSORS + "/{leaf:path}",
+    _TENSORS + "/{leaf:rest}",
     response_model=TensorValues | TensorStatistics,
     responses={
         200: {
@@ -296,7 +296,7 @@ def read_tensor(
 
 # Named as the other: it is the same operation, without its body.
 router.add_api_route(
-    _TENSORS + "/{leaf:path}",
+    _TENSORS + "/{leaf:rest}",
     read_tensor,
     methods=["HEAD"],
     include_in_schema=False,

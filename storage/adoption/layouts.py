@@ -216,7 +216,7 @@ def plain_items(step: StoreURI) -> PlainItems:
     """What the checkpoint in the folder `step` is made of.
 
     Raises:
-        NotACheckpointError: it has no tree that can be read.
+        NotACheckpointError: it has neither a tree that can be read nor JSON.
         UnsupportedFormatError: it is of the first releases, with all leaves in one file; or Cairn
             has saved it; or it has links to folders, or out of its own.
         CorruptionError: a tree is not described, though Orbax says that it saved one.
@@ -255,7 +255,7 @@ def plain_items(step: StoreURI) -> PlainItems:
             else f"all leaves in one file: {_OLD_LEAVES}",
             next_step="Restore it with the Orbax or Flax that wrote it, and save it again.",
         )
-    if not trees:
+    if not trees and not json_files:
         raise _no_checkpoints(step, {entry.name for entry in entries})
     _refuse_undescribed(step, others, described.handlers)
     unnamed = [name for name in trees if name in _UNNAMED]

@@ -76,7 +76,12 @@ class StoredItems:
             return own
         meta = self._reader.meta()  # by item, unless "meta" is the only one
         named = {META_ITEM: meta} if {*self._plain.json_files} == {META_ITEM} else meta
-        return {"json": named, "single": self._plain.trees.get(SINGLE_ITEM) in _UNNAMED}
+        single = (
+            self._plain.trees.get(SINGLE_ITEM) in _UNNAMED
+            if self._plain.trees
+            else {*self._plain.json_files} - {"metrics"} == {"default"}
+        )
+        return {"json": named, "single": single}
 
     def custom_metadata(self) -> dict[str, Any]:
         """The JSON that was saved with the step."""

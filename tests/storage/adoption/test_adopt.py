@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
 from cairn.storage.adoption import ModelMap, adopt, step_reading
+from cairn.storage.drop_in import CheckpointManager
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -226,6 +227,25 @@ def test_json_and_metrics_go_with_the_step(tmp_path):
     found = load(tmp_path / "scored.cairn", target, step="best:loss:min")
     assert found["state"]["w"].sum() == 16
     assert best_step(Run.open(tmp_path / "scored.cairn"), "loss", "min").step == 5
+
+
+@pytest.mark.parametrize("names", [None, ("meta",), ("data", "config")])
+def test_a_step_of_json_alone_is_adopted_and_read_as_orbax_reads_it(tmp_path, names):
+    position = ocp.args.JsonSave({"position": [1, "a", None]})
+    items = position if names is None else ocp.args.Composite(**dict.fromkeys(names, position))
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(5, args=items)
+        theirs.wait_until_finished()
+        report = adopt(tmp_path / "old")
+        assert (report.adopted, report.problems, report.left) == ((5,), (), ())
+        with CheckpointManager(report.run) as ours:
+            assert ours.restore(5) == theirs.restore(5)
+            assert ours.item_metadata(5) == theirs.item_metadata(5)
+    run = Run.open(report.run)
+    assert verify_step(run, 5).ok
+    fork_run(run, run.latest(), parse_uri(tmp_path / "fork"), by="me")
+    with CheckpointManager(tmp_path / "fork") as copied, CheckpointManager(report.run) as ours:
+        assert copied.restore(5) == ours.restore(5)
 
 
 def test_leaves_of_text_are_text_again(tmp_path):

@@ -72,29 +72,15 @@ def test_header_of_what_no_array_or_text_can_be_is_refused(files, header, kind):
     assert str(caught.value).encode()
 
 
-ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"__metadata__": None, "a": ENTRY},
-        {"a": ENTRY | {"stride": [1], "note": {"by": None}}},
-        {"a": ENTRY, "b": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [4, 8]}},
-    ],
-)
-def test_header_that_the_reference_reads_is_read(files, header):
-    text = json.dumps(header).encode()
-    sizes = [size for entry in header.values() if entry for size in entry["data_offsets"]]
-    data = len(text).to_bytes(8, "little") + text + b"\0" * max(sizes)
-    reference = {name: tuple(entry["shape"]) for name, entry in safetensors.deserialize(data)}
+def test_tensor_of_more_axes_than_an_array_can_have_is_listed_and_not_read(files):
+    entry = {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}
+    text = json.dumps({"a": entry}).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(4)
     rel = store(files, data)
-    tensors = read_header(files, rel).tensors
-    assert {name: tensor.shape for name, tensor in tensors.items()} == reference
-    assert read_tensor(files, rel, "a").tolist() == [0.0]
-    if "b" in tensors:
-        with pytest.raises(UnsupportedFormatError, match="b: expected at most 64"):
-            read_tensor(files, rel, "b")
+    ((_, reference),) = safetensors.deserialize(data)
+    assert read_header(files, rel).tensors["a"].shape == tuple(reference["shape"])
+    with pytest.raises(UnsupportedFormatError, match="a: expected at most 64"):
+        read_tensor(files, rel, "a")
 
 
 @pytest.mark.parametrize("name", sorted(hostile_files().keys() - REFERENCE_TOLERATES))

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cairn
 from cairn.storage.errors import StorageError, UnsupportedLeafError
 from cairn.storage.safetensors import stream
 from cairn.storage.safetensors.format import DTYPES
@@ -29,6 +30,24 @@ from cairn.storage.safetensors.stream import (
 from cairn.storage.store.opening import open_files
 
 NUMBERS = itertools.count(1)
+
+
+def test_files_are_written_with_public_names_alone(tmp_path):
+    arrays = {name: np.arange(6, dtype=np.float32).reshape(2, 3) for name in ("a", "b")}
+    sources = [
+        cairn.TensorSource(name, one.shape, one.dtype, lambda _, one=one: iter([one]))
+        for name, one in arrays.items()
+    ]
+    files, shards = cairn.open_files(tmp_path), cairn.plan_shards(sources, 24)
+    assert all(isinstance(shard, cairn.Shard) for shard in shards)
+    for shard in shards:
+        cairn.write_shard(files, shard.file_name, shard)
+    cairn.write_index(files, "model.safetensors.index.json", shards)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    for name, one in arrays.items():
+        np.testing.assert_array_equal(
+            safetensors.numpy.load_file(tmp_path / index[name])[name], one
+        )
 
 
 def source(name, array, rows_per_block=None):
