@@ -14,6 +14,7 @@ PORT ?= 8321
 TESTS ?= tests
 WORKERS ?= 4
 LEGS ?=
+ORBAX ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
 LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_process/test_process_deaths.py \
   tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
@@ -32,7 +33,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families proofs matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
+.PHONY: help demo serve test faults fuzz families proofs peers matrix soak check docs screenshots bench format openapi dist materials hooks system compiler clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -102,6 +103,10 @@ families: $(DEV_STAMP)  ## hold every family against transformers, all its confi
 
 proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the notebook in Jupyter, whole models, files in llama.cpp, adapters in PEFT, all contenders (some 12 minutes; as many to build llama.cpp once)
 	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)
+	$(BIN)/python -m tests.peers $(ORBAX)
+
+peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager against ours (ORBAX=/path/to/its/checkout; some 10 minutes)
+	$(BIN)/python -m tests.peers $(ORBAX)
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)

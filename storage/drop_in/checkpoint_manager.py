@@ -179,6 +179,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 next_step="Leave it out; StandardSave and the like say what an item is.",
             )
         self._kinds = _kinds(checkpointers, item_names, item_handlers)
+        self._is_single: bool | None = None  # open until the first save, as with Orbax
+        if self._kinds:
+            self._is_single = False
+        elif self._kinds is None and not (checkpointers is None and item_handlers is None):
+            self._is_single = True
         self._metadata = dict(metadata or {})
         self._has_metadata = False
         self._checkpointer = Checkpointer(directory)
@@ -367,7 +372,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
                 or a later one does.
-            UnsupportedFormatError: items of other kinds, or no JSON where that belongs.
+            UnsupportedFormatError: items of other kinds, or that the manager does not have, or no
+                JSON where that belongs.
             SaveError: the save before this one failed, and this thread was not told; this did not
                 start.
             StorageError: as `Checkpointer.save`.
@@ -382,7 +388,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return False
         if not force and not self.should_save(number):
             return False
-        given = processes.together(lambda: given_items(args))
+        given = processes.together(lambda: given_items(args, self._kinds, self._is_single))
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -410,7 +416,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             iterators=given.iterators,
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
-        self._has_metadata = True
+        self._has_metadata, self._is_single = True, given.single
         self._failure = self._callback_failure = None
         going = [self._known[one] for one in doomed]
         self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
@@ -684,7 +690,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         kinds = stored.kinds
         if args is None and stored.single and stored.unnamed is not None:
             kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
-        wanted = wanted_items(args, kinds, single=stored.unnamed)
+        # A manager of named items asks for their names, as Orbax's does.
+        wanted = wanted_items(args, kinds, single=None if self._kinds else stored.unnamed)
         left = [name for name in stored.iterators if name not in wanted]
         is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
         if left and is_unasked and processes.is_primary():

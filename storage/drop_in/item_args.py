@@ -66,12 +66,17 @@ class GivenItems(NamedTuple):
     single: bool
 
 
-def given_items(args: Any) -> GivenItems:
+def given_items(args: Any, names: Collection[str] | None, is_single: bool | None) -> GivenItems:
     """What `save(args=...)` was given.
 
+    Args:
+        args: as given.
+        names: of the manager's items; None if it was told none.
+        is_single: whether the manager has one item without a name; None if that is open.
+
     Raises:
-        UnsupportedFormatError: arguments of other kinds, or that ask for what is not stored; all
-            are listed.
+        UnsupportedFormatError: arguments of other kinds, for items that the manager does not have,
+            or that ask for what is not stored; all are listed.
     """
     single = not isinstance(args, ocp.args.Composite)
     named = {SINGLE_ITEM: args} if single else dict(args.items())
@@ -79,6 +84,12 @@ def given_items(args: Any) -> GivenItems:
     texts: dict[str, Any] = {}
     iterators: dict[str, Any] = {}
     problems = [] if named else ["a Composite of nothing"]
+    if is_single is not None and single is not is_single:
+        kind = "one item without a name" if is_single else "a Composite of items with names"
+        problems.append(f"{_kind(args)}, where this manager has {kind}")
+    elif names:
+        known = ", ".join(map(repr, names))
+        problems += [f"{name}: the manager has {known}" for name in named if name not in names]
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item

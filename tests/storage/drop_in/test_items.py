@@ -378,3 +378,33 @@ def test_save_args_of_another_structure_are_refused(tmp_path: Path, save_args: A
     tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
     with pytest.raises(UnsupportedFormatError, match=re.escape("save_args")):
         save(CheckpointManager, tmp_path / "run", args.PyTreeSave(tree, save_args=save_args))
+
+
+@pytest.mark.parametrize("manager", [ocp.CheckpointManager, CheckpointManager])
+@pytest.mark.parametrize(
+    ("settings", "first", "later"),
+    [
+        ({}, args.StandardSave(NUMBERS), args.Composite(state=args.StandardSave(NUMBERS))),
+        ({}, args.Composite(state=args.StandardSave(NUMBERS)), args.StandardSave(NUMBERS)),
+        (
+            {"item_names": ("state",)},
+            args.Composite(state=args.StandardSave(NUMBERS)),
+            args.Composite(stat=args.StandardSave(NUMBERS)),
+        ),
+    ],
+    ids=["one item, then named", "named, then one item", "a name that the manager was not told"],
+)
+def test_items_that_a_manager_does_not_have_are_refused(manager, settings, first, later, tmp_path):
+    with manager(tmp_path / "run", **settings) as one:
+        assert one.save(1, args=first)
+        one.wait_until_finished()
+        with pytest.raises(ValueError, match=r"rovide|does not match|manager has"):
+            one.save(2, args=later)
+
+
+@pytest.mark.parametrize("manager", [ocp.CheckpointManager, CheckpointManager])
+def test_a_manager_of_named_items_restores_by_name(manager, tmp_path):
+    with manager(tmp_path / "run", item_names=("state",)) as one:
+        assert one.save(1, args=args.Composite(state=args.StandardSave(NUMBERS)))
+        with pytest.raises(ValueError, match=r"Composite|no name"):
+            one.restore(1, args=args.StandardRestore())
