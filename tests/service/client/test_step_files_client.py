@@ -212,16 +212,6 @@ def test_download_that_breaks_off_goes_on_in_the_next_call(tmp_path):
     assert lying(tmp_path) == {"model/data": data}
 
 
-def test_file_of_an_early_release_is_fetched_from_its_start(tmp_path):
-    data = b"without a checksum"
-    (tmp_path / ".data.part").write_bytes(b"of another file")
-    page = listed({**described("data", data), "crc32c": None})
-    with scripted(page, reply(200, data)) as (url, asked), Client(url) as client:
-        client.download_step("run", 1, tmp_path)
-    assert asked[-1].headers["Range"] is None
-    assert lying(tmp_path) == {"data": data}
-
-
 @pytest.mark.parametrize(
     "name", ["../x", "a/../../x", "/etc/x", "a//x", "./x", "", "a\\x", "a\0x", ".."]
 )
