@@ -107,7 +107,7 @@ _NAMED_IN_ERRORS = 5
 _OF_STEPS: Final = (ALIASES, ANNOTATIONS, TRASH)
 """Folders whose records name their step only by step and attempt, so numbers must not be reused."""
 _CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
-# "checkpoint" is of steps that have all leaves in one file
+# "checkpoint" is the file of steps that have all leaves in one file.
 _ITEM_MARKERS = (TREE_METADATA, "checkpoint")
 _PLAIN_STEP = re.compile(r"(.*_)?[0-9]+\Z")
 _CHECKPOINT_NEXT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN/steps/N."
@@ -222,7 +222,7 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
     names = [name for name in look.attempts or [] if parse_attempt_file(name) is not None]
     names += [manifest_file(*key) for key in look.published]
     names += [LEASE_FILE] * (look.lease is not None)
-    # if it exists now, another process has created it just now
+    # If it exists now, another process has created it meanwhile.
     if not names or objects.read(RUN_FILE) is not None:
         return
     raise CorruptionError(
@@ -253,7 +253,7 @@ def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
     if not look.is_empty or not folders:
         return
     names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
-    # if it is not empty now, another process has begun here
+    # If it is not empty now, another process has begun here meanwhile.
     if not names or not look_at(run.objects).is_empty:
         return
     raise CorruptionError(
@@ -281,7 +281,7 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None)
         entries = files.list()
     folders = [entry.name for entry in entries if entry.is_dir]
     plain = _having(folder, dict.fromkeys(folders, _CHECKPOINT_MARKERS))
-    # older releases of Orbax put markers only into the items, whose names can be anything
+    # Older releases of Orbax put markers only into the items, whose names can be anything.
     if not plain:
         steps = [name for name in folders if _PLAIN_STEP.match(name)][-_NAMED_IN_ERRORS:]
         items = {name: [one.name for one in files.list(name) if one.is_dir] for name in steps}
@@ -753,7 +753,7 @@ class Run:
         published = [(number, names[name]) for name in names if name in stored]
         if lease is None or problems or not published:
             return None
-        # after the manifests, so that the attempt of each is among them
+        # After the manifests, so that the attempt of each is among them.
         attempts = judge_attempts(self.objects, begun)
         newest = max(published)
         later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
