@@ -1,4 +1,4 @@
-"""NumPy-style indices made explicit: which part of an array of a known shape is meant. Pure."""
+"""NumPy-style indices made explicit for an array of a known shape. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Index = _Part | tuple[_Part, ...]
 
 
 def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple[int | slice, ...]:
-    """One non-negative integer, or slice with bounds inside the array, per axis of `shape`.
+    """Return one non-negative integer, or slice with bounds inside the array, per axis of `shape`.
 
     Raises:
         InvalidSliceError: too many parts, a position outside, or a step that is not positive.
@@ -48,7 +48,7 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
 
 
 def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
-    """The box that `index` selects; an integer keeps its axis, with size 1.
+    """Return the box that `index` selects; an integer keeps its axis, with size 1.
 
     Raises:
         InvalidSliceError: `index` does not fit, or has a slice with a step.
@@ -67,7 +67,7 @@ def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
 
 
 def permutation(transpose: bool | Sequence[int], rank: int, *, path: object) -> tuple[int, ...]:
-    """The axes in the order of the result, as `np.transpose` takes them; True reverses all.
+    """Return the axes in the order of the result, as `np.transpose` takes them; True reverses all.
 
     Raises:
         InvalidSliceError: not a permutation of the axes.
