@@ -30,9 +30,11 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
         given = (*given[:at], *(slice(None),) * (rank - len(given) + 1), *given[at + 1 :])
     given = (*given, *(slice(None),) * (rank - len(given)))
     where: list[int | slice] = []
+    # A part that does not fit is left out, so that the length tells below that the index is wrong.
     for part, size in zip(given, shape, strict=False):
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             start, stop, step = part.indices(size)
+            # An empty slice such as 5:2 becomes 5:5: its length must not be negative.
             where.append(slice(start, max(start, stop), step))
         elif isinstance(part, int | np.integer) and -size <= part < size:
             where.append(int(part) % size)

@@ -133,6 +133,7 @@ def stream_blocks(
     held: np.ndarray | None = None
     filled = 0
     most = _pieces_ahead(math.prod(plan.chunks) * plan.itemsize)
+    # After the last piece come Nones, until the queue of reads under way is empty.
     for step in itertools.chain(todo, itertools.repeat(None)):
         if step is not None:
             band, piece = step
@@ -143,7 +144,9 @@ def stream_blocks(
             return
         band, piece, future = ahead.popleft()
         data = wait(future)
+        # The future holds the data as well: drop it, or the memory is not freed with `data`.
         del future
+        # The piece is the whole band, in the right order: no copy.
         if piece == band and plan.as_stored:
             held, filled = data, data.size
         else:

@@ -78,10 +78,12 @@ class _CheckedRead:
         parts = [slice(one, one + 1) if isinstance(one, int) else one for one in index]
         self._wanted = [range(part.start, part.stop, part.step or 1) for part in parts]
         self._shape = tuple(len(one) for one in self._wanted)
+        # Smallest box around the part; positions that a step skips are cut out of it later.
         box = tuple(slice(one[0], one[-1] + 1) if one else slice(0, 0) for one in self._wanted)
         asked = tuple(part.stop - part.start for part in box) == self._shape
         self._one_read = asked and reads.rounded(box) == box
         cut = chunk_boxes(box, reads.chunks, reads.limit)
+        # With steps, some chunks have no wanted element: they are not read.
         pieces = (piece for piece in cut if all(map(_shared, self._wanted, piece)))
         self._todo: Iterator[Box] = iter((box,)) if self._one_read else pieces
         self._ahead: deque[tuple[Box, Any]] = deque()
@@ -100,6 +102,7 @@ class _CheckedRead:
         part: Any = None
         while self._ahead:
             box, future = self._ahead.popleft()
+            # Start the next read before waiting for this one.
             if (following := next(self._todo, None)) is not None:
                 self._start(following)
             values = np.asarray(future.result())

@@ -33,6 +33,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
     base = answered(ts.KvStore.open(item.kvstore_spec(), context=store_context()))
     found: dict[str, ValueRef | bytes] = {}
     top = answered(ts.ocdbt.dump(base, context=store_context()))
+    # The last version is the current one.
     nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
     while nodes:
         prefix, location = nodes.pop()
@@ -40,6 +41,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
         for entry in node["entries"]:
             key = prefix + entry["key"].decode()
             if "location" in entry:
+                # Keys in the child node lack the prefix that its whole subtree has in common.
                 shared = entry.get("subtree_common_prefix", b"").decode()
                 nodes.append((prefix + shared, entry["location"]))
             elif "indirect_value" in entry:

@@ -42,6 +42,7 @@ class DirectReads:
         """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
         parts = [part for part in index if isinstance(part, slice) and part.step in (None, 1)]
         shape = [part.stop - part.start for part in parts]
+        # Positions, steps, scalars and empty parts are left to the checked reads.
         if len(parts) < len(index) or min(shape, default=0) <= 0:
             return self._checked[index]
         return _DirectRead(self, [part.start for part in parts], shape)
@@ -61,6 +62,8 @@ class DirectReads:
     def ask(self, box: Box) -> None:
         """Have the disk read a part ahead. Errors are left to the read of the part."""
         origin = tuple(part.start for part in box)
+        # A region needs an array of the part's shape. Nothing is read into it, so this one takes no
+        # memory.
         nothing = np.empty((), self._cut.dtype)
         shape = [part.stop - part.start for part in box]
         region = Region(origin, np.broadcast_to(nothing, shape))

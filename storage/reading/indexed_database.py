@@ -28,6 +28,7 @@ __all__ = ["MEMORY", "indexed_database", "leaf_entries"]
 MEMORY: Final = "memory_key_value_store"
 """Resource that the TensorStore context must have of its own: it keeps the databases built here."""
 
+# Each database gets a folder of its own in the context's memory, since many threads open leaves.
 _numbers: Final = itertools.count()
 
 
@@ -58,6 +59,8 @@ def indexed_database(
     kept[node_file] = node.data
     kept[MANIFEST_FILE] = manifest(node, node_file, time_ns=0)
     return {
+        # The last matching layer counts: manifest and tree come from memory, all else from the
+        # item.
         "driver": "kvstack",
         "layers": [
             {"base": dict(values)},

@@ -189,6 +189,7 @@ class ItemArrays:
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
+        # TensorStore plans every chunk of a read: a damaged description must not fill the memory.
         count = chunk_count(stored.shape, _grid_of(stored))
         if count > MOST_LEAF_CHUNKS:
             raise CorruptionError(
@@ -377,6 +378,8 @@ class ItemArrays:
         """Describe a leaf by metadata alone; return None if it must be opened."""
         record = self._records.get(path) if self._records is not None else None
         form = self._forms.get(path)
+        # The words of a typed PRNG key are an axis that the manifest's shape lacks: it must be
+        # opened.
         is_key = form is not None and form.kind == "key"
         if record is None or record.chunks is None or is_key:
             return self._empty(path)
@@ -488,6 +491,7 @@ class ItemArrays:
             "stored data of a leaf is missing or damaged",
             path=self.where(path),
             expected="chunks that are all there and pass their checks",
+            # TensorStore appends its whole spec to a message: cut that off.
             found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
             next_step=NEXT_STEP,
         )

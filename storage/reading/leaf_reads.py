@@ -146,6 +146,7 @@ class LeafReads:
                 for region in regions
                 if (found := overlap(origin, shape, region.origin, region.values.shape))
             ]
+            # Read only the smallest box that holds all wanted parts of the shard.
             low = [min(one.first[axis].start for one in shared) for axis in range(len(shape))]
             high = [max(one.first[axis].stop for one in shared) for axis in range(len(shape))]
             at = tuple(o + a for o, a in zip(origin, low, strict=True))

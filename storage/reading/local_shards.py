@@ -46,6 +46,7 @@ __all__ = [
     "ensure_saved",
 ]
 
+# Of one preadv, two for each chunk; Linux takes at most 1024 (IOV_MAX).
 _BUFFERS_AT_ONCE: Final = 512
 
 RUN_BYTES: Final = 4 << 20
@@ -121,6 +122,7 @@ class LocalShards:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
         ref = self._ref(array, origin)
+        # All chunks have this size and lie one after another, each followed by its crc32c.
         data = math.prod(array.cut.chunk) * array.dtype.itemsize
         with self._opened(ref.file, array) as file:
             for run in _runs(self._chunks(array, origin, regions)):
@@ -135,6 +137,7 @@ class LocalShards:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
         placed = [(self._ref(one.array, one.region.origin), one) for one in chunks]
+        # By file and offset: neighbours are read in one call.
         placed.sort(key=lambda pair: pair[0][:2])
         for name, group in itertools.groupby(placed, key=lambda pair: pair[0].file):
             within = list(group)
@@ -190,6 +193,7 @@ class LocalShards:
             if len(touching) == 1:
                 region, shared = touching[0]
                 place = region.part(shared.second)
+            # The destination is one contiguous chunk: read directly into it.
             if place is not None and place.shape == chunk and place.flags.c_contiguous:
                 yield number, _Chunk(at, [], place, in_place=True, crc=bytearray(CRC_BYTES))
                 continue
@@ -218,6 +222,8 @@ class LocalShards:
                     region.part(shared.second)[...] = chunk.values[shared.first]
 
     def _check_index(self, array: StoredCut, file: int, ref: ValueRef, origin: Index) -> None:
+        # Chunks are found without the index, by their size. It is compared because other readers
+        # use it.
         expected = shard_index(*array.cut, array.dtype.itemsize)
         at = ref.offset + ref.length - len(expected)
         if os.pread(file, len(expected), at) != expected:

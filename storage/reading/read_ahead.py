@@ -55,6 +55,7 @@ class ReadAhead:
             found: list[str] = []
             left = AHEAD_BYTES
             start = self._position.get(path, len(self._order)) + 1
+            # The slice bounds the scan where leaves are tiny.
             for later in self._order[start : start + AHEAD_BYTES // 4096]:
                 left -= self._nbytes(later)
                 if left < 0:

@@ -191,6 +191,7 @@ class CheckpointReader:
             return cls.of_plain(step_uri, manifest.plain, manifest, contents)
         found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
         described, marker = found[STEP_METADATA], found[COMMIT_FILE]
+        # Compare the files before any of them is parsed.
         if check and contents is not None and (described or marker):
             check_step_files(step_uri, contents.objects)
         step = StepMetadata(None, committed=False)
@@ -502,6 +503,7 @@ class CheckpointReader:
             )
         files = [iterator_file(name, process, count) for process in wanted]
         contents = [self._content_of(file) for file in files]
+        # Reversed, so that of files with equal contents the first is read.
         distinct = dict(zip(reversed(contents), reversed(files), strict=True))
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             read = dict(zip(distinct, pool.map(self._recorded, distinct.values()), strict=True))
@@ -555,6 +557,7 @@ class CheckpointReader:
         if name not in self._items:
             folder = self._folder(name)
             file = f"{folder}/{TREE_METADATA}" if folder else TREE_METADATA
+            # With an index, Orbax's description of the tree is not needed.
             data = None if self._index is not None else self._file(file)
             tree = None
             if data is not None:
@@ -640,6 +643,7 @@ class CheckpointReader:
 
     def _file(self, name: str) -> bytes | None:
         """Read a small file of the step, and check it against the manifest if that records it."""
+        # The digests of an adopted step lie in the run, all its other files in its owner's folder.
         kept = self._kept != self.uri and is_kept(name)
         objects = ObjectStore(self._kept) if kept else self._objects
         found = objects.read(name)

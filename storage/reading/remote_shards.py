@@ -136,6 +136,7 @@ class RangeReads:
     def _read(self, pieces: list[Piece]) -> None:
         start = pieces[0].start
         stop = max(piece.stop for piece in pieces)
+        # To pop them in their order.
         pieces.reverse()
         with (
             self._within_budget(stop - start),
@@ -153,6 +154,7 @@ class RangeReads:
 
     def _began(self, piece: Piece, start: int, stop: int) -> "_Range":
         """Start the stream of the range that begins with a piece."""
+        # Without a stream, or once it fails, `_Range` reads by TensorStore, which retries.
         stream = None
         if self._ranges is not None:
             with (
@@ -185,6 +187,7 @@ class RangeReads:
         """Wait until so many bytes fit into the budget, one caller after the other."""
         # The gate keeps the order: a large request is not overtaken by small ones for ever.
         with self._gate, self._room:
+            # A request above the whole budget begins when no other is under way.
             self._room.wait_for(lambda: self._requests == 0 or self._bytes + nbytes <= BUDGET_BYTES)
             self._requests += 1
             self._bytes += nbytes
@@ -268,6 +271,8 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
         start = ref.offset + run[0][0] * size
         fill = partial(_fill, array, run)
         yield Piece(ref.file, start, start + len(run) * size, array.where, fill)
+    # Chunks are found without the index, by their size. It is compared because other readers use
+    # it.
     index = shard_index(*array.cut, array.dtype.itemsize)
     stop = ref.offset + ref.length
     fill = partial(_fill_index, array, origin, index)

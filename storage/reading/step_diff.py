@@ -190,6 +190,7 @@ def _difference(ours: _Numbers, theirs: _Numbers) -> tuple[_Numbers, _Numbers]:
         these, others = ours.astype(wide), theirs.astype(wide)
         differs = (these != others) & ~(np.isnan(these) & np.isnan(others))
         far = others - these
+        # Equal infinities, and two NaN, have the difference NaN.
         far[~differs] = 0
         return differs, np.abs(far) if wide is np.complex128 else far
 

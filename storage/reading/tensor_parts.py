@@ -241,6 +241,7 @@ class TensorPart:
         else:
             listed = values.astype(self.dtype if self.dtype.isbuiltin == 1 else np.int64).tolist()
             listed = [json_number(one) for one in listed]
+        # As objects, so that texts and numbers can be nested in the part's shape.
         flat = np.empty(count, object)
         flat[:] = listed
         return flat.reshape(self.shape).tolist()

@@ -241,6 +241,7 @@ def verify_step(
             step = StepInfo(number, attempt, StepState.LISTED)
             lost = exc if (number, attempt) in history.lost else None
     info, name = step, manifest_file(step.step, step.attempt)
+    # Read before any file: a sound result must not remove damage that is noted from now on.
     noted = known_damage(run, (info.step, info.attempt))
     if lost is not None:
         return _unread(info, started, f"{name}: {_text(lost)}", noted)
@@ -385,6 +386,7 @@ class _StepCheck:
         """Compare the sound metadata with the records, and check the assets."""
         problems = list(self._small_problems())
         if problems:
+            # Look again past the page cache: only the memory may be damaged.
             self._forget_cached(self._sound)
             assets = [asset_file(asset.sha256) for asset in self._manifest.assets]
             forget_cached(self._run.uri, assets)

@@ -210,6 +210,8 @@ def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotatio
         before = Annotation() if found is None else found[0]
         after = change(before)
         if after == before:
+            # The caller is told that this is durable, and its writer may have died before the
+            # fsync.
             run.objects.sync(name)
             return before
         generation = None if found is None else found[1]

@@ -42,8 +42,9 @@ __all__ = [
 logger = logging.getLogger("cairn.restore")
 
 OnDamage = Literal["refuse", "skip"]
-"""What to do if a step that was not named, such as the latest, is damaged: raise, or take the next
-sound one.
+"""Handling of a damaged step that was not named, such as the latest.
+
+"refuse" raises; "skip" takes the next sound step instead.
 """
 
 _READ_AT_ONCE: Final = 32
@@ -153,6 +154,7 @@ def newest_sound(
     states = history.states()
     listed = [key for key, state in states if state is StepState.LISTED and key not in skipped]
     listed.sort(reverse=True)
+    # From the highest step down, in batches: the sound one is mostly in the first.
     for start in range(0, len(listed), _READ_AT_ONCE):
         keys = listed[start : start + _READ_AT_ONCE]
         damaged = damaged_steps(run, keys)
@@ -197,6 +199,7 @@ def shared_problems(
     except UNREADABLE:  # a later verification of those steps will find the problems
         return {}
     problems: dict[StepKey, list[str]] = {one: [] for one in listed}
+    # In a bucket each step has files of its own.
     if files and run.uri.scheme == "file":
         folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
         held = []

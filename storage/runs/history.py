@@ -122,6 +122,7 @@ class History:
             if key in trashed:
                 return StepState.TRASHED
             counts = {least.get(step) == attempt, most.get(step) == attempt}
+            # It counts under the one assumption about unknown attempts, not under the other.
             if len(counts) > 1:
                 return StepState.UNJUDGED
             return StepState.LISTED if True in counts else StepState.SET_ASIDE
@@ -187,6 +188,8 @@ class History:
         if not unknown:
             held = counting(saved, known)
             return held, held
+        # With the one base the unknown attempts supersede nothing, with the other every earlier
+        # step.
         least, most = (
             counting(saved, [*known, *(Attempt(one, base, "", "") for one in unknown)])
             for base in (MAX_NUMBER, -1)
@@ -357,6 +360,7 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
     lease, problems = _parsed_lease(objects, look.lease)
     noted = None if lease is None else lease.durable
     begun = None if lease is None else lease.begun
+    # The lease names a step that the listing lacks: it may be lost, or the listing stale.
     if problems or (noted is not None and noted not in look.published):
         return None
     deleted, attempts, again = objects.at_once(
@@ -392,6 +396,8 @@ def _in_order(objects: ObjectStore) -> History:
         deleted = trashed_steps(objects)
         attempts = judge_attempts(objects, begun, deleted.union(published))
         lost = set()
+        # What lies in the place of the durable step's tombstone is another record: it proves no
+        # deletion.
         if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
             deleted.discard(noted)
         told = told_steps(attempts.known, published if noted is None else [*published, noted])
@@ -431,6 +437,7 @@ def _hidden(history: History) -> Iterator[StepKey]:
         return
     published = set(history.published)
     held = counting(history.deleted | published, history.attempts.known)
+    # From the highest step down, until one that is not deleted.
     for key in reversed(held.items()):
         if key not in history.deleted:
             return

@@ -102,6 +102,7 @@ def promote_step(
             by=by,
             reason=reason,
             expect=expect,
+            # If it has moved since that look, the compare-and-swap fails.
             seen=look.alias,
             lost=lost,
         )
@@ -169,6 +170,7 @@ def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: 
         return damage
 
     info = damage = None
+    # Hold and judge the likely step in one round; if it is not certain, judge by the whole history.
     if look.candidate is not None:
         info, damage = run.objects.at_once(
             partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
@@ -204,6 +206,7 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         lambda: _attempts(run),
     )
     known = {one.number for one in attempts.known}
+    # A record appeared between the looks, or a later copy exists: nothing is certain.
     if names != look.attempts or known != numbers or manifests:
         return None
     deleted = [one for one in later if trash_file(*one) in tombstones]

@@ -293,6 +293,7 @@ def decide(
         keep([key], reason)
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
+    # A misspelt name would delete the steps that it should keep.
     for one in _unmet(facts, policy):
         keep(list(reasons), one.short)
     _keep_needed({one.key: one.needs for one in facts}, reasons)
@@ -728,6 +729,7 @@ class _Pass:
         try:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
+            # After the intents: whoever begins to need a step from now on sees its intent.
             use = RunUse.of(self._run, self._clock())
             # Damage noted since the judgement; `look_at_judged` sees what is noted later.
             damaged = doubtful_steps(self._run, intents)
@@ -776,6 +778,8 @@ class _Pass:
         try:
             laid = lay_tombstone(self._run, key, tombstone)
         except StorageError:
+            # The answer may have been lost after the write: if the tombstone is there, it is this
+            # pass's.
             with contextlib.suppress(StorageError):
                 stored = read_record(self._run.objects, trash_file(*key), Tombstone)
                 if stored is not None and stored[0] == tombstone:

@@ -468,6 +468,7 @@ class Run:
         """Create or open the run; `probed`: check the store once nothing speaks against a run."""
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
+        # One round, before anything is written.
         _, known, look, entries, recalled = run.objects.at_once(
             lambda: refuse_inside_checkpoint(uri),
             lambda: read_run_info(run.objects),
@@ -550,6 +551,7 @@ class Run:
             for info in self._without_manifest(history)
             if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
         ]
+        # The lease is lost or names no attempt: a committed step proves that records are missing.
         if committed or problems:
             raise CorruptionError(
                 "the run has lost its records",

@@ -133,6 +133,7 @@ def copy_step_files(
             problems=[problems[name] for name in sorted(problems)],
         )
     for folder in sorted({record.name.rpartition("/")[0] for record in records}):
+        # Temporary files that a killed copy left.
         target.sweep(folder)
     return CopyReport(files=len(records), nbytes=total, how=copy.how())
 
@@ -197,6 +198,7 @@ class _Copy:
         """Copy a file unless a right copy exists; return the problem with the copy, or None."""
         try:
             there = self._before.get(record.name) == record.size
+            # A whole file of an earlier, interrupted copy.
             if there and self._problem(self._target, record) is None:
                 return None
             self._origin.copy(record.name, self._target, record.name)
@@ -212,6 +214,7 @@ class _Copy:
                 if stat.crc32c is not None:
                     self._told = True
                     return told_problem(record, stat.size, stat.crc32c)
+            # Small files are read back: their crc32c alone does not tell contents apart.
             self._read = True
             return file_problem(record, read_file(files, record.name))
         except NotFoundError:

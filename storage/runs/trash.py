@@ -335,10 +335,12 @@ def delete_step(
         at=rfc3339(now), expires=rfc3339(now + timedelta(seconds=grace)), by=by, reason=reason
     )
     run_id = run.id
+    # The intent comes before the look for holds and aliases: one of two processes sees the other.
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
         deleted = read_record(run.objects, trash_file(*key), Tombstone)
         if deleted is not None:
+            # Its writer may have died before the fsync.
             run.objects.sync(trash_file(*key))
             return deleted[0]
         # Judged again: the step that the caller saw in flight may be published by now.
@@ -430,6 +432,7 @@ def held(
     """
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
+    # The hold comes before the look for intents: one of two processes sees the other.
     generation = _announce(run, name, hold, None)
     try:
         is_going, result = _is_going(run, key, beside)
@@ -499,6 +502,7 @@ def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tomb
     except PreconditionFailedError as exc:
         if not isinstance(exc.current, Versioned):
             raise
+        # Its writer may have died before the fsync.
         run.objects.sync(name)
         return parse_record(run.objects, name, Tombstone, exc.current)
 

@@ -87,6 +87,7 @@ def run_usage(run: Run) -> RunUsage:
     steps = _steps(of_step, known)
     uses: Counter[Use] = Counter()
     uses["steps"] = sum(one.added for one in steps)
+    # Files of steps count as steps, even if an export links to them.
     seen = {one.identity for files in of_step.values() for one in files} - {None}
     for one in held:
         if _step_of(one.name) is None and one.identity not in seen:

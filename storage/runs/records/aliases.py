@@ -300,6 +300,7 @@ class AliasWriter(Aliases):
         lost: AliasEvent | None,
     ) -> Alias:
         earlier = found.history if found else ()
+        # The store has an older state of the alias, or none: keep the event that it lacks.
         if lost is not None and (found is None or lost.sequence >= found.sequence):
             earlier = (*earlier, lost)
         alias = Alias(

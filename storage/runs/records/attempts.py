@@ -298,6 +298,7 @@ def judge_attempts(
                 problems[name] = _lost(objects, number, steps.get(number))
         except UNREADABLE as exc:
             problems[name] = exc
+        # Its base step is known from the next attempt or the lease: that is enough to judge.
         if number in told:
             known.setdefault(number, Attempt(number, told[number], writer="", at=""))
     numbers = {number for number in steps if attempt_file(number) in problems}

@@ -256,6 +256,7 @@ def publish_export(
         winner = find_export(objects, key)
         if winner is None:  # the other one was deleted again meanwhile
             raise
+        # Its publisher may have died before the fsync.
         objects.sync(key.manifest)
         return winner
 
@@ -333,6 +334,7 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
             for one in files.walk(f"{key.folder}/{folder}"):
                 if one.name not in whole:
                     files.delete_tree(f"{key.folder}/{folder}/{one.name}")
+    # A removed try may have been published since the first look.
     now = find_export(objects, key) if removed else None
     if now is not None and now.folder in removed:
         withdraw_export(objects, key, now)

@@ -130,6 +130,7 @@ def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[byte
     """
     files, values, digests = index.tables()
     files = files.copy()
+    # The copy shares no files.
     files["origin"] = 0
     kept = ("leaves", "forms", "meta_digest", "objects", "folders", "chunk_alignment")
     fields = {name: getattr(index.directory, name) for name in kept}
@@ -281,6 +282,7 @@ def _in_order(
     if len(shards) == 1:
         cell = map(operator.floordiv, shards[0].origin, shape)
         return shards[0] if any(map(operator.ge, cell, grid)) else np.zeros(1, np.intp)
+    # Several shards of a scalar have the same place.
     if not shape:
         return None
     cells = np.array([one.origin for one in shards], np.int64) // np.array(shape, np.int64)

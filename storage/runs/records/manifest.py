@@ -369,6 +369,8 @@ class ManifestSummary(NamedTuple):
             UnsupportedFormatError: it can't be read.
             CorruptionError: it is not what was written.
         """
+        # Read without the model, which would validate every inline leaf and file: listings parse
+        # many.
         body = Manifest.body(data, path, place)
         created, plain, index = (body.get(name) for name in ("created", "plain", "index"))
         try:

@@ -423,6 +423,7 @@ class StepIndex(StepContents):
             raise damaged_index(path, f"at most {MOST_FILES} files", str(self.file_count))
         self._names: dict[int, str] = {}
         self._items: dict[str, dict[str, _LeafRows]] = {}
+        # Rows are in the directory's order of leaves: only each leaf's first row has to be kept.
         value = digest = 0
         for leaf in directory.leaves:
             try:
@@ -633,6 +634,7 @@ class ItemPlaces:
         """
         wanted = {path: self._rows[path] for path in paths if path in self._rows}
         self._index.prefetch(wanted.values())
+        # Leaves of one chunk are looked up together: one by one, a table of many would take long.
         small = {path: rows for path, rows in wanted.items() if rows.size == (1, 1)}
         for path, (ref, digest) in zip(small, self._index.small(small.values()), strict=True):
             self._small[path] = _SmallLeaf(self._within(ref), digest)
