@@ -37,13 +37,13 @@ __all__ = [
 BLOCK_BYTES: Final = 4 << 20
 
 MOST_STATISTICS_BYTES: Final = 4 << 30
-"""Most bytes of chunks whose statistics are computed at once."""
+"""Most bytes of chunks that one request for statistics may read."""
 
 MOST_STEPPED_BYTES: Final = 64 << 20
 """Most bytes of a part with steps, which is read into memory as a whole."""
 
 MOST_READ_BYTES: Final = 256 << 20
-"""Most bytes of the chunks of a part that is returned at once."""
+"""Most bytes of chunks that one request for values may read into memory."""
 
 MOST_CHUNK_BYTES: Final = 256 << 20
 """Most bytes of a chunk that a server reads: it is decoded whole for any part of it."""

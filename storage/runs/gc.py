@@ -61,7 +61,7 @@ class GarbageKind(StrEnum):
     trash: a deleted step whose grace time is over.
     abandoned: half a step, of an attempt that can publish no more.
     export: an export of a step that is gone; a try beside the one that counts; or the remains of a
-    try that ran out of room more than a day ago.
+        try that ran out of room more than a day ago.
     """
 
     TRASH = "trash"

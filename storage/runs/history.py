@@ -148,7 +148,8 @@ class History:
         """Return the highest listed step, or None.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record is missing that would decide it.
+            UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
+                lost.
         """
         judged = self.states()
         kept = (StepState.LISTED, StepState.UNJUDGED)
@@ -179,7 +180,7 @@ class History:
             raise next(self.problems[attempt_file(one)] for one in self.attempts.unknown)
 
     def _holders(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return which attempt holds each step, if unknown attempts superseded nothing, and if all.
+        """Return the holders of steps if unknown attempts superseded nothing, and if all they can.
 
         Where both agree, the result is certain whatever the unknown attempts did.
         """

@@ -121,7 +121,7 @@ def repair_run(
     forget: Collection[str] = (),
     clock: Clock = utc_now,
 ) -> list[Repair]:
-    """Repair the records of a run, or, with `dry_run`, return what would.
+    """Repair the records of a run; with `dry_run`, only return what would be done.
 
     Args:
         run: the run, which need not have a `run.json`.
