@@ -1,4 +1,4 @@
-"""Reading and verifying stored steps without JAX."""
+"""Reading and verification of stored steps without JAX."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""NumPy-style indices made explicit: which part of an array of a known shape is meant. Pure."""
+"""NumPy-style indices made explicit for an array of a known shape. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Index = _Part | tuple[_Part, ...]
 
 
 def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple[int | slice, ...]:
-    """One non-negative integer, or slice with bounds inside the array, per axis of `shape`.
+    """Return one non-negative integer, or slice with bounds inside the array, per axis of `shape`.
 
     Raises:
         InvalidSliceError: too many parts, a position outside, or a step that is not positive.
@@ -30,9 +30,11 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
         given = (*given[:at], *(slice(None),) * (rank - len(given) + 1), *given[at + 1 :])
     given = (*given, *(slice(None),) * (rank - len(given)))
     where: list[int | slice] = []
+    # A part that does not fit is left out, so that the length tells below that the index is wrong.
     for part, size in zip(given, shape, strict=False):
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             start, stop, step = part.indices(size)
+            # An empty slice such as 5:2 becomes 5:5: its length must not be negative.
             where.append(slice(start, max(start, stop), step))
         elif isinstance(part, int | np.integer) and -size <= part < size:
             where.append(int(part) % size)
@@ -48,7 +50,7 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
 
 
 def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
-    """The box that `index` selects; an integer keeps its axis, with size 1.
+    """Return the box that `index` selects; an integer keeps its axis, with size 1.
 
     Raises:
         InvalidSliceError: `index` does not fit, or has a slice with a step.
@@ -67,7 +69,7 @@ def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
 
 
 def permutation(transpose: bool | Sequence[int], rank: int, *, path: object) -> tuple[int, ...]:
-    """The axes in the order of the result, as `np.transpose` takes them; True reverses all.
+    """Return the axes in the order of the result, as `np.transpose` takes them; True reverses all.
 
     Raises:
         InvalidSliceError: not a permutation of the axes.

@@ -1,4 +1,4 @@
-"""Blocks of one stored array, read ahead of their use in bounded memory."""
+"""Blocks of one stored array, read ahead in bounded memory."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ __all__ = ["BlockPlan", "in_flight_bytes", "stream_blocks", "stream_pieces"]
 _PIECES_AHEAD = 2
 
 _AHEAD_BYTES = 128 << 20
-"""Of the pieces that are read ahead; those of plain Orbax are as large as its chunks."""
+"""Most bytes of pieces read ahead; pieces of plain Orbax are as large as its chunks."""
 
 
 def _pieces_ahead(chunk_bytes: int) -> int:
-    """How many pieces are read ahead of the one that is used."""
+    """Return how many pieces are read ahead of the one in use."""
     return min(_PIECES_AHEAD, _AHEAD_BYTES // max(PIECE_BYTES, chunk_bytes))
 
 
 def in_flight_bytes(chunk_bytes: int) -> int:
-    """Bytes of the pieces that there are at a time of an array with such chunks.
+    """Return the bytes of all pieces in memory at a time, for an array with such chunks.
 
-    Those that are read ahead, the next one, the one that is used, and one half decoded.
+    These are the pieces read ahead, the next one, the one in use, and one that is half decoded.
     """
     return (_pieces_ahead(chunk_bytes) + 3) * max(PIECE_BYTES, chunk_bytes)
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Which blocks of an array to make.
+    """Plan of the blocks of an array.
 
     Attributes:
         window: the part of the array to read, in stored coordinates.
@@ -70,18 +70,18 @@ class BlockPlan:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The array's axes with the cutting axis first: the order in which blocks are made."""
+        """Array's axes with the cutting axis first: the order in which blocks are made."""
         if not self.axes:
             return ()
         return (self.axes[self.axis], *self.axes[: self.axis], *self.axes[self.axis + 1 :])
 
     @property
     def as_stored(self) -> bool:
-        """Whether blocks are made in the order of the array's own axes."""
+        """True if blocks are made in the order of the array's own axes."""
         return self.order == tuple(range(len(self.window)))
 
     def bands(self) -> Iterator[Box]:
-        """What to hold at once, in stored coordinates."""
+        """Yield the boxes to keep in memory one after another, in stored coordinates."""
         order = self.order
         cut = bands(
             [self.window[i].stop - self.window[i].start for i in order],
@@ -95,9 +95,9 @@ class BlockPlan:
             yield tuple(_shifted(by_axis[i], self.window[i].start) for i in range(len(self.window)))
 
     def pieces(self, band: Box) -> Iterator[Box]:
-        """A band in parts to read one after another, in stored coordinates: whole chunks.
+        """Cut a band into boxes of whole chunks to read one after another, in stored coordinates.
 
-        A band that is a block as it is stored is one piece, and needs no copy.
+        A band that is a block as stored is one piece, and needs no copy.
         """
         shape = [part.stop - part.start for part in band]
         fits = math.prod(shape) * self.itemsize <= self.max_bytes
@@ -112,14 +112,14 @@ def stream_blocks(
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:
-    """The blocks of `plan`, C-contiguous, with all axes of the array.
+    """Yield the blocks of `plan`, C-contiguous, with all axes of the array.
 
-    Holds one band, the pieces read ahead, and whatever the caller keeps of earlier bands.
+    Memory holds one band, the pieces read ahead, and what the caller keeps of earlier bands.
 
     Args:
         array: the stored array.
-        plan: which blocks.
-        wait: gives a read's result, or raises what its failure means.
+        plan: the blocks.
+        wait: returns a read's result, or raises the error that its failure means.
     """
     order = plan.order
     to_result = tuple(order.index(i) for i in plan.axes)
@@ -133,6 +133,7 @@ def stream_blocks(
     held: np.ndarray | None = None
     filled = 0
     most = _pieces_ahead(math.prod(plan.chunks) * plan.itemsize)
+    # After the last piece come Nones, until the queue of reads under way is empty.
     for step in itertools.chain(todo, itertools.repeat(None)):
         if step is not None:
             band, piece = step
@@ -143,7 +144,9 @@ def stream_blocks(
             return
         band, piece, future = ahead.popleft()
         data = wait(future)
+        # The future holds the data as well: drop it, or the memory is not freed with `data`.
         del future
+        # The piece is the whole band, in the right order: no copy.
         if piece == band and plan.as_stored:
             held, filled = data, data.size
         else:
@@ -167,16 +170,17 @@ def stream_pieces(
     itemsize: int,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:
-    """Each element of a part of an array once, in the order in which it is stored.
+    """Yield each element of a part of an array once, in stored order.
 
-    Nothing is put together or copied: of whole chunks, at most `PIECE_BYTES` unless one has more.
+    Nothing is combined or copied. A piece consists of whole chunks, and has at most `PIECE_BYTES`
+    unless one chunk has more.
 
     Args:
         array: the stored array.
         window: the part, in stored coordinates.
         chunks: the array's chunk shape.
         itemsize: bytes per element in memory.
-        wait: gives a read's result, or raises what its failure means.
+        wait: returns a read's result, or raises the error that its failure means.
     """
     ahead: deque[Any] = deque()
     most = _pieces_ahead(math.prod(chunks) * itemsize)

@@ -1,6 +1,6 @@
 """Reads of a stored array that compare the digest of each chunk they touch. Imports no JAX.
 
-Chunks are read whole, and nothing of a chunk is handed out before its digest has been compared.
+Chunks are read whole, and no part of a chunk is returned before its digest was compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Index = tuple[int | slice, ...]
 
 
 class CheckedReads:
-    """A stored array whose chunks are checked as they are read, indexed as the array is."""
+    """Stored array whose chunks are checked as they are read, indexed as the array is."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class CheckedReads:
         itemsize: int,
         check: Callable[[tuple[int, ...], int], None],
     ) -> None:
-        """Wraps a TensorStore array, or what reads as one.
+        """Wrap a TensorStore array, or an object with the same reads.
 
         Args:
             array: the stored array.
@@ -46,18 +46,18 @@ class CheckedReads:
         self._check = check
 
     def __getitem__(self, index: Index) -> _CheckedRead:
-        """A part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
         return _CheckedRead(self, index)
 
     def rounded(self, box: Box) -> Box:
-        """The box grown to whole chunks."""
+        """Grow the box to whole chunks."""
         return tuple(
             slice(part.start // chunk * chunk, min(size, -(-part.stop // chunk) * chunk))
             for part, chunk, size in zip(box, self.chunks, self.shape, strict=True)
         )
 
     def check(self, values: np.ndarray, box: Box) -> None:
-        """Raises if a chunk of a box of whole chunks is not what was saved."""
+        """Raise if a chunk of a box of whole chunks is not what was saved."""
         found = digest_chunks(values, [part.start for part in box], self.chunks)
         first = [part.start // chunk for part, chunk in zip(box, self.chunks, strict=True)]
         for index in itertools.product(*map(range, found.shape)):
@@ -66,10 +66,11 @@ class CheckedReads:
 
 
 class _CheckedRead:
-    """A part of a checked array; `read` starts to read it and gives what to wait for.
+    """Part of a checked array; `read` starts to read it, and `result` waits for it.
 
-    A part of whole chunks is one read. Another is put together from pieces of whole chunks, read a
-    few ahead: beside the part that holds three of at most `PIECE_BYTES` or one chunk each.
+    A part of whole chunks is one read. Any other part is assembled from pieces of whole chunks,
+    read a few ahead: besides the part this takes three pieces of at most `PIECE_BYTES` or one chunk
+    each.
     """
 
     def __init__(self, reads: CheckedReads, index: Index) -> None:
@@ -77,28 +78,31 @@ class _CheckedRead:
         parts = [slice(one, one + 1) if isinstance(one, int) else one for one in index]
         self._wanted = [range(part.start, part.stop, part.step or 1) for part in parts]
         self._shape = tuple(len(one) for one in self._wanted)
+        # Smallest box around the part; positions that a step skips are cut out of it later.
         box = tuple(slice(one[0], one[-1] + 1) if one else slice(0, 0) for one in self._wanted)
         asked = tuple(part.stop - part.start for part in box) == self._shape
         self._one_read = asked and reads.rounded(box) == box
         cut = chunk_boxes(box, reads.chunks, reads.limit)
+        # With steps, some chunks have no wanted element: they are not read.
         pieces = (piece for piece in cut if all(map(_shared, self._wanted, piece)))
         self._todo: Iterator[Box] = iter((box,)) if self._one_read else pieces
         self._ahead: deque[tuple[Box, Any]] = deque()
 
     def read(self, order: str = "C") -> _CheckedRead:
-        """Starts to read; the result is in C order."""
+        """Start to read; the result is in C order."""
         for piece in itertools.islice(self._todo, _PIECES_AHEAD):
             self._start(piece)
         return self
 
     def result(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The part, once it is read and checked."""
+        """Return the part, once it is read and checked."""
         if 0 in self._shape:
             values: np.ndarray = self._reads.array[self._index].read(order="C").result()
             return values
         part: Any = None
         while self._ahead:
             box, future = self._ahead.popleft()
+            # Start the next read before waiting for this one.
             if (following := next(self._todo, None)) is not None:
                 self._start(following)
             values = np.asarray(future.result())
@@ -122,7 +126,7 @@ class _CheckedRead:
 
 
 def _shared(wanted: range, cut: slice) -> tuple[slice, slice] | None:
-    """(where in the cut, where among the wanted) what both have lies; None if that is nothing."""
+    """Return the common part, as (slice of the cut, slice of the wanted); None if empty."""
     first = max(0, -(-(cut.start - wanted.start) // wanted.step))
     stop = min(len(wanted), -(-(cut.stop - wanted.start) // wanted.step))
     if first >= stop:

@@ -1,4 +1,4 @@
-"""What an item's OCDBT database holds, read from its root to every leaf of the tree. No JAX."""
+"""Entries of an item's OCDBT database, read from its root through the whole tree. No JAX."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ __all__ = ["database_entries"]
 
 
 def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
-    """The values of an item's database, or where they lie, by key.
+    """Return the values of an item's database, or where they lie, by key.
 
     Raises:
-        ConfinementError: a link in its folder leads out of what that is confined to.
+        ConfinementError: a link in its folder leads out of the root that it is confined to.
         ValueError: there is none, or it is damaged, as TensorStore says it.
         StoreUnavailableError: the store gives no answer.
     """
@@ -33,6 +33,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
     base = answered(ts.KvStore.open(item.kvstore_spec(), context=store_context()))
     found: dict[str, ValueRef | bytes] = {}
     top = answered(ts.ocdbt.dump(base, context=store_context()))
+    # The last version is the current one.
     nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
     while nodes:
         prefix, location = nodes.pop()
@@ -40,6 +41,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
         for entry in node["entries"]:
             key = prefix + entry["key"].decode()
             if "location" in entry:
+                # Keys in the child node lack the prefix that its whole subtree has in common.
                 shared = entry.get("subtree_common_prefix", b"").decode()
                 nodes.append((prefix + shared, entry["location"]))
             elif "indirect_value" in entry:
@@ -50,7 +52,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
 
 
 def _ref_of(location: str) -> ValueRef:
-    """Of "value:<base path>:<path>:<offset>:<length>"."""
+    """Parse "value:<base path>:<path>:<offset>:<length>"."""
     _, base, rest = location.split(":", 2)
     path, offset, length = rest.rsplit(":", 2)
     return ValueRef(base + path, int(offset), int(length))

@@ -1,6 +1,6 @@
-"""Parts of an array on a local disk, read past TensorStore into new memory. Imports no JAX.
+"""Reads of parts of an array on a local disk into new memory, without TensorStore. No JAX.
 
-What `LocalShards` can read takes half of the processor's time so.
+For arrays that `LocalShards` can read this takes half of the processor time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["DirectReads"]
 
 
 class DirectReads:
-    """A stored array whose contiguous parts are read from its files, indexed as the array is.
+    """Stored array whose contiguous parts are read from its files, indexed as the array is.
 
     Args:
-        checked: the same array; reads all other parts.
+        checked: the same array; it reads all other parts.
         local: the item's files.
         cut: how the array lies in them.
-        pool: reads are done in its threads.
+        pool: reads run in its threads.
     """
 
     def __init__(
@@ -39,15 +39,16 @@ class DirectReads:
         self._pool = pool
 
     def __getitem__(self, index: Index) -> Any:
-        """A part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
         parts = [part for part in index if isinstance(part, slice) and part.step in (None, 1)]
         shape = [part.stop - part.start for part in parts]
+        # Positions, steps, scalars and empty parts are left to the checked reads.
         if len(parts) < len(index) or min(shape, default=0) <= 0:
             return self._checked[index]
         return _DirectRead(self, [part.start for part in parts], shape)
 
     def read(self, origin: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """A part of it, checked.
+        """Read a part, checked.
 
         Raises:
             CorruptionError: stored data is missing or damaged.
@@ -59,8 +60,10 @@ class DirectReads:
         return values
 
     def ask(self, box: Box) -> None:
-        """Have the disk begin to read a part. If it can't be read, whoever reads it is told."""
+        """Have the disk read a part ahead. Errors are left to the read of the part."""
         origin = tuple(part.start for part in box)
+        # A region needs an array of the part's shape. Nothing is read into it, so this one takes no
+        # memory.
         nothing = np.empty((), self._cut.dtype)
         shape = [part.stop - part.start for part in box]
         region = Region(origin, np.broadcast_to(nothing, shape))
@@ -69,16 +72,16 @@ class DirectReads:
                 self._local.ask(self._cut, start, region)
 
     def submit(self, origin: Sequence[int], shape: Sequence[int]) -> Future[np.ndarray]:
-        """`read`, in another thread."""
+        """Run `read` in another thread."""
         return self._pool.submit(self.read, origin, shape)
 
 
 class _DirectRead:
-    """A part; `read` starts to read it and gives what to wait for."""
+    """Part of an array; `read` starts to read it and returns the future."""
 
     def __init__(self, reads: DirectReads, origin: Sequence[int], shape: Sequence[int]) -> None:
         self._reads, self._origin, self._shape = reads, origin, shape
 
     def read(self, order: str = "C") -> Future[np.ndarray]:
-        """Starts to read; the result is in C order."""
+        """Start to read; the result is in C order."""
         return self._reads.submit(self._origin, self._shape)

@@ -1,7 +1,7 @@
-"""A leaf's database for TensorStore, made of the step's index. Imports no JAX.
+"""OCDBT database for TensorStore with one leaf, built from the step's index. Imports no JAX.
 
-Values lie in the store, and all that leads to them in memory: nothing but values is read of what
-Orbax wrote, and no place is believed that is not the index's.
+Values are read from the store; the tree that leads to them is built in memory. So nothing but
+values is read of what Orbax wrote, and every place comes from the index.
 """
 
 import itertools
@@ -26,8 +26,9 @@ from cairn.storage.runs import ItemPlaces, LeafRecord
 __all__ = ["MEMORY", "indexed_database", "leaf_entries"]
 
 MEMORY: Final = "memory_key_value_store"
-"""The context must have one of its own: what is made here lasts as long as it."""
+"""Resource that the TensorStore context must have of its own: it keeps the databases built here."""
 
+# Each database gets a folder of its own in the context's memory, since many threads open leaves.
 _numbers: Final = itertools.count()
 
 
@@ -39,15 +40,15 @@ def indexed_database(
     places: ItemPlaces,
     context: ts.Context,
 ) -> dict[str, Any]:
-    """The spec of the base of an OCDBT database that holds one array.
+    """Build the database and return the spec of its base, for TensorStore's OCDBT driver.
 
     Args:
         values: spec of the item's folder.
-        name: the array's.
-        record: its leaf; it stores something.
-        form: in which it is stored, if not as it is.
+        name: the array's name.
+        record: its leaf, of which something is stored.
+        form: the form in which it is stored, if not as it is.
         places: where the item's values lie.
-        context: has `MEMORY`.
+        context: TensorStore context that has `MEMORY`.
     """
     entries = leaf_entries(name, record, form, places)
     node = leaf_node(entries)
@@ -58,6 +59,8 @@ def indexed_database(
     kept[node_file] = node.data
     kept[MANIFEST_FILE] = manifest(node, node_file, time_ns=0)
     return {
+        # The last matching layer counts: manifest and tree come from memory, all else from the
+        # item.
         "driver": "kvstack",
         "layers": [
             {"base": dict(values)},
@@ -70,12 +73,12 @@ def indexed_database(
 def leaf_entries(
     name: str, record: LeafRecord, form: StoredForm | None, places: ItemPlaces
 ) -> dict[bytes, bytes | ValueRef]:
-    """What a database holds of one array: its description, and where its shards lie.
+    """Return a database's entries for one array: its description, and where its shards lie.
 
     Args:
-        name: the array's.
-        record: its leaf; it stores something.
-        form: in which it is stored, if not as it is.
+        name: the array's name.
+        record: its leaf, of which something is stored.
+        form: the form in which it is stored, if not as it is.
         places: where the item's values lie.
     """
     assert record.shards is not None

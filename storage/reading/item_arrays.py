@@ -1,4 +1,4 @@
-"""The arrays of one item of a step, opened through TensorStore; their failures named by leaf."""
+"""Arrays of one item of a step, opened through TensorStore; errors name the leaf."""
 
 from __future__ import annotations
 
@@ -47,40 +47,42 @@ from cairn.storage.store import ReadProgress, StoreURI, check_tree, memory_here
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 
 NODE_POOL = "cache_pool#nodes"
-"""Nodes of the OCDBT tree are kept here; decoded chunks are not kept at all."""
+"""Cache of the nodes of OCDBT trees; decoded chunks are not cached at all."""
 
 NEXT_STEP = "Restore the step's files, or use another step."
 MOST_LEAF_CHUNKS = 4 << 20
-"""Chunks of one leaf that TensorStore reads: it plans each of them. Of 1 MiB they are 4 TiB."""
+"""Most chunks of a leaf for TensorStore, which plans each of them: 4 TiB at 1 MiB each."""
 
 MEMORY_OF_A_CHUNK = 4
-"""A chunk that TensorStore reads may have one part in so many of this machine's memory: it is there
-twice while it is decoded, and memory that there is not ends the process."""
+"""Divisor of this machine's memory that gives the largest chunk for TensorStore.
+
+A chunk is in memory twice while it is decoded, and running out of memory ends the process.
+"""
 
 _OPENS_AT_ONCE = 256
 _LOCAL_THREADS = max(2, min(4, os.cpu_count() or 2))
 
 
 class DigestSource(Protocol):
-    """The digests of an item's chunks, by the leaf's path."""
+    """Digests of an item's chunks, by the leaf's path."""
 
     def total(self, path: str) -> int | None:
-        """The digest of a whole leaf; None if it has no digests here."""
+        """Return the digest of a whole leaf; None if the leaf has no digests here."""
 
     def expected(self, path: str, chunks: Sequence[int], index: tuple[int, ...]) -> int | None:
-        """The digest of a chunk, by its index in the leaf's grid of chunks; None if none is."""
+        """Return a chunk's digest, by its index in the leaf's grid of chunks; None if absent."""
 
 
 @dataclass(frozen=True)
 class LeafInfo:
-    """What is known of a leaf without reading it.
+    """Description of a leaf, known without reading it.
 
     Attributes:
-        path: as `path_of` makes it of the keys.
+        path: the keys joined by `path_of`.
         shape: global shape; () for a scalar.
-        dtype: as it is read; typed PRNG keys are the uint32 words they hold.
-        chunks: shape of the smallest part that can be decoded; None if nothing is stored
-            (a leaf without elements).
+        dtype: dtype of the values read; for typed PRNG keys that is uint32, their words.
+        chunks: shape of the smallest part that can be decoded; None if nothing is stored (a leaf
+            without elements).
     """
 
     path: str
@@ -95,7 +97,7 @@ class LeafInfo:
 
 
 class ItemArrays:
-    """The leaves of an item, by path. Safe for use by many threads."""
+    """Leaves of an item, by path. Safe for use by many threads."""
 
     def __init__(
         self,
@@ -107,18 +109,19 @@ class ItemArrays:
         digests: Callable[[], DigestSource] | None = None,
         places: ItemPlaces | None = None,
     ) -> None:
-        """See `CheckpointReader`.
+        """Create it; see `CheckpointReader`.
 
         Args:
             uri: the item's folder.
-            tree: what Orbax says of it.
-            forms: its leaves that are stored in another form, by path.
-            records: the manifest's leaves of it, by path; None without a manifest.
+            tree: Orbax's description of the item.
+            forms: the leaves that are stored in another form, by path.
+            records: the manifest's leaves of the item, by path; None without a manifest.
             context: TensorStore context that has `NODE_POOL`.
-            digests: gives the digests of its chunks, asked for once and when the first leaf is
-                read; None if it has none. With them the manifest's leaves are checked by chunk.
-            places: where its values lie, as the step's index says it; None if there is none, and
-                the database in the item's folder is to be asked.
+            digests: returns the digests of the item's chunks; called once, when the first leaf is
+                read. None if there are none. With digests, the manifest's leaves are checked by
+                chunk.
+            places: where the item's values lie according to the step's index; None if there is no
+                index, so that the database in the item's folder is used.
         """
         self.uri = uri
         self._shown = str(uri)
@@ -139,11 +142,11 @@ class ItemArrays:
         self._paths = dict.fromkeys(sorted(known))
 
     def where(self, path: str = "") -> str:
-        """How errors name a leaf of this item."""
+        """Return how errors name a leaf of this item."""
         return f"{self._shown}: {path}" if path else self._shown
 
     def infos(self) -> dict[str, LeafInfo]:
-        """All leaves. Those that the manifest describes in full are not opened.
+        """Return all leaves; those that the manifest fully describes are not opened.
 
         Raises:
             CorruptionError: a leaf's description is damaged, or is not the manifest's.
@@ -154,7 +157,7 @@ class ItemArrays:
         return {path: info or self.info(path) for path, info in told.items()}
 
     def info(self, path: str) -> LeafInfo:
-        """One leaf, as it is stored.
+        """Return the description of one leaf, as it is stored.
 
         Raises:
             LeafNotFoundError: the item has no such leaf.
@@ -175,17 +178,18 @@ class ItemArrays:
         return info
 
     def array(self, path: str) -> LimitedReads | PackedReads | CheckedReads | DirectReads:
-        """The stored array of a leaf, open for reading, indexed as the leaf is.
+        """Return the stored array of a leaf, open for reading, indexed as the leaf is.
 
-        With digests, what is read of it is compared with them first.
+        If the item has digests, reads are compared with them first.
 
         Raises:
-            CorruptionError: it is not there, its description is damaged, it has more chunks than
-                memory is worth, or it lacks digests.
+            CorruptionError: it is not there, its description is damaged, it has too many chunks, or
+                it lacks digests.
             UnsupportedFormatError: its chunks are too large for this machine's memory.
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
+        # TensorStore plans every chunk of a read: a damaged description must not fill the memory.
         count = chunk_count(stored.shape, _grid_of(stored))
         if count > MOST_LEAF_CHUNKS:
             raise CorruptionError(
@@ -237,7 +241,7 @@ class ItemArrays:
         return ThreadPoolExecutor(_LOCAL_THREADS, "cairn-reads")
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Learn where these leaves lie, in few reads; for what is read of them later.
+        """Read where these leaves lie in few requests, before they are read.
 
         Raises:
             CorruptionError: the step's index is not what was written.
@@ -247,16 +251,16 @@ class ItemArrays:
             self._places.prefetch(paths)
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Know in which order leaves will be read; a local disk is then asked for them ahead.
+        """Set the order in which leaves will be read; a local disk then reads ahead.
 
-        Names that no leaf has are passed by.
+        Names that no leaf has are ignored.
         """
         if self._local is not None:
             known = [path for path in paths if path in self._paths]
             self._ahead = ReadAhead(known, lambda path: self.info(path).nbytes, self._ask)
 
     def starts(self, path: str) -> None:
-        """A leaf is about to be read: what is expected behind it is asked for."""
+        """Note that a leaf is about to be read, so that the disk reads the next ones ahead."""
         if self._ahead is not None:
             self._ahead.starts(path)
 
@@ -266,7 +270,7 @@ class ItemArrays:
             array.ask(tuple(slice(0, size) for size in self.info(path).shape))
 
     def is_whole(self, path: str) -> bool:
-        """Whether every chunk of a leaf is stored; of others the elements are zeros.
+        """Return True if every chunk of a leaf is stored; chunks that are not stored read as zeros.
 
         Raises:
             CorruptionError: its description is damaged.
@@ -276,11 +280,11 @@ class ItemArrays:
         return bool(self._result(LimitedRead(asked, self._progress, self.uri), path).fully_stored)
 
     def form(self, path: str) -> StoredForm | None:
-        """How a leaf is stored, if not as it is."""
+        """Return the form in which a leaf is stored, if it is not stored as it is."""
         return self._forms.get(path)
 
     def stored_cut(self, path: str) -> StoredCut | None:
-        """How to read a leaf's stored shards past TensorStore; None if it takes more than bytes.
+        """Return how to read a leaf's shards without TensorStore; None if they need decoding.
 
         Raises:
             CorruptionError: the leaf lacks digests, or they are not the manifest's.
@@ -309,14 +313,14 @@ class ItemArrays:
         )
 
     def read_box(self, info: LeafInfo) -> tuple[int, ...]:
-        """The shape of what to read of a leaf at a time: an outer shard, or whole chunks."""
+        """Return the shape of what to read of a leaf at a time: an outer shard, or whole chunks."""
         record = self._records.get(info.path) if self._records is not None else None
         if record is not None and record.shards is not None:
             return record.shards
         return info.chunks or info.shape
 
     def wait(self, pending: Any, path: str) -> np.ndarray:
-        """What a read of the leaf's array gave, in the leaf's own dtype.
+        """Wait for a read of the leaf's array, and return it in the leaf's own dtype.
 
         Raises:
             CorruptionError: data of the leaf is missing or damaged.
@@ -332,7 +336,7 @@ class ItemArrays:
                 return stored
 
     def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> DigestSource:
-        """The item's digests, once those of the leaf are known to be all there."""
+        """Return the item's digests, after checking that those of the leaf are complete."""
         if self._loaded is None:
             self._loaded = self._digests() if self._digests else ChunkDigests()
         path, chunks = record.path, record.chunks or ()
@@ -371,16 +375,18 @@ class ItemArrays:
         )
 
     def _told(self, path: str) -> LeafInfo | None:
-        """A leaf as the metadata alone tells it; None if it must be opened to know."""
+        """Describe a leaf by metadata alone; return None if it must be opened."""
         record = self._records.get(path) if self._records is not None else None
         form = self._forms.get(path)
+        # The words of a typed PRNG key are an axis that the manifest's shape lacks: it must be
+        # opened.
         is_key = form is not None and form.kind == "key"
         if record is None or record.chunks is None or is_key:
             return self._empty(path)
         return LeafInfo(path, record.shape, dtype_named(record.dtype), record.chunks)
 
     def _empty(self, path: str) -> LeafInfo | None:
-        """A leaf without elements, of which nothing is stored; None for all others."""
+        """Describe a leaf without elements, which is not stored; return None for all others."""
         form = self._forms.get(path)
         if form is None or form.kind != "empty":
             return None
@@ -399,7 +405,7 @@ class ItemArrays:
         return LeafInfo(path, shape, dtype, grid)
 
     def _check(self, info: LeafInfo) -> None:
-        """Compare a leaf as stored with the manifest's."""
+        """Raise if a leaf as stored is not the manifest's."""
         record = self._records.get(info.path) if self._records is not None else None
         form = self._forms.get(info.path)
         is_key = form is not None and form.kind == "key"
@@ -439,12 +445,12 @@ class ItemArrays:
             self._open.update({path: self._result(one, path) for path, one in pending})
 
     def _name(self, path: str) -> str:
-        """Orbax's name of a leaf's array."""
+        """Return Orbax's name of a leaf's array."""
         return self.tree.arrays.get(self.tree.current(path), array_name(path))
 
     @functools.cached_property
     def _values_spec(self) -> dict[str, Any]:
-        """Of the item's folder, in which TensorStore opens what it wants."""
+        """TensorStore spec of the item's folder."""
         check_tree(self.uri)
         return self.uri.kvstore_spec()
 
@@ -467,7 +473,7 @@ class ItemArrays:
         }
         try:
             opening = ts.open(spec, open=True, read=True, context=self._context)
-        except ValueError as exc:  # no store can have the name of such an array
+        except ValueError as exc:  # the array's name is not possible in any store
             raise self._unreadable(exc, path) from exc
         return LimitedRead(opening, self._progress, self.uri)
 
@@ -485,13 +491,14 @@ class ItemArrays:
             "stored data of a leaf is missing or damaged",
             path=self.where(path),
             expected="chunks that are all there and pass their checks",
+            # TensorStore appends its whole spec to a message: cut that off.
             found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
             next_step=NEXT_STEP,
         )
 
 
 def _grid_of(array: ts.TensorStore) -> tuple[int, ...]:
-    """The shape of the smallest part of an array that can be decoded."""
+    """Return the shape of the smallest part of an array that can be decoded."""
     shape = tuple(array.shape)
     chunks = array.chunk_layout.read_chunk.shape or shape
     return tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))

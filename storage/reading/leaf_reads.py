@@ -1,4 +1,4 @@
-"""Fill parts of leaves from a stored item, in parallel, each stored byte read once. No JAX."""
+"""Parallel filling of parts of leaves from a stored item, each stored byte read once. No JAX."""
 
 import operator
 import os
@@ -18,26 +18,29 @@ __all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "W
 
 MOST_LOCAL_THREADS = 16
 _LOCAL_THREADS = max(4, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
-"""A disk that is read past the page cache is asked for as many parts at a time."""
+"""Threads for a local disk, which read as many parts at once if they bypass the page cache."""
 REMOTE_THREADS = 8
-"""Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
+"""Threads for an object store.
+
+Each holds its part of an outer shard: at most 64 MiB unless plain Orbax wrote it.
+"""
 
 HOST_BYTES = 1 << 29
-"""Of the window on the host through which leaves pass to devices other than CPUs."""
+"""Bytes of the window on the host through which leaves pass to devices other than CPUs."""
 
 _SMALL_BYTES = 64 << 10
-"""Chunks up to this size take longer to look after than to read."""
+"""Size up to which a chunk costs more to schedule than to read."""
 
 
 class LeafReads:
-    """Reads of one item. To be closed.
+    """Reads of one item. Must be closed.
 
     Attributes:
-        threads: how many tasks to run at a time.
+        threads: number of tasks to run at the same time.
     """
 
     def __init__(self, arrays: ItemArrays) -> None:
-        """Of the item's arrays."""
+        """Create it for the item's arrays."""
         self._arrays = arrays
         self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
         self._ranges = None if self._local else RangeReads(arrays.uri)
@@ -51,17 +54,17 @@ class LeafReads:
             self._ranges.close()
 
     def pieces(self, info: LeafInfo, regions: Sequence[Region]) -> list[Piece] | None:
-        """What there is to read to fill the regions, if it lies in an object store as values do.
+        """Return the pieces to read to fill the regions, for uncompressed values in a bucket.
 
-        Many of these, of any leaves, are to be given to `start` together: what lies side by side is
-        asked for at once. None: it is for `tasks`.
+        Pass the pieces of many leaves to `start` together, so that neighbours are read in one
+        request. If this returns None, use `tasks`.
 
         Args:
             info: the leaf.
             regions: parts of it, of its dtype.
 
         Raises:
-            CorruptionError: the step's index does not tell where they lie.
+            CorruptionError: the step's index does not say where they lie.
         """
         cut = None if self._ranges is None else self._arrays.stored_cut(info.path)
         if cut is None or cut.place is None:
@@ -73,12 +76,12 @@ class LeafReads:
         return found
 
     def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
-        """Begin to read pieces; what to wait for, of each. It raises what a task raises."""
+        """Begin to read pieces; return a future for each, which raises what a task raises."""
         assert self._ranges is not None
         return self._ranges.start(pieces)
 
     def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
-        """What to run, in any order and in any threads, to fill all regions with checked values.
+        """Yield functions that fill all regions with checked values, in any order and any threads.
 
         A task raises CorruptionError if stored data is missing or damaged, and
         StoreUnavailableError if the store gives no answer.
@@ -97,10 +100,10 @@ class LeafReads:
             yield self._task(info, origin, box, touching)
 
     def whole_chunks(self, info: LeafInfo, regions: Sequence[Region]) -> list[WholeChunk] | None:
-        """What there is to read to fill the regions, if each is a small chunk that lies on a disk.
+        """Return the chunks to read to fill the regions, if each is a small chunk on a disk.
 
-        Many of these are read together by `read_whole`: one by one they cost more to look after
-        than to read. All else is for `tasks`.
+        Pass those of many leaves to `read_whole` together: one by one they cost more to schedule
+        than to read. If this returns None, use `tasks`.
 
         Args:
             info: the leaf.
@@ -120,7 +123,7 @@ class LeafReads:
         return chunks
 
     def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
-        """Fill the regions of chunks that `whole_chunks` gave, of any leaves.
+        """Fill the regions of chunks from `whole_chunks`, of any leaves.
 
         Raises:
             CorruptionError: stored data is missing or damaged.
@@ -143,6 +146,7 @@ class LeafReads:
                 for region in regions
                 if (found := overlap(origin, shape, region.origin, region.values.shape))
             ]
+            # Read only the smallest box that holds all wanted parts of the shard.
             low = [min(one.first[axis].start for one in shared) for axis in range(len(shape))]
             high = [max(one.first[axis].stop for one in shared) for axis in range(len(shape))]
             at = tuple(o + a for o, a in zip(origin, low, strict=True))

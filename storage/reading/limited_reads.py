@@ -1,4 +1,4 @@
-"""Reads of TensorStore's that end: its arrays, whose reads are waited for with a limit. No JAX."""
+"""TensorStore arrays whose reads time out instead of waiting for ever. No JAX."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ __all__ = ["LimitedRead", "LimitedReads"]
 
 
 class LimitedReads:
-    """An array of TensorStore's, indexed as it is."""
+    """TensorStore array whose reads have a time limit, indexed as the array is."""
 
     def __init__(self, array: Any, progress: Progress, path: object) -> None:
-        """Wraps an array.
+        """Wrap an array.
 
         Args:
             array: open for reading.
-            progress: of all reads that are made together.
-            path: what is read, for those who listen to requests.
+            progress: shared by all reads that are made together.
+            path: what is read, for listeners to requests.
         """
         self._array, self._progress, self._path = array, progress, path
 
     def __getitem__(self, index: Any) -> LimitedReads:
-        """A part to read."""
+        """Select a part to read."""
         return LimitedReads(self._array[index], self._progress, self._path)
 
     def read(self, order: str = "C") -> LimitedRead:
-        """Starts to read."""
+        """Start to read."""
         return LimitedRead(self._array.read(order=order), self._progress, self._path)
 
 
 class LimitedRead:
-    """What TensorStore has begun."""
+    """Operation that TensorStore has begun."""
 
     def __init__(self, future: Any, progress: Progress, path: object) -> None:
-        """Of a future of TensorStore's, all that is read with it, and what it is."""
+        """Wrap a TensorStore future, with the progress of all reads made with it and its path."""
         self._future, self._progress, self._path = future, progress, path
 
     def result(self) -> Any:
-        """What it gave.
+        """Wait for the result.
 
         Raises:
             TimeoutError: nothing was read for too long.
-            ValueError, OSError: as TensorStore says it.
+            ValueError, OSError: as TensorStore raises them.
         """
         with called("read", self._path):
             return outcome(self._future, self._progress)

@@ -1,8 +1,8 @@
-"""Read what we stored on a disk straight to where it goes, each byte checked.
+"""Reads of shards on a local disk directly into their destination, each byte checked.
 
 A chunk that goes to one piece of memory is not copied. Chunks are checked against their crc32c and
-their digest, the index of a shard against what it must be. Other arrays (of object stores, or
-plain Orbax) are read by TensorStore. Imports no JAX. See ADR 0011.
+their digest, the index of a shard against the one that such a shard must have. Other arrays (in
+object stores, or of plain Orbax) are read by TensorStore. Imports no JAX. See ADR 0011.
 """
 
 import itertools
@@ -46,27 +46,29 @@ __all__ = [
     "ensure_saved",
 ]
 
+# Of one preadv, two for each chunk; Linux takes at most 1024 (IOV_MAX).
 _BUFFERS_AT_ONCE: Final = 512
 
 RUN_BYTES: Final = 4 << 20
-"""Read in one go, of small chunks."""
+"""Most bytes of small chunks that are read in one call."""
 
 _GAP_BYTES: Final = 64 << 10
-"""Read for nothing, rather than to ask once more."""
+"""Largest gap between chunks that is read along: it costs less than another call."""
 
 _NEXT_STEP: Final = "Restore the step's files, or use another step."
 
 
 class StoredCut(NamedTuple):
-    """An array as it is stored.
+    """Array as it is stored.
 
     Attributes:
         name: Orbax's name of it.
-        dtype: by which it is stored.
+        dtype: dtype in which it is stored.
         cut: outer shards and inner chunks.
-        expected: the digest of the chunk with that index in the array's grid.
+        expected: returns the digest of the chunk with that index in the array's grid.
         where: how errors name the leaf.
-        place: tells where the shard with that index lies; None if the item's database tells it.
+        place: returns where the shard with that index lies; None if the item's database has to be
+            asked.
     """
 
     name: str
@@ -78,11 +80,11 @@ class StoredCut(NamedTuple):
 
 
 class WholeChunk(NamedTuple):
-    """A shard that is one chunk, and goes to one piece of memory.
+    """Shard that is one chunk, and goes to one piece of memory.
 
     Attributes:
         array: the array.
-        region: where it goes; of the stored dtype, in C order, and exactly as large.
+        region: its destination; of the stored dtype, in C order, and of exactly its size.
     """
 
     array: StoredCut
@@ -90,7 +92,7 @@ class WholeChunk(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk to read: its place, its regions, and the memory that it is read into."""
+    """Chunk to read: its place, its regions, and the memory that it is read into."""
 
     origin: Index
     regions: list[Region]
@@ -100,16 +102,16 @@ class _Chunk(NamedTuple):
 
 
 class LocalShards:
-    """The arrays of one item on a local disk. Safe for use by many threads."""
+    """Arrays of one item on a local disk. Safe for use by many threads."""
 
     def __init__(self, item: StoreURI) -> None:
-        """Of the item in the folder `item`."""
+        """Create it for the item in the folder `item`."""
         self._item = item
         self._index: dict[str, ValueRef] | None = None
         self._lock = threading.Lock()
 
     def read(self, array: StoredCut, origin: Index, regions: Sequence[Region]) -> None:
-        """Fill what the regions share with an outer shard.
+        """Fill the regions' parts of an outer shard.
 
         Args:
             array: the array.
@@ -120,6 +122,7 @@ class LocalShards:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
         ref = self._ref(array, origin)
+        # All chunks have this size and lie one after another, each followed by its crc32c.
         data = math.prod(array.cut.chunk) * array.dtype.itemsize
         with self._opened(ref.file, array) as file:
             for run in _runs(self._chunks(array, origin, regions)):
@@ -128,12 +131,13 @@ class LocalShards:
             self._check_index(array, file, ref, origin)
 
     def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
-        """Fill the regions of many small chunks, those that lie together in one go.
+        """Fill the regions of many small chunks; neighbours are read in one call.
 
         Raises:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
         placed = [(self._ref(one.array, one.region.origin), one) for one in chunks]
+        # By file and offset: neighbours are read in one call.
         placed.sort(key=lambda pair: pair[0][:2])
         for name, group in itertools.groupby(placed, key=lambda pair: pair[0].file):
             within = list(group)
@@ -148,7 +152,7 @@ class LocalShards:
                         _take(one, found[at : at + ref.length], ref.length)
 
     def ask(self, array: StoredCut, origin: Index, region: Region) -> None:
-        """Have the disk begin to read what a region shares with an outer shard.
+        """Have the disk read ahead what a region shares with an outer shard.
 
         Args:
             array: the array.
@@ -156,7 +160,7 @@ class LocalShards:
             region: with a part in the shard; its values are not touched.
 
         Raises:
-            CorruptionError: there is no such shard, or no file of it.
+            CorruptionError: the shard or its file does not exist.
         """
         shard, chunk = array.cut
         ref = self._ref(array, origin)
@@ -175,7 +179,7 @@ class LocalShards:
     def _chunks(
         self, array: StoredCut, origin: Index, regions: Sequence[Region]
     ) -> Iterator[tuple[int, _Chunk]]:
-        """The chunks of a shard in which some region has a part, numbered as they are stored."""
+        """Yield the chunks of a shard that touch a region, with their numbers in stored order."""
         shard, chunk = array.cut
         for number, at in corners(shard, chunk, origin):
             touching = [
@@ -189,6 +193,7 @@ class LocalShards:
             if len(touching) == 1:
                 region, shared = touching[0]
                 place = region.part(shared.second)
+            # The destination is one contiguous chunk: read directly into it.
             if place is not None and place.shape == chunk and place.flags.c_contiguous:
                 yield number, _Chunk(at, [], place, in_place=True, crc=bytearray(CRC_BYTES))
                 continue
@@ -199,7 +204,7 @@ class LocalShards:
     def _read_run(
         self, array: StoredCut, file: int, offset: int, run: list[tuple[int, _Chunk]]
     ) -> None:
-        """Read consecutive chunks, check each, and copy those that do not lie in place."""
+        """Read consecutive chunks, check each, and copy those that were not read in place."""
         buffers: list[memoryview | bytearray] = []
         for _, chunk in run:
             buffers += (bytes_of(chunk.values), chunk.crc)
@@ -217,6 +222,8 @@ class LocalShards:
                     region.part(shared.second)[...] = chunk.values[shared.first]
 
     def _check_index(self, array: StoredCut, file: int, ref: ValueRef, origin: Index) -> None:
+        # Chunks are found without the index, by their size. It is compared because other readers
+        # use it.
         expected = shard_index(*array.cut, array.dtype.itemsize)
         at = ref.offset + ref.length - len(expected)
         if os.pread(file, len(expected), at) != expected:
@@ -226,7 +233,7 @@ class LocalShards:
         return checked_place(array, origin, array.place or partial(self._stored, array))
 
     def _stored(self, array: StoredCut, cell: Index) -> ValueRef | None:
-        """Where a shard lies, as the item's database says it."""
+        """Return where a shard lies according to the item's database."""
         with self._lock:
             if self._index is None:
                 self._index = self._read_index()
@@ -247,7 +254,7 @@ class LocalShards:
 
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
-        """A value file, open. None is kept: an item may have more of them than may be open."""
+        """Open a value file. None stays open: an item may have more than a process may open."""
         try:
             file = open_below(self._item, name)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
@@ -269,15 +276,15 @@ class LocalShards:
 def checked_place(
     array: StoredCut, origin: Index, place: Callable[[Index], ValueRef | None]
 ) -> ValueRef:
-    """Where a shard lies.
+    """Return where a shard lies.
 
     Args:
-        array: what it is a shard of.
-        origin: index of its first element.
-        place: as `StoredCut` has it.
+        array: the array of the shard.
+        origin: index of the shard's first element.
+        place: as `StoredCut.place`.
 
     Raises:
-        CorruptionError: there is none, or it has another size than it must have.
+        CorruptionError: the shard does not exist, or has the wrong size.
     """
     ref = place(tuple(map(operator.floordiv, origin, array.cut.shard)))
     if ref is None:
@@ -292,10 +299,10 @@ def ensure_saved(array: StoredCut, origin: Index, values: np.ndarray[Any, Any], 
     """Raise unless a chunk is what was saved.
 
     Args:
-        array: what it is a chunk of.
-        origin: index of its first element.
+        array: the array of the chunk.
+        origin: index of the chunk's first element.
         values: the chunk.
-        crc: what is stored as its crc32c.
+        crc: its stored crc32c.
 
     Raises:
         CorruptionError: it is not.
@@ -311,7 +318,7 @@ def ensure_saved(array: StoredCut, origin: Index, values: np.ndarray[Any, Any], 
 
 
 def corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, Index]]:
-    """The number of each chunk of a shard, as they are stored, and its first element's index."""
+    """Yield the number of each chunk of a shard, in stored order, and its first element's index."""
     ranges = (range(0, size, step) for size, step in zip(shard, chunk, strict=True))
     for number, corner in enumerate(itertools.product(*ranges)):
         yield number, tuple(a + b for a, b in zip(origin, corner, strict=True))
@@ -320,7 +327,7 @@ def corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, In
 def _near(
     placed: Iterable[tuple[ValueRef, WholeChunk]],
 ) -> Iterator[list[tuple[ValueRef, WholeChunk]]]:
-    """Chunks of a file, by offset, that are read in one go: with what lies between them."""
+    """Group chunks of a file, sorted by offset, to read each group in one call, gaps included."""
     run: list[tuple[ValueRef, WholeChunk]] = []
     for ref, one in placed:
         if run:
@@ -335,12 +342,12 @@ def _near(
 
 
 def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
-    """Put a chunk in its place, its bytes checked.
+    """Copy a chunk to its destination and check it there.
 
     Args:
         one: the chunk.
-        stored: its shard's value, as far as there is one.
-        length: of the value, which is as long as such a shard must be.
+        stored: its shard's value, as far as the file has it.
+        length: length that the value must have.
     """
     array, (origin, values) = one
     size = values.nbytes
@@ -354,7 +361,7 @@ def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
 
 
 def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chunk]]]:
-    """Chunks that lie one after another."""
+    """Group chunks that lie one after another."""
     run: list[tuple[int, _Chunk]] = []
     for numbered in chunks:
         if run and (numbered[0] != run[-1][0] + 1 or 2 * len(run) >= _BUFFERS_AT_ONCE):
@@ -366,7 +373,7 @@ def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chu
 
 
 def damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:
-    """The error that names a chunk, by its first element."""
+    """Return the error that names a chunk, by its first element."""
     index = [a // n for a, n in zip(origin, array.cut.chunk, strict=True)]
     return CorruptionError(
         "stored data of a leaf is not what was saved",

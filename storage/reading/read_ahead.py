@@ -1,7 +1,7 @@
-"""Asks a local disk for what is read next, while the processor works on what was read.
+"""Read-ahead: a local disk reads the next data while the processor works on the present.
 
-Only asks: nothing is held here, nothing waits, and what is read is checked when it is read. The
-operating system reads into its cache, posix_fadvise(2).
+This only gives hints, by posix_fadvise(2): the operating system reads into its page cache. Nothing
+is kept here, nothing waits, and data is checked when it is read.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from cairn.storage.store import goes_direct
 __all__ = ["AHEAD_BYTES", "ReadAhead", "ask", "asked_ahead"]
 
 AHEAD_BYTES: Final = 64 << 20
-"""Asked for before they are read: enough that a disk does not wait for the processor."""
+"""Bytes to read ahead: enough that the disk does not wait for the processor."""
 
 T = TypeVar("T")
 
 
 class ReadAhead:
-    """Leaves that are read one after another. Safe for use by many threads."""
+    """Read-ahead of leaves that are read one after another. Safe for use by many threads."""
 
     def __init__(
         self, paths: Iterable[str], nbytes: Callable[[str], int], begin: Callable[[str], None]
     ) -> None:
-        """See `starts`.
+        """Create it; see `starts`.
 
         Args:
             paths: the leaves, in the order in which they will be read.
-            nbytes: of a leaf.
-            begin: asks the disk for a leaf.
+            nbytes: returns the bytes of a leaf.
+            begin: has the disk read a leaf ahead.
         """
         self._order = list(dict.fromkeys(paths))
         self._position = {path: number for number, path in enumerate(self._order)}
@@ -42,7 +42,10 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def starts(self, path: str) -> None:
-        """A leaf is about to be read: asks for those behind it. Larger ones ask for themselves."""
+        """Have the disk read ahead the leaves after `path`, which is about to be read.
+
+        Large leaves are left out: they read ahead themselves.
+        """
         for later in self._to_ask(path):
             self._begin(later)
 
@@ -52,6 +55,7 @@ class ReadAhead:
             found: list[str] = []
             left = AHEAD_BYTES
             start = self._position.get(path, len(self._order)) + 1
+            # The slice bounds the scan where leaves are tiny.
             for later in self._order[start : start + AHEAD_BYTES // 4096]:
                 left -= self._nbytes(later)
                 if left < 0:
@@ -65,7 +69,7 @@ class ReadAhead:
 def asked_ahead(
     parts: Iterable[T], nbytes: Callable[[T], int], begin: Callable[[T], None]
 ) -> Iterator[T]:
-    """The same parts, each asked of the disk `AHEAD_BYTES` before its turn."""
+    """Yield the same parts, after having the disk read `AHEAD_BYTES` ahead of each."""
     waiting: deque[T] = deque()
     held = 0
     for part in parts:
@@ -79,9 +83,9 @@ def asked_ahead(
 
 
 def ask(file: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Ask for bytes of an open file, as (offset, length), where the system knows such a call.
+    """Have the system read bytes of an open file ahead, as (offset, length), if it supports that.
 
-    What is read past the page cache is not asked for: it would go there.
+    Ranges that are read past the page cache are left out: read-ahead would put them there.
     """
     if hasattr(os, "posix_fadvise"):
         for offset, length in ranges:

@@ -1,10 +1,10 @@
-"""Reads any leaf of a stored step, whole, by slice or in bounded blocks. Imports no JAX.
+"""Reader of any leaf of a stored step: whole, by slice or in bounded blocks. Imports no JAX.
 
-It reads what Orbax writes: zarr arrays (version 3, and 2 of older checkpoints) in an OCDBT
-database or in plain folders. Chunks that carry a crc32c are checked by TensorStore as they are
-decoded; a chunk that is absent is an error, never zeros. Where a manifest names digests of chunks,
-nothing of a chunk is handed out that is not what was saved. A step that has an index is read by it:
-of what Orbax wrote for itself nothing is needed then. See ADR 0008 and 18.
+It reads what Orbax writes: zarr arrays (version 3, and version 2 of older checkpoints) in an OCDBT
+database or in plain folders. TensorStore checks the crc32c of chunks that have one as it decodes
+them. An absent chunk is an error, never zeros. If a manifest has digests of chunks, no part of a
+chunk is returned before its digest was compared. A step with an index is read by the index; none of
+Orbax's own metadata is needed then. See ADR 0008 and 18.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ _CONTEXT = {
 
 
 class CheckpointReader:
-    """The leaves of one committed step. Made by `open`; safe for use by many threads.
+    """Reader of the leaves of a committed step. Create it by `open`; safe for use by many threads.
 
     Attributes:
-        uri: the step's folder; of an adopted step its owner's.
+        uri: the step's folder; for an adopted step its owner's.
         manifest: the step's manifest, if one was given.
         contents: the leaves and files that it names.
     """
@@ -146,18 +146,19 @@ class CheckpointReader:
     def open(
         cls, step_uri: StoreURI, manifest: Manifest | None = None, *, whole: bool = False
     ) -> CheckpointReader:
-        """The reader of the step in the folder `step_uri`.
+        """Open the step in the folder `step_uri`.
 
         Args:
             step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
             manifest: the step's manifest. With it, leaves are listed without opening them, and
-                what is stored is checked against it. With an index, nothing but that and what is
-                asked for is read; without, all files but the large ones of values are checked now.
-            whole: most leaves will be read: of a large index, too, all is read at once.
+                stored data is checked against it. If it has an index, only the index and the
+                requested data are read. Otherwise all files except the large ones of values are
+                checked now.
+            whole: most leaves will be read, so a large index is read at once too.
 
         Raises:
             StepNotFoundError: there is no such folder.
-            NotACheckpointError: the folder is no committed checkpoint.
+            NotACheckpointError: the folder is not a committed checkpoint.
             CorruptionError: its metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
@@ -183,13 +184,14 @@ class CheckpointReader:
         *,
         check: bool,
     ) -> CheckpointReader:
-        """The reader of a step without an index, by what Orbax wrote; `check` its files first."""
+        """Open a step without an index, by Orbax's metadata; `check`: compare its files first."""
         if manifest is not None and manifest.plain is not None:
             if check and contents is not None:
                 check_step_files(step_uri, contents.objects, manifest.source)
             return cls.of_plain(step_uri, manifest.plain, manifest, contents)
         found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
         described, marker = found[STEP_METADATA], found[COMMIT_FILE]
+        # Compare the files before any of them is parsed.
         if check and contents is not None and (described or marker):
             check_step_files(step_uri, contents.objects)
         step = StepMetadata(None, committed=False)
@@ -209,12 +211,12 @@ class CheckpointReader:
 
     @classmethod
     def of(cls, step_uri: StoreURI, manifest: Manifest, contents: StepContents) -> CheckpointReader:
-        """The reader of a step whose leaves and files are known.
+        """Create the reader of a step whose manifest and contents were read already.
 
         Args:
             step_uri: its folder.
             manifest: its manifest.
-            contents: what that names.
+            contents: the leaves and files that it names.
 
         Raises:
             StorageError: as `open`.
@@ -238,13 +240,13 @@ class CheckpointReader:
         manifest: Manifest | None = None,
         contents: StepContents | None = None,
     ) -> CheckpointReader:
-        """The reader of a step that plain Orbax wrote.
+        """Create the reader of a step that plain Orbax wrote.
 
         Args:
             step_uri: the step's folder in its run.
-            plain: how it lies, and where.
+            plain: its layout and its folder.
             manifest: its manifest, once it has one.
-            contents: what that names.
+            contents: the leaves and files that the manifest names.
         """
         source = step_uri if plain.source is None else source_folder(step_uri, plain.source)
         step = StepMetadata((*plain.trees, *plain.json_files), committed=True)
@@ -252,20 +254,20 @@ class CheckpointReader:
 
     @property
     def meta_digest(self) -> str | None:
-        """Of the JSON item, as the save recorded it; None if it did not."""
+        """Digest of the JSON item, as the save recorded it; None if it did not."""
         return self._step.meta_digest
 
     @property
     def is_adopted(self) -> bool:
-        """Whether plain Orbax has saved the step, so that any item may be a tree."""
+        """True if plain Orbax has saved the step, so that any item may be a tree."""
         return self._plain is not None
 
     def names(self) -> list[str]:
-        """Names of all items, those of JSON too."""
+        """Return the names of all items, including JSON items."""
         return sorted(self._names)
 
     def arrays(self, item: str) -> ItemArrays | None:
-        """The arrays of an item; None if the step has no tree of that name.
+        """Return the arrays of an item; None if the step has no tree of that name.
 
         Raises:
             CorruptionError: its metadata can't be read.
@@ -274,11 +276,11 @@ class CheckpointReader:
         return self._find(item)
 
     def items(self) -> list[str]:
-        """Names of the items that are trees of arrays; JSON items are not."""
+        """Return the names of the items that are trees of arrays, without JSON items."""
         return [name for name in sorted(self._names) if self._find(name) is not None]
 
     def leaves(self, item: str) -> dict[str, LeafInfo]:
-        """Every array of an item by path, sorted. Text, None and empty containers are no leaves.
+        """Return every array of an item by path, sorted, without text, None and empty containers.
 
         Raises:
             LeafNotFoundError: the step has no such item.
@@ -288,7 +290,7 @@ class CheckpointReader:
         return self._item(item).infos()
 
     def leaf(self, item: str, path: str) -> LeafInfo:
-        """One leaf of an item.
+        """Return the description of one leaf.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -298,7 +300,7 @@ class CheckpointReader:
         return self._item(item).info(path)
 
     def read(self, item: str, path: str, index: Index | None = None) -> np.ndarray:
-        """A leaf, or the part of it that `index` selects, as a C-contiguous array.
+        """Read a leaf, or the part of it that `index` selects, as a C-contiguous array.
 
         Args:
             item: name of the item, such as "model".
@@ -328,11 +330,11 @@ class CheckpointReader:
         transpose: bool | Sequence[int] = False,
         index: Index | None = None,
     ) -> Iterator[np.ndarray]:
-        """A leaf in consecutive C-contiguous blocks of at most `max_bytes`, with all its axes.
+        """Yield a leaf in consecutive C-contiguous blocks of up to `max_bytes`, with all its axes.
 
-        Reads follow the stored chunks: whole rows of chunks are read ahead and handed out in
-        slices, so that a chunk is decoded and checked once unless a row of them is larger than
-        `blocks.BAND_BYTES`. Beside the caller's blocks this holds about twice the larger of that
+        Reads follow the stored chunks: whole rows of chunks are read ahead and returned in slices,
+        so each chunk is decoded and checked once, unless a row of chunks is larger than
+        `blocks.BAND_BYTES`. Besides the caller's blocks this takes about twice the larger of that
         and `max_bytes`, and never more than a few chunks beyond.
 
         Args:
@@ -342,8 +344,8 @@ class CheckpointReader:
             axis: the axis of the result along which blocks are cut first. With 0, the flattened
                 blocks one after another are the flattened result in C order.
             transpose: reverse the axes of the leaf (True) or permute them as `np.transpose` does.
-            index: read only this part of the leaf. An integer selects, and keeps its axis with
-                size 1, so that `transpose` and `axis` always count the leaf's own axes.
+            index: read only this part of the leaf. An integer selects one position and keeps its
+                axis with size 1, so that `transpose` and `axis` always count the leaf's own axes.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -368,11 +370,11 @@ class CheckpointReader:
         return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
 
     def expect(self, item: str, paths: Iterable[str]) -> None:
-        """Tell in which order leaves will be read by `iter_blocks`.
+        """Announce the order in which leaves will be read by `iter_blocks`.
 
-        A local disk is then asked for the next ones while the processor works on one; other stores
-        are not. Leaves may be read in another order, or not at all; names that none has are passed
-        by.
+        A local disk then reads ahead while the processor works on a leaf; other stores ignore the
+        order. Leaves may be read in another order, or not at all. Names that no leaf has are
+        ignored.
 
         Raises:
             LeafNotFoundError: the step has no such item.
@@ -382,17 +384,17 @@ class CheckpointReader:
     def iter_pieces(
         self, item: str, path: str, *, index: Index | None = None
     ) -> Iterator[np.ndarray]:
-        """Each element of a leaf once, in no order that means anything: in that of its chunks.
+        """Yield each element of a leaf once, in the order of the stored chunks.
 
-        For what does not depend on where an element lies: nothing is copied to put it there, and a
-        chunk is decoded and checked once. Beside the caller's piece this holds a few of 8 MiB each,
-        or of one chunk if that is more, and what decoding threads keep of those they freed: some
-        150 MiB in all, however large the leaf.
+        Use it for results that don't depend on an element's position: no data is copied to reorder
+        it, and each chunk is decoded and checked once. Besides the caller's piece this takes a few
+        pieces of 8 MiB each, or of one chunk if that is more, and the memory that decoding threads
+        keep of freed pieces: some 150 MiB in all, however large the leaf is.
 
         Args:
             item: name of the item.
             path: the leaf's path.
-            index: as `iter_blocks`.
+            index: as in `iter_blocks`.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
@@ -411,7 +413,7 @@ class CheckpointReader:
         )
 
     def texts(self, item: str) -> dict[str, str]:
-        """The leaves of an adopted item that are text, by path; Cairn itself stores none.
+        """Return the leaves of an adopted item that are text, by path; Cairn itself stores none.
 
         Raises:
             LeafNotFoundError: the step has no such item.
@@ -436,7 +438,7 @@ class CheckpointReader:
         return {path: str(stored[key]) for path, key in strings.items()}
 
     def meta(self) -> dict[str, Any]:
-        """The JSON that was saved beside the trees; {} if there is none.
+        """Return the JSON that was saved beside the trees; {} if there is none.
 
         Raises:
             CorruptionError: it is not a JSON object, or fails its check.
@@ -453,7 +455,7 @@ class CheckpointReader:
         return self._meta_tree()
 
     def _plain_meta(self, files: Mapping[str, str]) -> dict[str, Any]:
-        """The JSON of an adopted step: by item, unless "meta" is the only one."""
+        """Return the JSON of an adopted step: by item, unless "meta" is the only one."""
         found = {
             item: parse_json_object(self._file(name) or b"", path=self.uri / name)
             for item, name in files.items()
@@ -461,10 +463,10 @@ class CheckpointReader:
         return found[META_ITEM] if set(found) == {META_ITEM} else found
 
     def custom_metadata(self) -> dict[str, Any]:
-        """The JSON that Orbax keeps with a step for whoever saved it; {} if there is none.
+        """Return the custom metadata that Orbax stores with a step; {} if there is none.
 
         Raises:
-            CorruptionError: what describes the step is no JSON object, or fails its check.
+            CorruptionError: the step's metadata is not a JSON object, or fails its check.
             StoreUnavailableError: the store gives no answer.
         """
         data = self._file(STEP_METADATA)
@@ -472,16 +474,16 @@ class CheckpointReader:
 
     @property
     def iterators(self) -> Mapping[str, int]:
-        """The iterators that the step has the position of; how many processes saved each."""
+        """Iterators whose position was saved, each with the number of processes that saved it."""
         return {} if self.manifest is None else dict(self.manifest.iterators)
 
     def iterator_states(self, name: str, processes: Iterable[int] | None = None) -> list[bytes]:
-        """What an iterator of training data told of its position, as JSON.
+        """Read the positions of an iterator of training data, as JSON.
 
         Args:
-            name: of the iterator.
-            processes: of which of the processes that saved it; None: of all, in order. Of those
-                that told the same, one file is read.
+            name: name of the iterator.
+            processes: the processes whose states to read; None: all, in order. Of equal states only
+                one file is read.
 
         Raises:
             NotFoundError: the step has no such iterator, or no such process saved it.
@@ -501,13 +503,14 @@ class CheckpointReader:
             )
         files = [iterator_file(name, process, count) for process in wanted]
         contents = [self._content_of(file) for file in files]
+        # Reversed, so that of files with equal contents the first is read.
         distinct = dict(zip(reversed(contents), reversed(files), strict=True))
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             read = dict(zip(distinct, pool.map(self._recorded, distinct.values()), strict=True))
         return [read[content] for content in contents]
 
     def _content_of(self, file: str) -> object:
-        """What is equal for files that hold the same."""
+        """Return a value that is equal for files with the same content."""
         known = self._files.get(file)
         return file if known is None else (known.size, known.crc32c, known.content)
 
@@ -524,7 +527,7 @@ class CheckpointReader:
         return data
 
     def _meta_tree(self) -> dict[str, Any]:
-        """The JSON of plain Orbax, which stores a dict of numbers as a tree of arrays."""
+        """Return the JSON of plain Orbax, which stores a dict of numbers as a tree of arrays."""
         tree = self._item(META_ITEM).tree
         values: dict[str, Any] = dict(tree.empties)
         if tree.strings:
@@ -548,12 +551,13 @@ class CheckpointReader:
         return found
 
     def _find(self, name: str) -> ItemArrays | None:
-        """The item, or None if the step has no tree of that name."""
+        """Return the item, or None if the step has no tree of that name."""
         if name not in self._names:
             return None
         if name not in self._items:
             folder = self._folder(name)
             file = f"{folder}/{TREE_METADATA}" if folder else TREE_METADATA
+            # With an index, Orbax's description of the tree is not needed.
             data = None if self._index is not None else self._file(file)
             tree = None
             if data is not None:
@@ -564,7 +568,7 @@ class CheckpointReader:
         return self._items[name]
 
     def _folder(self, item: str) -> str:
-        """Where an item lies in the step's folder."""
+        """Return the folder of an item within the step's folder."""
         return item if self._plain is None else self._plain.trees.get(item, item)
 
     def _arrays_of(self, name: str, tree: StoredTree) -> ItemArrays:
@@ -593,14 +597,15 @@ class CheckpointReader:
         return ItemArrays(uri, tree, forms, records, self._context, digests)
 
     def _plain_tree(self, item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
-        """What an adopted item has of the tree in its folder, which may be made into two.
+        """Return an adopted item's part of the tree in its folder, which may hold two items.
 
         Raises:
-            CorruptionError: the tree does not have it.
+            CorruptionError: the tree lacks arrays that the item should have.
         """
         folder = plain.trees[item]
         name = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
-        # Older releases did not say how arrays are stored. What was added since says nothing.
+        # Older releases did not record how arrays are stored. Only the manifest's files count: a
+        # file that was added since proves nothing.
         known = self.contents is not None
         ocdbt = name in self._files if known else self._objects.read(name) is not None
         tree = dataclasses.replace(tree, ocdbt=ocdbt)
@@ -637,7 +642,8 @@ class CheckpointReader:
         return first.merged(*others) if others else first
 
     def _file(self, name: str) -> bytes | None:
-        """A small file of the step, checked against the manifest if that records it."""
+        """Read a small file of the step, and check it against the manifest if that records it."""
+        # The digests of an adopted step lie in the run, all its other files in its owner's folder.
         kept = self._kept != self.uri and is_kept(name)
         objects = ObjectStore(self._kept) if kept else self._objects
         found = objects.read(name)
@@ -652,7 +658,7 @@ class CheckpointReader:
         return None if found is None else self._checked(name, found.value)
 
     def _checked(self, name: str, data: bytes) -> bytes:
-        """What was read of a file, if it is what the manifest records of it."""
+        """Return the data of a file if it is what the manifest records."""
         refuse_oversized(data, self.uri / name)
         record = self._files.get(name)
         crc = f"{google_crc32c.value(data):08x}"
@@ -668,7 +674,7 @@ class CheckpointReader:
 
 
 def _small_files(contents: StepContents | None) -> tuple[ObjectRecord, ...]:
-    """The files of which some may be read here."""
+    """Return the records of the files that may be read here."""
     if isinstance(contents, StepIndex):
         return contents.directory.objects
     return () if contents is None else contents.objects

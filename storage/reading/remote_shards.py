@@ -1,12 +1,13 @@
-"""What we stored in an object store, read by ranges, each chunk checked on its way to its place.
+"""Reads of shards in an object store by ranges, each chunk checked and put into its destination.
 
-As `local_shards` on a disk: places are those of the step's index, chunks are checked against their
-crc32c and their digest, the index of a shard against what it must be. Other arrays (compressed,
-packed, or of plain Orbax) are read by TensorStore.
+This is `local_shards` for object stores: the step's index says where shards lie, chunks are checked
+against their crc32c and their digest, the index of a shard against the one that such a shard must
+have. Other arrays (compressed, packed, or of plain Orbax) are read by TensorStore.
 
-A range arrives in its place; if it does not, TensorStore asks again, with its retries. Many are
-asked for at a time, neighbours at once. So many requests are on their way as fit into a budget of
-bytes: many where values are small, few where they are large. Imports no JAX. See ADR 41 and 46.
+A range is streamed directly into its destination. If the stream fails, TensorStore reads the rest,
+with its retries. Many requests run at the same time, each for several neighbouring chunks. A budget
+of bytes bounds them: many requests run if values are small, few if they are large. Imports no JAX.
+See ADR 41 and 46.
 """
 
 import math
@@ -51,28 +52,29 @@ __all__ = [
 ]
 
 REQUESTS: Final = 128
-"""On their way at a time, at most."""
+"""Most requests at the same time."""
 
 BUDGET_BYTES: Final = 256 << 20
-"""Asked for at a time, and not in their place yet; one larger request goes alone."""
+"""Most bytes requested and not received yet; a larger request runs alone."""
 
 REQUEST_BYTES: Final = 8 << 20
-"""Of neighbours that are asked for at once; a chunk that is larger is one request."""
+"""Most bytes of neighbouring pieces in one request; a larger chunk is one request."""
 
 _GAP_BYTES: Final = 256 << 10
-"""Read for nothing, rather than to ask once more."""
+"""Largest gap between pieces that is read along: it costs less than another request."""
 
 
 class Piece(NamedTuple):
-    """Bytes that lie together in a file.
+    """Contiguous bytes of a file.
 
     Attributes:
         file: its name, from the item's folder.
-        start: of the bytes.
-        stop: of them.
-        where: how errors name what they are of.
-        fill: gives memory for them, part by part, and is sent how many of its bytes came: fewer if
-            the file ends before. It checks what has come, and puts it where it goes.
+        start: offset of the first byte.
+        stop: offset behind the last byte.
+        where: how errors name the leaf.
+        fill: yields memory for the bytes, part by part, and is sent the number of bytes that were
+            read into it, which is smaller if the file ends early. It checks the bytes, and copies
+            them to their destination.
     """
 
     file: str
@@ -83,7 +85,7 @@ class Piece(NamedTuple):
 
 
 def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
-    """Which pieces are asked for at once, by their numbers: those of a file that lie together."""
+    """Yield groups of pieces to read in one request, by their numbers: close pieces of a file."""
     run: list[int] = []
     stop = 0
     for number in sorted(range(len(pieces)), key=lambda one: pieces[one][:3]):
@@ -101,10 +103,10 @@ def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
 
 
 class RangeReads:
-    """Reads of the files of one item. Safe for use by many threads; to be closed."""
+    """Reads of the files of one item. Safe for use by many threads; must be closed."""
 
     def __init__(self, item: StoreURI) -> None:
-        """Of the item in the folder `item`."""
+        """Create it for the item in the folder `item`."""
         self._item = item
         self._progress = Progress()
         self._ranges = GcsRanges(item) if item.scheme == "gs" else None
@@ -114,13 +116,13 @@ class RangeReads:
         self._requests = self._bytes = 0
 
     def close(self) -> None:
-        """Wait for what is on its way; what has not begun is given up."""
+        """Wait for requests under way; cancel those that have not begun."""
         self._pool.shutdown(cancel_futures=True)
         if self._ranges is not None:
             self._ranges.close()
 
     def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
-        """Begin to read pieces, in the order in which they lie; what to wait for, of each.
+        """Begin to read pieces, in the order in which they lie; return a future for each.
 
         A future raises CorruptionError if stored data is missing or damaged, and
         StoreUnavailableError if the store gives no answer.
@@ -134,6 +136,7 @@ class RangeReads:
     def _read(self, pieces: list[Piece]) -> None:
         start = pieces[0].start
         stop = max(piece.stop for piece in pieces)
+        # To pop them in their order.
         pieces.reverse()
         with (
             self._within_budget(stop - start),
@@ -150,7 +153,8 @@ class RangeReads:
                         self._progress.made()
 
     def _began(self, piece: Piece, start: int, stop: int) -> "_Range":
-        """The range that begins with a piece, on its way."""
+        """Start the stream of the range that begins with a piece."""
+        # Without a stream, or once it fails, `_Range` reads by TensorStore, which retries.
         stream = None
         if self._ranges is not None:
             with (
@@ -180,8 +184,10 @@ class RangeReads:
 
     @contextmanager
     def _within_budget(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes fit, one caller after the other."""
+        """Wait until so many bytes fit into the budget, one caller after the other."""
+        # The gate keeps the order: a large request is not overtaken by small ones for ever.
         with self._gate, self._room:
+            # A request above the whole budget begins when no other is under way.
             self._room.wait_for(lambda: self._requests == 0 or self._bytes + nbytes <= BUDGET_BYTES)
             self._requests += 1
             self._bytes += nbytes
@@ -195,22 +201,22 @@ class RangeReads:
 
 
 class _Range:
-    """Bytes of a file, one after another: as they arrive, and from TensorStore if they do not."""
+    """Consecutive bytes of a file: from a stream, and from TensorStore once that fails."""
 
     def __init__(
         self, start: int, stream: RangeStream | None, rest: Callable[[int], bytes]
     ) -> None:
-        """From `start` on; `rest` gives all that there is from some byte on."""
+        """Begin at `start`; `rest` reads all bytes from an offset on."""
         self._at, self._stream, self._rest = start, stream, rest
         self._asked: memoryview | None = None
 
     def skip_to(self, start: int) -> None:
-        """Pass over what is before a byte of the file."""
+        """Skip the bytes before an offset of the file."""
         while self._at < start and self.read_into(memoryview(bytearray(start - self._at))):
             pass
 
     def read_into(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes; how many there are, fewer if the file ends before."""
+        """Fill memory with the next bytes; return their number, fewer at the file's end."""
         filled = 0
         if self._stream is not None:
             filled = self._stream.read_into(memory)
@@ -227,7 +233,7 @@ class _Range:
         return filled + len(part)
 
     def close(self) -> None:
-        """What has not arrived is not waited for."""
+        """Stop the stream without waiting for the rest."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -244,19 +250,19 @@ def _missing(piece: Piece, expected: str, found: str) -> CorruptionError:
 
 
 _Touched = tuple[int, Index, list[Region]]
-"""A chunk of a shard: its number, as they are stored, its first element, what is filled of it."""
+"""Chunk of a shard: its number in stored order, its first element, the regions that it fills."""
 
 
 def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> Iterator[Piece]:
-    """What to read to fill what the regions share with an outer shard.
+    """Yield the pieces to read to fill the regions' parts of an outer shard.
 
     Args:
-        array: the array; its places are told.
+        array: the array; it must have `place`.
         origin: index of the shard's first element.
         regions: of the array's stored dtype, each with a part in the shard.
 
     Raises:
-        CorruptionError: there is no such shard, or it has another size than it must have.
+        CorruptionError: the shard does not exist, or has the wrong size.
     """
     assert array.place is not None
     ref = checked_place(array, origin, array.place)
@@ -265,6 +271,8 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
         start = ref.offset + run[0][0] * size
         fill = partial(_fill, array, run)
         yield Piece(ref.file, start, start + len(run) * size, array.where, fill)
+    # Chunks are found without the index, by their size. It is compared because other readers use
+    # it.
     index = shard_index(*array.cut, array.dtype.itemsize)
     stop = ref.offset + ref.length
     fill = partial(_fill_index, array, origin, index)
@@ -274,7 +282,7 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
 def _runs(
     array: StoredCut, origin: Index, regions: Sequence[Region], size: int
 ) -> Iterator[list[_Touched]]:
-    """Chunks in which some region has a part, and that lie one after another."""
+    """Group consecutive chunks that touch a region."""
     chunk = array.cut.chunk
     run: list[_Touched] = []
     for number, at in corners(array.cut.shard, chunk, origin):
@@ -290,7 +298,7 @@ def _runs(
 
 
 def _fill(array: StoredCut, run: list[_Touched]) -> Generator[memoryview, int, None]:
-    """Chunks that lie one after another: each is checked, and put where it goes, once it came."""
+    """Yield memory for consecutive chunks; check each and copy it to its destination."""
     chunk = array.cut.chunk
     nbytes = math.prod(chunk) * array.dtype.itemsize
     crc = bytearray(CRC_BYTES)
@@ -311,7 +319,7 @@ def _fill(array: StoredCut, run: list[_Touched]) -> Generator[memoryview, int, N
 
 
 def _place(at: Index, chunk: Index, regions: Sequence[Region]) -> np.ndarray | None:
-    """The one piece of memory that a chunk goes to as it is; None if there is no such."""
+    """Return the memory that a chunk can be read into directly; None if there is none."""
     if len(regions) != 1:
         return None
     shared = overlap(at, chunk, regions[0].origin, regions[0].values.shape)

@@ -1,6 +1,7 @@
-"""What differs between two steps: leaves by their digests, and values where those differ. No JAX.
+"""Differences of two steps: leaves by their digests, and values where those differ. No JAX.
 
-Values are compared as numbers: a NaN equals a NaN, and -0.0 equals 0.0, whose digests differ.
+Values are compared as numbers: a NaN equals a NaN, and -0.0 equals 0.0, though their digests
+differ.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ _Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class LeafDifference:
-    """A leaf that is not known to be the same in two steps.
+    """Leaf that is not known to be the same in two steps.
 
     Attributes:
-        item, path: its own.
-        change: what differs: `values` of a leaf of the same shape and dtype; its `dtype`, if the
-            shape is the same; its `shape`; it is in one step only; or nobody knows, since one of
-            the two is `undigested`.
-        this: as it is in the one step; None if it is not.
-        other: as it is in the other step; None if it is not.
+        item, path: of the leaf.
+        change: what differs: the `values`, with the same shape and dtype; the `dtype`, with the
+            same shape; the `shape`; the leaf is in one step only; or unknown, since one of the two
+            is `undigested`.
+        this: the leaf in the one step; None if it is not there.
+        other: the leaf in the other step; None if it is not there.
     """
 
     item: str
@@ -56,13 +57,13 @@ class LeafDifference:
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """How the elements of a leaf differ, other less this.
+    """Difference of a leaf's elements, other minus this.
 
     Attributes:
-        differing: how many do.
-        change: what the differences are like, of all elements, 0 where they are equal. Those of
-            complex elements are absolute.
-        norm: of the elements of this.
+        differing: number of elements that differ.
+        change: statistics of the differences of all elements, 0 where they are equal. For complex
+            elements these are absolute differences.
+        norm: norm of the elements of this.
     """
 
     differing: int
@@ -71,24 +72,24 @@ class ValueDifference:
 
     @property
     def max_absolute(self) -> float | None:
-        """The largest absolute difference that is finite; None if none is."""
+        """Largest finite absolute difference; None if there is none."""
         least, most = self.change.min, self.change.max
         return None if least is None or most is None else float(max(-least, most))
 
     @property
     def relative(self) -> float | None:
-        """Norm of the difference, divided by that of this; None if that is 0, or unknown."""
+        """Norm of the difference, divided by the norm of this; None if that is 0 or unknown."""
         return None if not self.norm or self.change.norm is None else self.change.norm / self.norm
 
 
 def diff_leaves(
     this: Iterable[LeafRecord], other: Iterable[LeafRecord]
 ) -> tuple[list[LeafDifference], int]:
-    """The leaves that are not known to be the same, by item and path; how many are.
+    """Return the leaves that are not known to be the same, by item and path, and how many are.
 
     Args:
         this: leaves of the one step.
-        other: those of the other.
+        other: leaves of the other.
     """
     ours = {(leaf.item, leaf.path): leaf for leaf in this}
     theirs = {(leaf.item, leaf.path): leaf for leaf in other}
@@ -103,16 +104,16 @@ def diff_leaves(
 
 
 def has_counterparts(change: Change) -> bool:
-    """Whether each element of a leaf that differs so has one in the other step."""
+    """Return True if elements of a leaf with this change have counterparts in the other step."""
     return change in {"values", "dtype", "undigested"}
 
 
 def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
-    """How two leaves of the same shape differ; read in bounded memory.
+    """Compare the values of two leaves of the same shape, in bounded memory.
 
     Returns:
-        None of dtypes that have no common numbers: another than one another's, unless both are
-        floating or integers of at most 32 bits.
+        The difference; None for dtypes without common numbers. Different dtypes have common numbers
+        only if both are floating or integers of at most 32 bits.
 
     Raises:
         ValueError: their shapes differ.
@@ -136,7 +137,7 @@ def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
 
 
 def _change(this: LeafRecord | None, other: LeafRecord | None) -> Change | None:
-    """What differs; None if nothing does."""
+    """Return what differs; None if nothing does."""
     if other is None:
         return "only_this"
     if this is None:
@@ -151,7 +152,7 @@ def _change(this: LeafRecord | None, other: LeafRecord | None) -> Change | None:
 
 
 def _is_exact(dtype: np.dtype[Any]) -> bool:
-    """Whether float64 holds every element of this dtype."""
+    """Return True if float64 holds every element of this dtype."""
     if dtype.kind == "c":
         return False
     return is_floating(dtype) or dtype.itemsize * 8 <= _EXACT_BITS
@@ -160,7 +161,7 @@ def _is_exact(dtype: np.dtype[Any]) -> bool:
 def _side_by_side(
     these: Iterator[_Numbers], others: Iterator[_Numbers]
 ) -> Iterator[tuple[_Numbers, _Numbers]]:
-    """The same elements of both, however each is cut into blocks."""
+    """Yield the same elements of both, however each is cut into blocks."""
     ours = theirs = np.zeros(0)
     while True:
         if not ours.size:
@@ -175,11 +176,13 @@ def _side_by_side(
 
 
 def _difference(ours: _Numbers, theirs: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Which elements differ, and by how much as float64: 0 where they do not."""
+    """Return which elements differ, and by how much as float64: 0 where they do not."""
     whole = ours.dtype == theirs.dtype and ours.dtype.kind in "iu" and ours.dtype.itemsize == 8
     with np.errstate(invalid="ignore", over="ignore"):
         if whole:
             differs = ours != theirs
+            # 64-bit integers are subtracted as integers, since float64 does not hold them;
+            # unsigned, so that the difference of any two fits.
             up = (theirs.astype(np.uint64) - ours.astype(np.uint64)).astype(np.float64)
             down = (ours.astype(np.uint64) - theirs.astype(np.uint64)).astype(np.float64)
             return differs, np.where(theirs >= ours, up, -down)
@@ -187,19 +190,20 @@ def _difference(ours: _Numbers, theirs: _Numbers) -> tuple[_Numbers, _Numbers]:
         these, others = ours.astype(wide), theirs.astype(wide)
         differs = (these != others) & ~(np.isnan(these) & np.isnan(others))
         far = others - these
+        # Equal infinities, and two NaN, have the difference NaN.
         far[~differs] = 0
         return differs, np.abs(far) if wide is np.complex128 else far
 
 
 @dataclass(frozen=True)
 class EntryDifference:
-    """An entry of JSON that two steps do not have in common.
+    """Entry of JSON that differs between two steps.
 
     Attributes:
         path: its keys joined by "/".
         change: it differs, or is in one step only.
-        this: as it is in the one step; None also if it is not.
-        other: as it is in the other; None also if it is not.
+        this: the entry in the one step; None also if it is not there.
+        other: the entry in the other step; None also if it is not there.
     """
 
     path: str
@@ -209,7 +213,7 @@ class EntryDifference:
 
 
 def diff_entries(this: Mapping[str, Any], other: Mapping[str, Any]) -> list[EntryDifference]:
-    """The entries of two JSON objects that differ, by path; a NaN equals a NaN.
+    """Return the entries of two JSON objects that differ, by path; a NaN equals a NaN.
 
     Objects are compared entry by entry, lists as a whole.
     """

@@ -1,8 +1,8 @@
-"""Are the files of a step those that its manifest names? One listing, and the small files read.
+"""Comparison of a step's files with its manifest: one listing, and reads of the small files.
 
-The values of the arrays lie in a few large files, whose chunks are checked as they are read. What
-leads to them (metadata, the OCDBT manifests and trees, digests, the commit marker) is checked here,
-before any of it is believed. Imports no JAX.
+The values of the arrays lie in a few large files, whose chunks are checked as they are read. The
+files that lead to them (metadata, the OCDBT manifests and trees, digests, the commit marker) are
+checked here, before any of them is used. Imports no JAX.
 """
 
 from typing import Final
@@ -30,15 +30,15 @@ CHANGED_NEXT: Final = (
 def check_step_files(
     step_uri: StoreURI, objects: tuple[ObjectRecord, ...], source: str | None = None
 ) -> None:
-    """Compare the files of a step with its manifest: names, sizes, and what is in the small ones.
+    """Compare a step's files with its manifest: names, sizes, and the content of small ones.
 
-    All files but those of array values, and large ones of other kinds, are read; where the listing
-    tells checksums, none is. Files that the manifest does not name are left alone: other tools may
+    All files are read except those of array values, and large ones of other kinds; none is read if
+    the listing has checksums. Files that the manifest does not name are ignored: other tools may
     have put them there.
 
     Args:
         step_uri: the step's folder.
-        objects: those that its manifest names; none says nothing of them.
+        objects: the files that its manifest names; if empty, nothing is checked.
         source: its owner's folder, if it was adopted.
 
     Raises:
@@ -63,12 +63,13 @@ def check_step_files(
 
 
 def _problems(place: FilePlace) -> dict[str, str]:
-    """What is wrong with the files of one folder, by name."""
+    """Return the problems of the files of one folder, by name."""
     listed = {entry.name: entry for entry in open_files(place.folder).walk()}
     if place.is_owners and not listed:
         raise removed_by_owner(place.folder)
     problems = listed_problems(listed, place.records)
-    for record in place.records:  # Orbax's own are read by TensorStore, which knows no bound
+    # TensorStore reads Orbax's own files without a bound: refuse large ones here.
+    for record in place.records:
         bound = bound_of(record.name)
         if bound is not OTHERS and record.size > bound.max_bytes:
             expected = f"{bound.max_bytes} bytes at most for a {bound.kind}"
@@ -79,7 +80,8 @@ def _problems(place: FilePlace) -> dict[str, str]:
         if record.name not in problems
         and listed[record.name].crc32c is None
         and not holds_values(record.name)
-        and record.size <= bound_of(record.name).max_bytes  # of no kind that is read as a whole
+        # Larger ones are of kinds that are never read whole.
+        and record.size <= bound_of(record.name).max_bytes
     }
     for found in read_files(place.folder, records):
         problem = file_problem(records[found.name], found)

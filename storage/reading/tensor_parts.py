@@ -1,6 +1,6 @@
-"""A part of a leaf for other tools: as an npy or safetensors file, for JSON, its statistics.
+"""Part of a leaf for other tools: as an npy or safetensors file, as JSON, or its statistics.
 
-No JAX. What is given out was read by `CheckpointReader`, and so was compared with its digests.
+No JAX. All values come from `CheckpointReader`, which compares them with their digests.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = [
 BLOCK_BYTES: Final = 4 << 20
 
 MOST_STATISTICS_BYTES: Final = 4 << 30
-"""Of the chunks whose statistics are to be had at once."""
+"""Most bytes of chunks that one request for statistics may read."""
 
 MOST_STEPPED_BYTES: Final = 64 << 20
-"""A part with steps is held whole."""
+"""Most bytes of a part with steps, which is read into memory as a whole."""
 
 MOST_READ_BYTES: Final = 256 << 20
-"""Of the chunks that hold a part which is to be had at once."""
+"""Most bytes of chunks that one request for values may read into memory."""
 
 MOST_CHUNK_BYTES: Final = 256 << 20
-"""Of one chunk that an answer of a server reads: it is decoded whole, whatever is wanted of it."""
+"""Most bytes of a chunk that a server reads: it is decoded whole for any part of it."""
 
 MOST_JSON_VALUES: Final = 1 << 16
-"""JSON is for looking at."""
+"""Most values in JSON, which is for looking at."""
 
-_LARGEST: Final = 2**53 - 1  # what every JSON reader keeps exactly
+_LARGEST: Final = 2**53 - 1  # every JSON reader keeps integers up to this exactly
 
 _NUMBER: Final = r"-?[0-9]{1,18}"
 _POSITION: Final = re.compile(_NUMBER)
@@ -61,21 +61,21 @@ _Part = int | slice | EllipsisType
 
 
 def json_number(value: int | float) -> int | float | str:
-    """A number that JSON's readers keep: text if it is not finite, or an integer beyond theirs."""
+    """Return a number as JSON readers keep it: as text if not finite, or too large an integer."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if abs(value) <= _LARGEST else str(value)
 
 
 def parse_slice(text: str, *, path: object) -> tuple[_Part, ...]:
-    """The index that NumPy writes so between brackets, such as "0:10, :, 3" or "..., -1".
+    """Parse an index as NumPy writes it between brackets, such as "0:10, :, 3" or "..., -1".
 
     Args:
-        text: "" is all.
+        text: the index; "" selects all.
         path: the leaf, for errors.
 
     Raises:
-        InvalidSliceError: it is another text.
+        InvalidSliceError: it is not such an index.
     """
     parts = [_parsed(part.strip()) for part in text.split(",")] if text.strip() else []
     if None in parts or parts.count(...) > 1:
@@ -100,12 +100,12 @@ def _parsed(text: str) -> _Part | None:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file that is made while it is read.
+    """File that is generated while it is read.
 
     Attributes:
-        nbytes: of all of it.
-        blocks: makes it, in blocks of some MiB, from its beginning. An error among them says that
-            what is left can't be had.
+        nbytes: size of the file.
+        blocks: yields the file from its beginning, in blocks of some MiB. If it raises, the rest
+            can't be had.
     """
 
     nbytes: int
@@ -114,17 +114,17 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A part of a leaf that was not read yet. Made by `of`.
+    """Part of a leaf that was not read yet. Create it by `of`.
 
     Attributes:
-        reader: of its step.
-        item: the leaf's.
-        path: the leaf's.
+        reader: reader of the step.
+        item: the leaf's item.
+        path: the leaf's path.
         index: one position, or slice with bounds, per axis of the leaf.
-        shape: of the part; () for a single element.
-        dtype: of its elements. Typed PRNG keys are the uint32 words that they hold.
+        shape: shape of the part; () for a single element.
+        dtype: dtype of its elements; for typed PRNG keys that is uint32, their words.
         chunks: shape of the smallest part that can be read; () if nothing is stored.
-        stored_bytes: of the chunks that hold it, and that must be read for it.
+        stored_bytes: bytes of the chunks that must be read for the part.
     """
 
     reader: CheckpointReader
@@ -138,11 +138,11 @@ class TensorPart:
 
     @classmethod
     def of(cls, reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
-        """The part that a text names, see `parse_slice`; steps must be positive.
+        """Create the part that a text selects, see `parse_slice`; steps must be positive.
 
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
-            InvalidSliceError: the text is no slice, or leads out of the leaf.
+            InvalidSliceError: the text is not a slice, or leads out of the leaf.
             CorruptionError: the leaf's description is damaged, or is not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
@@ -155,7 +155,7 @@ class TensorPart:
 
     @property
     def where(self) -> str:
-        """How errors name the leaf."""
+        """Name of the leaf in errors."""
         return f"{self.reader.uri / self.item}: {self.path}"
 
     @property
@@ -165,17 +165,17 @@ class TensorPart:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk, once it is decoded."""
+        """Bytes of a decoded chunk."""
         return math.prod(self.chunks) * self.dtype.itemsize if self.chunks else 0
 
     @property
     def held_bytes(self) -> int:
-        """Memory that reading it takes at a time, whatever is made of it: pieces and a band."""
+        """Memory that reading it takes at a time, for any use: pieces and a band."""
         pieces = min(2 * self.stored_bytes, in_flight_bytes(self.chunk_bytes))
         return min(self.stored_bytes, BAND_BYTES) + pieces
 
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """All of it.
+        """Read the part.
 
         Raises:
             CorruptionError: stored bytes are missing, fail their check or are not what was saved.
@@ -184,11 +184,11 @@ class TensorPart:
         return self.reader.read(self.item, self.path, self.index).reshape(self.shape)
 
     def file(self, kind: Literal["npy", "safetensors"]) -> TensorFile:
-        """It as a file, read in bounded memory while that is made.
+        """Return the part as a file, which is generated in bounded memory while it is read.
 
         Raises:
-            UnsupportedLeafError: such a file does not hold this dtype.
-            InvalidSliceError: it has steps, and is too large for it.
+            UnsupportedLeafError: such a file can't hold this dtype.
+            InvalidSliceError: the part has steps, and is too large for that.
         """
         self._require_room()
         head = self._npy_head() if kind == "npy" else self._safetensors_head()
@@ -201,10 +201,10 @@ class TensorPart:
         return TensorFile(len(head) + self.nbytes, blocks)
 
     def plain(self) -> Any:
-        """Its values as nested lists that JSON can hold, each of them exact.
+        """Return the values as nested lists for JSON, each value exact.
 
-        What JSON's readers would not keep is text: "nan", "inf", "-inf", and integers beyond
-        2**53 - 1.
+        Values that JSON readers would not keep become text: "nan", "inf", "-inf", and integers
+        beyond 2**53 - 1.
 
         Raises:
             UnsupportedLeafError: the elements are complex.
@@ -233,7 +233,7 @@ class TensorPart:
         values = self.values().reshape(-1)
         listed: list[Any]
         if is_floating(self.dtype):
-            with np.errstate(invalid="ignore"):  # a NaN may be a signaling one
+            with np.errstate(invalid="ignore"):  # a signaling NaN would warn
                 listed = values.astype(np.float64).tolist()
             listed = [json_number(one) for one in listed]
         elif self.dtype == np.bool_:
@@ -241,12 +241,13 @@ class TensorPart:
         else:
             listed = values.astype(self.dtype if self.dtype.isbuiltin == 1 else np.int64).tolist()
             listed = [json_number(one) for one in listed]
+        # As objects, so that texts and numbers can be nested in the part's shape.
         flat = np.empty(count, object)
         flat[:] = listed
         return flat.reshape(self.shape).tolist()
 
     def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """The elements in C order, some MiB at a time.
+        """Return an iterator over the elements in C order, some MiB at a time.
 
         Raises:
             CorruptionError, StoreUnavailableError: as `values`.
@@ -261,11 +262,11 @@ class TensorPart:
         )
 
     def statistics(self) -> Statistics:
-        """Of its elements, read in bounded memory.
+        """Compute the statistics of the elements, in bounded memory.
 
         Raises:
             UnsupportedLeafError: the elements are complex, and so have no order.
-            InvalidSliceError: it has steps, and is too large for it.
+            InvalidSliceError: the part has steps, and is too large for that.
             CorruptionError, StoreUnavailableError: as `values`.
         """
         self._require_room()
@@ -283,7 +284,7 @@ class TensorPart:
         return running.result()
 
     def _pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """The elements in any order."""
+        """Return an iterator over the elements in any order."""
         if 0 in self.shape or self._has_steps:
             return self.blocks()
         return self.reader.iter_pieces(self.item, self.path, index=self.index)
@@ -337,7 +338,7 @@ class TensorPart:
 
 
 def _touched(index: tuple[int | slice, ...], chunks: tuple[int, ...] | None) -> int:
-    """Elements of the chunks that hold a part; 0 if nothing is stored."""
+    """Count the elements of the chunks that hold a part; 0 if nothing is stored."""
     if chunks is None:
         return 0
     counts = []

@@ -1,12 +1,12 @@
-"""Is a stored step still what was saved? Reads every byte of it once, and no JAX.
+"""Verification of a stored step: is it still what was saved? Reads every byte once; no JAX.
 
-Every file is compared with the size and the two checksums that were told when it was written: the
-one finds what changed in a file, the other that it is another file. The step's index is read whole,
-and Orbax's own way to the values is walked to each of them. Only if files of values fail are the
-leaves read too, to say which of them are hit.
+Every file is compared with the size and the two checksums that were recorded when it was written:
+crc32c finds changes within a file, the content sum finds that it is another file. The step's index
+is read whole, and each value is also looked up the way that Orbax finds it. Only if files of values
+fail are the leaves read too, to report which ones are hit.
 
-Memory: the buffers of `file_checksums`, the index and what Orbax's databases hold; where leaves are
-read, also what `CheckpointReader.iter_blocks` holds.
+Memory: the buffers of `file_checksums`, the index and the contents of Orbax's databases; if leaves
+are read, also what `CheckpointReader.iter_blocks` takes.
 """
 
 import time
@@ -96,25 +96,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What verifying a step found.
+    """Result of verifying a step.
 
     Attributes:
         step: the step.
         attempt: the attempt that wrote it.
-        files: files that were read.
+        files: number of files that were read.
         nbytes: their bytes.
-        leaves: leaves that the manifest names.
+        leaves: number of leaves that the manifest names.
         seconds: how long it took.
         problems: everything that is not as it was saved, one line each; each begins with the name
             of a file of the step, of an object of the run, or of a leaf.
-        loads: Cairn loads every value as it was saved: what is damaged is at most what only plain
-            Orbax reads, or bytes that belong to no value.
+        loads: True if Cairn loads every value as it was saved: then only files that plain Orbax
+            reads are damaged, or bytes that belong to no value.
         extra: files in the step's folder that were not saved with it. They do no harm.
-        damaged_leaves: "item: path" of each leaf that can't be read as it was saved; none where the
-            manifest or the index can't be read, which alone tells the leaves.
-        shared: problems of other listed steps, by (step, attempt), that have a damaged file or
-            asset of this one, too.
-        noted: the damage that was noted of the step before anything was read.
+        damaged_leaves: "item: path" of each leaf that can't be read as it was saved. Empty if the
+            manifest or the index can't be read, since only they name the leaves.
+        shared: problems of other listed steps, by (step, attempt), that share a damaged file or
+            asset of this one.
+        noted: the damage of the step that was noted before anything was read.
     """
 
     step: int
@@ -136,7 +136,7 @@ class VerifyReport:
         return not self.problems
 
     def damage(self, *, at: datetime, by: str = "", job: str = "") -> Damage | None:
-        """What to note of the step; None: nothing is wrong.
+        """Return the damage to note for the step; None if nothing is wrong.
 
         Args:
             at: when it was verified.
@@ -157,7 +157,7 @@ class VerifyReport:
         )
 
     def note(self, run: Run, *, by: str = "", job: str = "") -> Annotation:
-        """Note what was found: the step is sound as of now, or damaged, as are `shared` ones.
+        """Note the result: the step is sound as of now, or damaged, and so are the `shared` steps.
 
         Damage that somebody has noted since this verification began stays: its files may have been
         read before they were damaged.
@@ -168,11 +168,11 @@ class VerifyReport:
             job: id of the operation that did, if one did.
 
         Returns:
-            All that is noted of the step now.
+            The step's annotation now.
 
         Raises:
             StepChangedError: the step is deleted.
-            UnsupportedFormatError, CorruptionError: what is noted can't be read.
+            UnsupportedFormatError, CorruptionError: the annotation can't be read.
             StoreUnavailableError: the store gives no answer.
         """
         at = run.clock()
@@ -188,7 +188,7 @@ class VerifyReport:
         return noted
 
     def raise_problems(self, path: object) -> None:
-        """Raise what was found, if anything was.
+        """Raise the problems as an error, if there are any.
 
         Args:
             path: how the error names the step.
@@ -210,21 +210,22 @@ class VerifyReport:
 def verify_step(
     run: Run, step: SupportsIndex | StepInfo, *, progress: Progress | None = None
 ) -> VerifyReport:
-    """Compare a stored step with its manifest, byte by byte; what was found, good or bad.
+    """Compare a stored step with its manifest, byte by byte, and return the result, good or bad.
 
     Args:
         run: the run.
         step: a listed step's number, or any step that has a manifest.
-        progress: called now and then with (bytes read, bytes in all); what it raises ends it.
+        progress: called now and then with (bytes read, bytes in all); if it raises, verification
+            ends.
 
     Raises:
-        InvalidURIError: `step` is no step's number.
+        InvalidURIError: `step` is not a step number.
         StepNotFoundError: there is no such step.
         StepInFlightError: it is being written now.
-        UnsupportedFormatError, CorruptionError: a record of the run is amiss without which it can't
-            be told which attempt's step that is.
-        StoreUnavailableError: the store gives no answer, or a disk fails; nothing is said of the
-            step.
+        UnsupportedFormatError, CorruptionError: a record of the run is damaged or lost that would
+            decide which attempt holds that step.
+        StoreUnavailableError: the store gives no answer, or a disk fails; the step may be sound or
+            not.
     """
     started = time.monotonic()
     lost: Exception | None = None
@@ -235,11 +236,12 @@ def verify_step(
         except UNREADABLE as exc:
             history = run.history()
             attempt = history.holder(number)
-            if attempt is None:  # other records of the run are amiss
+            if attempt is None:  # other records of the run are damaged or lost
                 raise
             step = StepInfo(number, attempt, StepState.LISTED)
             lost = exc if (number, attempt) in history.lost else None
     info, name = step, manifest_file(step.step, step.attempt)
+    # Read before any file: a sound result must not remove damage that is noted from now on.
     noted = known_damage(run, (info.step, info.attempt))
     if lost is not None:
         return _unread(info, started, f"{name}: {_text(lost)}", noted)
@@ -274,7 +276,7 @@ def verify_step(
 
 
 def _unread(info: StepInfo, started: float, problem: str, noted: Damage | None) -> VerifyReport:
-    """Of a step of which nothing can be told, and nothing be loaded."""
+    """Return the report of a step whose manifest or index can't be read: nothing of it loads."""
     seconds = time.monotonic() - started
     problems = (problem,)
     return VerifyReport(
@@ -283,7 +285,10 @@ def _unread(info: StepInfo, started: float, problem: str, noted: Damage | None) 
 
 
 def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
-    """What `read` gives; if it fails a check, what it gives past the page cache."""
+    """Call `read`; if a check fails, drop the files from the page cache and call it again.
+
+    A damaged page cache is not a damaged step.
+    """
     try:
         return read()
     except UNREADABLE:
@@ -292,7 +297,7 @@ def _twice(folder: StoreURI, names: Iterable[str], read: Callable[[], T]) -> T:
 
 
 class _StepCheck:
-    """One verification under way."""
+    """Verification under way."""
 
     def __init__(
         self, run: Run, info: StepInfo, manifest: Manifest, contents: StepContents
@@ -316,12 +321,12 @@ class _StepCheck:
         self.bytes_read = 0
 
     def files(self, progress: Progress | None) -> None:
-        """Compare every file with what was recorded of it."""
+        """Compare every file with its record."""
         records = self._records
         problems: dict[str, str] = {}
         for place in self._places:
             problems |= self._listed_in(place)
-        # Without an index a step is not opened of which a listing alone shows that it is damaged.
+        # A step without an index is not opened if a listing alone shows damage.
         closed = {*problems} if self._index is None else set()
         done, total = 0, sum(one.size for one in records.values() if one.name not in problems)
 
@@ -348,11 +353,12 @@ class _StepCheck:
                         problem = file_problem(record, found)
                         if problem is not None:
                             problems[record.name] = problem
-                except NotFoundError:  # it went since it was listed
+                except NotFoundError:  # it was removed after it was listed
                     record = waiting.popleft()
                     problems[record.name] = missing_problem(record)
             for record in place.records:
                 if record.name in problems:
+                    # A second read past the page cache: the damage may be in memory only.
                     again = _read_again(place.folder, record)
                     if again is None:
                         del problems[record.name]
@@ -365,7 +371,7 @@ class _StepCheck:
             self._found(problems[name], loads=values or not self._is_read(name))
 
     def _listed_in(self, place: FilePlace) -> dict[str, str]:
-        """What a listing alone shows to be wrong in one folder, by file; notes what is extra."""
+        """Return the problems that a listing of a folder shows, by file; also note extra files."""
         files = open_files(place.folder)
         listed = {entry.name: entry for entry in files.walk()}
         if place.is_owners and not listed and not files.walk():
@@ -377,9 +383,10 @@ class _StepCheck:
         return listed_problems(listed, place.records)
 
     def small_objects(self) -> None:
-        """Compare what the sound metadata says with what was recorded, and the assets."""
+        """Compare the sound metadata with the records, and check the assets."""
         problems = list(self._small_problems())
         if problems:
+            # Look again past the page cache: only the memory may be damaged.
             self._forget_cached(self._sound)
             assets = [asset_file(asset.sha256) for asset in self._manifest.assets]
             forget_cached(self._run.uri, assets)
@@ -389,7 +396,7 @@ class _StepCheck:
             self._found(problem, loads=loads)
 
     def _small_problems(self) -> Iterator[tuple[str, bool]]:
-        """Each with whether Cairn loads every value all the same."""
+        """Yield each problem, with True if Cairn still loads every value."""
         has_index = self._index is not None
         try:
             for problem in self._wrong_trees():
@@ -414,8 +421,8 @@ class _StepCheck:
     def leaves(self) -> None:
         """Read the leaves if files of values are damaged or were added.
 
-        Without an index no step is opened of which a file that leads to the leaves is damaged: no
-        parser gets what is known not to be ours, and so none of the leaves is read.
+        Without an index, no leaf is read if a file that leads to the leaves is damaged: no parser
+        gets data that is known to be wrong.
         """
         values = [name for name in self._records if holds_values(name)]
         if any(
@@ -427,12 +434,13 @@ class _StepCheck:
                 self.damaged_leaves += [f"{one.item}: {one.path}" for one in self._contents.leaves]
                 return
         stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
-        # A chunk that was not stored reads as zeros, and one that was added as something else.
+        # A chunk that was not stored reads as zeros; a file added later can turn it into something
+        # else.
         added = self._index is None and any(map(holds_values, self.extra))
         if self._sound.issuperset(values) and not added and (values or not stored):
             return
         unreadable = self._unreadable_leaves()
-        if unreadable:  # by a reader of its own, which has nothing of what was read
+        if unreadable:  # with a new reader, which has nothing cached
             self._forget_cached(self._records)
             unreadable = self._unreadable_leaves(unreadable)
         for name, problem in unreadable.items():
@@ -440,22 +448,23 @@ class _StepCheck:
                 self._found(f"{name}: {problem}", loads=False)
                 self.damaged_leaves.append(name)
                 continue
-            self.loads = False  # what leads to the leaves is damaged too, and mostly listed above
+            # The files that lead to the leaves are damaged too, and mostly listed already.
+            self.loads = False
             if not self.problems:
                 self.problems.append(problem)
 
     def shared(self) -> dict[tuple[int, int], tuple[str, ...]]:
-        """What is wrong with other steps that have a damaged file, or asset, too."""
+        """Return the problems of other steps that share a damaged file or asset."""
         if not self._files and not self._assets:
             return {}
         key = self._info.step, self._info.attempt
         return shared_problems(self._run, key, files=self._files, assets=self._assets)
 
     def _unreadable_leaves(self, only: Collection[str] = ()) -> dict[str, str]:
-        """Why leaves can't be read, by "item: path"; by "" what hides them all.
+        """Read leaves; return why they can't be read, by "item: path", or by "" for all of them.
 
         Args:
-            only: those to read; by default, and if "" is among them, all.
+            only: the leaves to read; by default, and if "" is among them, all.
         """
         problems: dict[str, str] = {}
         try:
@@ -486,15 +495,15 @@ class _StepCheck:
         self.loads = self.loads and loads
 
     def _is_read(self, name: str) -> bool:
-        """Whether a load by Cairn reads this file; with an index only JSON and values."""
+        """Return True if a load by Cairn reads this file: with an index, only JSON and values."""
         if self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
             return True
         return name.startswith(ITERATORS)
 
     def _wrong_trees(self) -> Iterator[str]:
-        """Items whose leaves, as Orbax lists them, are not those that were saved."""
+        """Yield items whose leaves, as Orbax lists them, are not those that were saved."""
         data = self._read(STEP_METADATA)
-        if data is None or self._index is None:  # its adoption read the leaves there
+        if data is None or self._index is None:  # its import took the leaves from there
             return
         step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
         if step.forms != self._index.directory.forms:
@@ -516,7 +525,7 @@ class _StepCheck:
                 yield f"{item}: {path}: only {where} has this leaf"
 
     def _wrong_digests(self, item: str) -> Iterator[str]:
-        """Leaves whose digest is not what those of their chunks add up to."""
+        """Yield leaves whose digest is not the sum of the digests of their chunks."""
         known = self._digests(item)
         if known is None:
             return
@@ -530,7 +539,7 @@ class _StepCheck:
                 yield f"{item}: {leaf.path}: its chunks add up to {found}, not to {leaf.digest}"
 
     def _digests(self, item: str) -> DigestSource | None:
-        """The digests of an item's chunks; None if there are none, or they are damaged."""
+        """Return the digests of an item's chunks; None if there are none, or they are damaged."""
         if self._index is not None:
             return self._index.item(item)
         prefix = f"{item}/{FILE_PREFIX}"
@@ -543,7 +552,7 @@ class _StepCheck:
         return known
 
     def _wrong_database(self, item: str) -> Iterator[str]:
-        """Values that Orbax would not find where they lie, or that lie outside their files."""
+        """Yield values that Orbax would look for elsewhere, or that lie outside their files."""
         leaves = [leaf for leaf in self._leaves_of(item) if leaf.shards is not None]
         name = f"{item}/{MANIFEST_FILE}"
         nodes = [one for one in self._records if one.startswith(f"{item}/{NODE_FOLDER}/")]
@@ -572,7 +581,7 @@ class _StepCheck:
         return [leaf for leaf in self._contents.leaves if leaf.item == item]
 
     def _read(self, name: str) -> bytes | None:
-        """A file of the step that was found sound; None for all others."""
+        """Read a file of the step that was found sound; return None for all others."""
         if name not in self._sound:
             return None
         place = next(one for one in self._places if self._records[name] in one.records)
@@ -581,7 +590,7 @@ class _StepCheck:
 
 
 def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
-    """What is wrong with a file that was not right, by a read past all caches, in one line."""
+    """Read a wrong file again past all caches; return its problem in one line, or None."""
     try:
         stat = open_files(folder).stat(record.name)
         problem = told_problem(record, stat.size, stat.crc32c)
@@ -596,7 +605,7 @@ def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
 def _expected_entries(
     index: StepIndex, item: str, leaves: list[LeafRecord]
 ) -> dict[str, ValueRef | bytes]:
-    """What an item's database must hold."""
+    """Return the entries that an item's database must have."""
     expected: dict[str, ValueRef | bytes] = {}
     places = index.item(item)
     for leaf in leaves:
@@ -615,10 +624,10 @@ def _shown(entry: ValueRef | bytes | None) -> str:
 
 
 def _short(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """As many of them, and as much of each, as an annotation keeps."""
+    """Cut the lines to the number and length that an annotation keeps."""
     return tuple(line[:MAX_PROBLEM_CHARACTERS] for line in lines[:MAX_DAMAGED_LEAVES])
 
 
 def _text(exc: BaseException) -> str:
-    """The error's first line."""
+    """Return the error's first line."""
     return str(exc).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The run protocol and its one owner: who may write, which steps count, what may go."""
+"""Protocol of a run, and its only owner: who may write, which steps count, what may be deleted."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What people say of steps and runs that are there already: labels, metrics, what is better."""
+"""Annotation of saved steps and runs: labels, metrics, their directions, and verifications."""
 
 import contextlib
 import os
@@ -44,20 +44,20 @@ def annotate(
     better: Mapping[str, Better | None] | None = None,
     by: str = "",
 ) -> Annotation:
-    """Note labels and metrics of a step that was saved, such as what an evaluation found.
+    """Set labels and metrics of a saved step, such as the results of an evaluation.
 
-    Entries that are not named stay, also those that somebody else notes at the same time.
+    Entries that are not named stay, including those that somebody else sets at the same time.
 
     Args:
         reference: "run" (its latest step), "run@alias", "run@best:METRIC" or "run/steps/N".
         labels: texts by name; None removes one.
         metrics: numbers by name, NaN and infinities too; None removes one.
-        better: of metrics, whether small ("min") or large values ("max") are good. "best:METRIC"
-            and retention go by it.
-        by: who notes it, told to whoever wants to delete the step at that moment.
+        better: direction of metrics: "min" if lower is better, "max" if higher is. "best:METRIC"
+            and retention use it.
+        by: who sets them; shown to whoever wants to delete the step at that moment.
 
     Returns:
-        All that is noted of the step now.
+        All labels and metrics of the step now.
 
     Raises:
         InvalidURIError: the reference is malformed.
@@ -65,7 +65,7 @@ def annotate(
         StepInFlightError: the step is being written.
         StepChangedError: it is deleted, or about to be.
         UnsupportedFormatError: entries that can't be kept; all are listed.
-        CorruptionError: what is noted can't be read.
+        CorruptionError: the step's annotation can't be read.
     """
     run, info = resolve_checkpoint(reference, damaged=None)
     return annotate_step(run, info, labels=labels, metrics=metrics, better=better, by=by)
@@ -83,31 +83,32 @@ def annotate_step(
 ) -> Annotation:
     """Set entries of a step's annotation; others stay as they are.
 
-    Whoever else does so at the same time is not overwritten: entries are merged with what is there
-    when they are written. The step is held meanwhile, so that nobody notes what is deleted.
+    Concurrent changes are not lost: entries are merged into what the store has when they are
+    written. The step is held meanwhile, so that nobody annotates a deleted step.
 
     Args:
         run: the run.
-        step: number of one of its listed steps; or the one that is meant, of whichever attempt: an
-            alias keeps what it names, also if that was set aside.
+        step: number of a listed step; or a step of any attempt, such as one that an alias names and
+            that was superseded.
         labels: texts by name; None removes one.
-        metrics: numbers by name; None removes one, and what is better of it.
-        better: of metrics, whether small ("min") or large values ("max") are good.
+        metrics: numbers by name; None removes one, and its direction.
+        better: direction of metrics: "min" if lower is better, "max" if higher is.
         by: who asks.
-        check: is told what is there, right before that is written over; what it raises is raised.
+        check: called with the present annotation right before it is replaced; what it raises is
+            raised.
 
     Returns:
-        All that is noted of the step now.
+        The step's annotation now.
 
     Raises:
         StepNotFoundError: the step is not listed.
         StepInFlightError: it is being written.
         StepChangedError: it is deleted, or about to be.
         UnsupportedFormatError: entries that can't be kept; all are listed.
-        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        UnsupportedFormatError, CorruptionError: the annotation can't be read.
     """
     info = step if isinstance(step, StepInfo) else run.step(step)
-    # What can't be kept is refused before anything is done.
+    # Refuse what can't be kept before anything is written.
     noted_of(run, info).changed(labels, metrics, better)
 
     def change(before: Annotation) -> Annotation:
@@ -127,22 +128,22 @@ def note_verified(
     by: str = "",
     lifts: Damage | EllipsisType | None = ...,
 ) -> Annotation:
-    """Note what verifying a step found: it is sound as of now, or damaged until it is found sound.
+    """Note the result of a verification: the step is sound now, or damaged until found sound.
 
     Args:
         run: the run.
         info: the step.
-        damage: what is wrong with it; None: nothing.
+        damage: the damage that was found; None: none.
         by: who asks.
-        lifts: the damage that a sound step is rid of, which is what was noted when its verification
-            began: if another is noted by now, nothing changes. By default it is rid of any.
+        lifts: the damage noted when the verification began, which a sound result removes. If other
+            damage is noted by now, nothing changes. By default any damage is removed.
 
     Returns:
-        All that is noted of the step now.
+        The step's annotation now.
 
     Raises:
         StepChangedError: it is deleted.
-        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     update = {"verified": rfc3339(run.clock()) if damage is None else None, "damaged": damage}
@@ -157,16 +158,18 @@ def note_verified(
 
 
 def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") -> None:
-    """Note that a step is damaged because another one is; not if it is known to be, or deleted.
+    """Note that a step is damaged because it shares bytes with a damaged one.
+
+    Does nothing if damage of the step is noted already, or if it is deleted.
 
     Args:
         run: the run.
         key: (step, attempt).
-        damage: what is wrong with it.
+        damage: the damage.
         by: who asks.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     update = {"verified": None, "damaged": damage}
@@ -183,7 +186,7 @@ def note_shared_damage(run: Run, key: StepKey, damage: Damage, *, by: str = "") 
 
 @contextlib.contextmanager
 def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
-    """Hold a step. One whose deletion has only been declared goes on unheld, as it may stay.
+    """Hold a step. A step whose deletion is only announced proceeds without a hold, as it may stay.
 
     Raises:
         StepChangedError: it is deleted.
@@ -200,27 +203,29 @@ def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
 
 
 def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:
-    """What is noted of a step that is held, changed: of what is there when it is written."""
+    """Change the annotation of a held step by compare-and-swap, and return it."""
     name = annotation_file(info.step, info.attempt)
     while True:
         found = read_record(run.objects, name, Annotation)
         before = Annotation() if found is None else found[0]
         after = change(before)
         if after == before:
+            # The caller is told that this is durable, and its writer may have died before the
+            # fsync.
             run.objects.sync(name)
             return before
         generation = None if found is None else found[1]
         try:
             return write_record(run.objects, name, after, generation=generation)[0]
         except PreconditionFailedError:
-            continue  # somebody else was quicker
+            continue  # another process was faster: merge into its version
 
 
 def noted_of(run: Run, info: StepInfo) -> Annotation:
-    """The labels and metrics of a step, as they are now.
+    """Return the annotation of a step as it is now.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        UnsupportedFormatError, CorruptionError: it can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     found = read_record(run.objects, annotation_file(info.step, info.attempt), Annotation)
@@ -238,21 +243,21 @@ def annotate_run(
     Args:
         run: the run.
         labels: texts by name; None removes one.
-        check: is told what is there, right before that is written over; what it raises is raised.
+        check: called with the present record right before it is replaced; what it raises is raised.
 
     Returns:
-        What the run says of itself now.
+        The run's record now.
 
     Raises:
         RunNotFoundError: there is no such run.
         UnsupportedFormatError: labels that can't be kept; all are listed.
-        UnsupportedFormatError, CorruptionError: what the run says of itself can't be read.
+        UnsupportedFormatError, CorruptionError: the run's record can't be read.
     """
-    Annotation().changed(labels)  # nothing is asked of the store for what can't be kept
+    Annotation().changed(labels)  # refuse what can't be kept before any request
     while True:
         found = read_record(run.objects, RUN_FILE, RunInfo)
         if found is None:
-            run.info()  # raises, and says what there is instead
+            run.info()  # raises an error that says what exists instead
             continue
         before, generation = found
         if check is not None:
@@ -265,4 +270,4 @@ def annotate_run(
         try:
             return write_record(run.objects, RUN_FILE, after, generation=generation)[0]
         except PreconditionFailedError:
-            continue  # somebody else was quicker
+            continue  # another process was faster: merge into its version

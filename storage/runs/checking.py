@@ -1,8 +1,8 @@
-"""Are the records of a run what was written, and do they fit together? Reads no arrays.
+"""Check of a run's records: each is what was written, and they fit together. Reads no arrays.
 
-Every record is read, with its place and its checksum; then what they say of one another: attempts
-of those before them, the lease of what was begun and reported durable, aliases and exports of
-manifests, manifests of the folders and the assets that they stand for.
+Every record is read, and its place and checksum are checked. Then the records are compared:
+attempts with the attempts before them, the lease with what was begun and reported durable, aliases
+and exports with manifests, manifests with their folders and assets.
 """
 
 import contextlib
@@ -69,16 +69,16 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class RunReport:
-    """What checking the records of a run found.
+    """Result of checking the records of a run.
 
     Attributes:
-        records: records that were read.
+        records: number of records that were read.
         problems: everything that is not as it was written, or does not fit, one line each; each
             begins with the name of a record.
-        unreadable: names of the records that can't be read, are lost or belong elsewhere; of the
-            lease, too, if it is an old one.
-        unlisted: folders of steps that Orbax has committed, and that have no manifest: a save that
-            was killed at its end leaves one, and so does a manifest that was lost.
+        unreadable: names of the records that can't be read, are lost or belong elsewhere; also of
+            the lease if it is older than the newest attempt.
+        unlisted: folders of steps that Orbax has committed, without a manifest. A save that was
+            killed at its end leaves one, and so does a manifest that was lost.
     """
 
     records: int
@@ -98,11 +98,11 @@ def check_run(run: Run) -> RunReport:
     Raises:
         StoreUnavailableError: the store gives no answer.
     """
-    with contextlib.suppress(StorageError):  # told below
-        read_run_info(run.objects)  # this process may know an earlier one
+    with contextlib.suppress(StorageError):  # reported below
+        read_run_info(run.objects)  # refreshes the cached id: this process may know an earlier run
     check = _RunCheck(run)
     if not check.run_file():
-        return check.report()  # by the run.json of another run, all are of another
+        return check.report()  # with the run.json of another run, every record would seem misplaced
     check.history()
     check.manifests()
     check.aliases()
@@ -113,7 +113,7 @@ def check_run(run: Run) -> RunReport:
 
 
 def run_ids(run: Run) -> Counter[str]:
-    """How many records of a run, beside `run.json`, name which run as theirs."""
+    """Count how many records of a run, besides `run.json`, name each run id."""
     objects = run.objects
     names = [name for name in objects.children(ATTEMPTS) if parse_attempt_file(name) is not None]
     names += [manifest_file(*key) for key in run.published()]
@@ -128,7 +128,7 @@ def run_ids(run: Run) -> Counter[str]:
 
 
 class _RunCheck:
-    """One check under way."""
+    """Check under way."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -140,7 +140,7 @@ class _RunCheck:
         self._records = 0
 
     def report(self) -> RunReport:
-        """What was found."""
+        """Return the report."""
         lines = [
             f"{name}: {text}" for name, all_ in sorted(self._problems.items()) for text in all_
         ]
@@ -153,7 +153,7 @@ class _RunCheck:
         return RunReport(self._records, tuple(lines), unreadable, tuple(unlisted))
 
     def run_file(self) -> bool:
-        """The record that the run begins with; False if it is that of another run."""
+        """Check `run.json`; return False if it is that of another run."""
         found = self._objects.read(RUN_FILE)
         try:
             if found is None:
@@ -180,7 +180,7 @@ class _RunCheck:
         return False
 
     def history(self) -> None:
-        """Attempts and the lease, and what they say of one another and of steps."""
+        """Check attempts and the lease, and what they say of one another and of steps."""
         history = self._history
         for name, error in history.problems.items():
             self._add(name, error)
@@ -197,7 +197,7 @@ class _RunCheck:
             self._unreadable.add(LEASE_FILE)
 
     def manifests(self) -> None:
-        """Every manifest, the attempt and the folder that it stands for, and its assets."""
+        """Check every manifest, with its attempt, its folder and its assets."""
         numbers = {one.number for one in self._history.attempts.known}
         numbers.update(self._history.attempts.unknown)
         published = self._history.published
@@ -228,7 +228,7 @@ class _RunCheck:
                 self._say(asset_file(sha256), f"which {name} names: {exc}")
 
     def _manifest(self, name: str, stored: Versioned) -> Manifest | None:
-        """What was read of one; None if it can't be."""
+        """Parse a manifest; return None if it can't be read."""
         try:
             manifest = parse_record(self._objects, name, Manifest, stored)
         except UNREADABLE as exc:
@@ -238,7 +238,7 @@ class _RunCheck:
         return manifest
 
     def _adopted(self, name: str, plain: PlainStep) -> None:
-        """A step that plain Orbax wrote, which may have left no marker."""
+        """Check the folder of an adopted step: plain Orbax may have left no commit marker there."""
         if plain.source is None:
             return
         try:
@@ -250,7 +250,7 @@ class _RunCheck:
             self._say(name, str(removed_by_owner(folder)))
 
     def aliases(self) -> None:
-        """Every alias, and the manifest that it points to."""
+        """Check every alias, and the manifest that it points to."""
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
         for name, alias in self._read(names, Alias).items():
             if alias.deleted:
@@ -265,7 +265,7 @@ class _RunCheck:
                 self._say(name, f"points to a step that is deleted: {trash_file(*key)}")
 
     def trash(self) -> None:
-        """Tombstones, intents and holds."""
+        """Check tombstones, intents and holds."""
         names = self._objects.list(TRASH)
         tombstones = [name for name in names if parse_trash_file(name)]
         for name, tombstone in self._read(tombstones, Tombstone).items():
@@ -276,12 +276,12 @@ class _RunCheck:
         self._read([name for name in names if parse_hold_file(name)], Hold)
 
     def annotations(self) -> None:
-        """Labels and metrics."""
+        """Check labels and metrics."""
         names = self._objects.list(ANNOTATIONS)
         self._read([name for name in names if parse_annotation_file(name)], Annotation)
 
     def exports(self) -> None:
-        """Manifests of exports, the step that each was made of, and their files."""
+        """Check manifests of exports, the step that each was made of, and their files."""
         files = self._run.files
         for folder in files.list(EXPORTS):
             names = [

@@ -1,7 +1,7 @@
-"""Steps that are known to be damaged: who refuses them, and which step to use in their place.
+"""Steps that are known to be damaged: refusal, and sound steps to use in their place.
 
-A verification that fails notes the damage in the step's annotation, one that succeeds lifts it; see
-`note_verified`. Nothing here looks at the bytes of a step.
+A verification that fails notes the damage in the step's annotation; one that succeeds removes the
+note; see `note_verified`. Nothing here reads the bytes of a step.
 """
 
 import logging
@@ -42,18 +42,20 @@ __all__ = [
 logger = logging.getLogger("cairn.restore")
 
 OnDamage = Literal["refuse", "skip"]
-"""What to do where the step that nobody named, such as the latest, is damaged: raise, or take the
-next one that is not."""
+"""Handling of a damaged step that was not named, such as the latest.
+
+"refuse" raises; "skip" takes the next sound step instead.
+"""
 
 _READ_AT_ONCE: Final = 32
 _NAMED: Final = 5
 
 
 def damage_of(run: Run, key: StepKey) -> Damage | None:
-    """The damage that is noted of the step `key`, (step, attempt); None if none is.
+    """Return the noted damage of the step `key`, (step, attempt); None if there is none.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     found = read_record(run.objects, annotation_file(*key), Annotation)
@@ -61,7 +63,10 @@ def damage_of(run: Run, key: StepKey) -> Damage | None:
 
 
 def known_damage(run: Run, key: StepKey) -> Damage | None:
-    """As `damage_of`, for a load, which checks what it reads: an unreadable note is only logged."""
+    """Return damage like `damage_of`, but only log an unreadable annotation.
+
+    For loads, which check what they read themselves.
+    """
     try:
         return damage_of(run, key)
     except UNREADABLE as exc:
@@ -77,21 +82,21 @@ def refuse_damaged(
     always: bool = False,
     damage: Damage | EllipsisType | None = ...,
 ) -> Damage | None:
-    """Refuse a damaged step, unless somebody says why it is to be used all the same.
+    """Raise if a step is damaged, unless a reason is given to use it all the same.
 
     Args:
         run: the run.
         info: the step.
-        despite_damage: why the step is used though it is damaged; a blank text is no reason.
-        always: no reason is good enough.
-        damage: the step's damage, if the caller has read it just now; by default it is read here.
+        despite_damage: why the step is used though it is damaged; a blank text is not a reason.
+        always: refuse it whatever the reason.
+        damage: the step's damage, if the caller has just read it; by default it is read here.
 
     Returns:
-        The damage that the reason passes over; None if none is noted.
+        The damage that is accepted for that reason; None if none is noted.
 
     Raises:
         StepDamagedError: the step is damaged, and there is no reason.
-        UnsupportedFormatError, CorruptionError: what is noted of it can't be read.
+        UnsupportedFormatError, CorruptionError: the step's annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
     key = info.step, info.attempt
@@ -110,7 +115,7 @@ def refuse_damaged(
 
 
 def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> StepDamagedError:
-    """The error that a step is damaged.
+    """Return the error for a damaged step.
 
     Args:
         run: the run.
@@ -132,23 +137,24 @@ def step_damaged(run: Run, key: StepKey, damage: Damage, *, next_step: str) -> S
 
 
 def step_address(run: Run, key: StepKey) -> str:
-    """The address of a step, as references name it."""
+    """Return the address of a step, as references name it."""
     return f"{run.uri}/steps/{key[0]}"
 
 
 def newest_sound(
     run: Run, history: History, *, skipped: Collection[StepKey] = ()
 ) -> StepKey | None:
-    """The highest listed step that is not known to be damaged; None if there is none.
+    """Return the highest listed step that is not known to be damaged; None if there is none.
 
     Args:
         run: the run.
-        history: of the run.
-        skipped: steps that are not taken, be they damaged by now or not.
+        history: history of the run.
+        skipped: steps not to return, damaged or not.
     """
     states = history.states()
     listed = [key for key, state in states if state is StepState.LISTED and key not in skipped]
     listed.sort(reverse=True)
+    # From the highest step down, in batches: the sound one is mostly in the first.
     for start in range(0, len(listed), _READ_AT_ONCE):
         keys = listed[start : start + _READ_AT_ONCE]
         damaged = damaged_steps(run, keys)
@@ -158,17 +164,17 @@ def newest_sound(
 
 
 def damaged_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
-    """Those of the steps of which damage is noted."""
+    """Return those of the steps whose damage is noted."""
     return _told(run, keys)[0]
 
 
 def doubtful_steps(run: Run, keys: Iterable[StepKey]) -> set[StepKey]:
-    """Those of the steps of which damage is noted, or whose note can't be read."""
+    """Return those of the steps whose damage is noted, or whose annotation can't be read."""
     return set.union(*_told(run, keys))
 
 
 def _told(run: Run, keys: Iterable[StepKey]) -> tuple[set[StepKey], set[StepKey]]:
-    """The steps of which damage is noted, and those whose note can't be read."""
+    """Return the steps with noted damage, and those whose annotation can't be read."""
     names = {annotation_file(*key): key for key in keys}
     notes, unreadable = judge_records(run.objects, names, Annotation.parse)
     damaged = {names[name] for name, one in notes.items() if one.damaged is not None}
@@ -178,21 +184,22 @@ def _told(run: Run, keys: Iterable[StepKey]) -> tuple[set[StepKey], set[StepKey]
 def shared_problems(
     run: Run, key: StepKey, *, files: Mapping[str, str], assets: Mapping[str, str]
 ) -> dict[StepKey, tuple[str, ...]]:
-    """What is wrong with other listed steps because a step is damaged.
+    """Return the problems of other listed steps that share bytes with a damaged step.
 
-    On a disk steps have a file in common that did not change between them; an asset everywhere.
+    On a disk, steps share the files that did not change between them. Assets are shared everywhere.
 
     Args:
         run: the run.
-        key: the step.
-        files: of its damaged files, what is wrong with each, by name.
-        assets: the same of its assets, by SHA-256.
+        key: the damaged step.
+        files: the problem of each of its damaged files, by name.
+        assets: the problem of each of its damaged assets, by SHA-256.
     """
     try:
         listed = {one for one in run.step_attempts().items() if one != key}
-    except UNREADABLE:  # another verification of them tells
+    except UNREADABLE:  # a later verification of those steps will find the problems
         return {}
     problems: dict[StepKey, list[str]] = {one: [] for one in listed}
+    # In a bucket each step has files of its own.
     if files and run.uri.scheme == "file":
         folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
         held = []

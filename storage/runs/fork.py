@@ -1,10 +1,10 @@
-"""A new run from a step of another: everything the step needs is copied, nothing is shared.
+"""Fork: a new run from a step of another. Everything the step needs is copied, nothing is shared.
 
-Data first, manifest last: until the manifest is there, the new run lists no step. The bytes of
-every file are checked where they were copied to, see `step_copy`: a step that is damaged is not
-forked. Whoever is interrupted, or killed at any moment, starts again with the same arguments; what
-was copied is checked, and not copied again. A fork that is finished is told again, and nothing is
-written into a run that has gone on since.
+Data is copied first, the manifest is written last: until then the new run lists no step. Every file
+is checked where it was copied to, see `step_copy`: a damaged step is not forked. A fork that was
+interrupted, or killed at any moment, is started again with the same arguments; what was copied is
+checked, and not copied again. A fork that had finished returns its step again, and writes nothing
+into a run that has gone on since.
 """
 
 import contextlib
@@ -81,24 +81,24 @@ def fork_run(
     despite_damage: str | None = None,
     clock: Clock = utc_now,
 ) -> StepInfo:
-    """Make the run `target`, whose only step is a copy of `step`; that step.
+    """Create the run `target`, whose only step is a copy of `step`; return that step.
 
-    What is copied is what was saved: the files that the step's manifest names, its assets, labels
-    and metrics. Whatever else lies in the step's folder was put there later, nobody can tell
-    whether it is whole, and it stays behind. A step that is deleted or set aside meanwhile is
-    copied all the same, as long as its bytes are there.
+    The copy contains what was saved: the files that the step's manifest names, its assets, labels
+    and metrics. Other files in the step's folder were put there later and can't be checked, so they
+    are not copied. A step that is deleted or superseded meanwhile is still copied while its bytes
+    exist.
 
-    `copied` of the step says what was checked. If this fork was finished earlier, its step is told
-    again, in the state that it has by now, with what was checked then.
+    `copied` of the returned step says what was checked. If this fork finished earlier, its step is
+    returned again, in its present state, with what was checked then.
 
     Args:
         source: the run to fork from.
         step: one of its steps.
         target: folder of the new run.
-        by: id of the writer that makes the copy; the same when an interrupted fork is taken up.
-        progress: called with (bytes copied, bytes in all); what it raises stops the fork.
+        by: id of the writer that makes the copy; use the same to continue an interrupted fork.
+        progress: called with (bytes copied, bytes in all); if it raises, the fork stops.
         despite_damage: why the step is forked though it is damaged, if it is; the copy's manifest
-            keeps it. Files that are not what was saved are not copied for any reason; the copy is
+            keeps it. Files that are not what was saved are never copied; the copy counts as
             damaged, too, until it is verified.
         clock: tells the time.
 
@@ -108,9 +108,9 @@ def fork_run(
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
-        UnsoundStoreError: the store of `target` does not keep what runs rest on.
+        UnsoundStoreError: the store of `target` does not keep the promises that runs depend on.
         CorruptionError: files of the step are missing or damaged; `problems` names them all. Or its
-            manifest is, an asset, or its labels; or a copy, though its source is right.
+            manifest, an asset, or its labels are damaged; or a copy is, though its source is right.
         StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
         StoreFullError: no space or quota left.
     """
@@ -125,7 +125,7 @@ def fork_run(
     )
     if damage is not None:
         known = _finished_earlier(target, lineage, manifest, by=by, clock=clock)
-        if known is not None:  # the damage came later
+        if known is not None:  # the damage was noted after that fork
             return known
     refuse_damaged(source, step, despite_damage=despite_damage, damage=damage)
     contents = whole_contents(source.objects, manifest)
@@ -135,6 +135,7 @@ def fork_run(
     attempt = _attempt(run, by=by, clock=clock)
     keeper = _LeaseKeeper(run, attempt, clock)
     keeper.keep()
+    # The small files first: if they are wrong, the fork fails before the large copy.
     _copy_small(source, step, run, manifest, attempt)
 
     def tell(done: int, total: int) -> None:
@@ -146,18 +147,18 @@ def fork_run(
     try:
         report = _copy_files(source.step_uri(step), manifest, contents, open_files(folder), tell)
     except CorruptionError:
-        source.manifest(step)  # gone, if its bytes have been removed
+        source.manifest(step)  # raises StepNotFoundError if the step was removed meanwhile
         raise
     changes = {
         "attempt": attempt.number,
         "writer": by,
-        "environment": manifest.environment  # a fork copies
+        "environment": manifest.environment  # kept, since a fork copies
         | report.noted()
         | ({} if damage is None else {_DESPITE_DAMAGE: despite_damage}),
     }
     if manifest.plain is not None:
         changes["plain"] = manifest.plain.model_copy(update={"source": None})
-    # In the present version.
+    # Validated again, so that it is written in the present version of the format.
     copied = Manifest.model_validate(
         manifest.model_dump(by_alias=True, exclude={"index"}) | changes
     )
@@ -165,25 +166,27 @@ def fork_run(
         name = f"{step_dir(attempt.number, step.step)}/{INDEX_FILE}"
         data, copied = copy_index(contents, copied, place_of(run.objects, name))
         run.objects.write(name, data)
+    # The data must be durable before the manifest that lists the step.
     sync_folder(folder)
     keeper.keep()
     publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
     note_durable(run.objects, attempt, step.step)
+    # Only after publishing: whoever took the lease before this may not have seen the step.
     _ensure_held(run, attempt)
     release(run.objects, attempt, clock=clock)
     return replace(run.step(step.step), copied=report)
 
 
 def refuse_taken(target: StoreURI) -> None:
-    """Raise if a fork that begins now can't be `target`; for who asks long before the copy.
+    """Raise if no fork can begin at `target`; for callers that ask long before the copy.
 
-    What lies there by then is for `fork_run` to see.
+    `fork_run` checks again what exists by then.
 
     Args:
         target: folder of the new run.
 
     Raises:
-        PreconditionFailedError: there is a run, what is left of one, or something else.
+        PreconditionFailedError: there is a run, remains of one, or something else.
     """
     _refuse_foreign(target)
     run = Run(target)
@@ -234,8 +237,8 @@ def _copy_files(
 def abandon_fork(target: StoreURI, *, by: str) -> None:
     """Remove what an unfinished fork by `by` left.
 
-    A finished one stays, and so does a run that is no fork, that somebody else has begun to write,
-    or that a job holds, be it one of the same id.
+    Leaves a finished fork alone, as well as a run that is not a fork, that somebody else has begun
+    to write, or whose lease a job holds, even a job with the same id.
     """
     run = Run(target)
     attempts = list_attempts(run.objects)
@@ -251,13 +254,13 @@ def _is_fork(run: Run) -> bool:
 
 
 def _is_free(run: Run, by: str) -> bool:
-    """Whether the lease is a fork's, which has no instance as a job's has, or was given back."""
+    """Return True if the lease was given back, or is a fork's, which has no instance."""
     lease = read_lease(run.objects)
     return lease is None or lease.released or (lease.writer, lease.instance) == (by, "")
 
 
 class _LeaseKeeper:
-    """Renews the lease of an attempt between two files."""
+    """Renewal of an attempt's lease between two files."""
 
     def __init__(self, run: Run, attempt: Attempt, clock: Clock) -> None:
         self._run = run
@@ -266,7 +269,7 @@ class _LeaseKeeper:
         self._due: datetime | None = None
 
     def keep(self) -> None:
-        """Renew, if a third of the lease's time has gone since the last renewal.
+        """Renew the lease if a third of its time has passed since the last renewal.
 
         Raises:
             FencedError: another writer took the run over.
@@ -280,9 +283,9 @@ class _LeaseKeeper:
 def _create(
     source: Run, target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
 ) -> tuple[Run, StepInfo | None]:
-    """The new run, or the one that an earlier fork of the same step left; its step, if finished."""
+    """Create the new run, or open what an earlier fork left; also return its step if finished."""
     info = source.info()
-    refuse_inside_run(target)  # what is in the way is not the reason then
+    refuse_inside_run(target)  # checked first, so that the error names the real reason
     _refuse_inside(source, target)
     _refuse_foreign(target)
     try:
@@ -309,7 +312,7 @@ def _create(
 def _finished_earlier(
     target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
 ) -> StepInfo | None:
-    """The step of the run `target`, if this fork was finished there before."""
+    """Return the step of the run `target`, if this fork finished there before."""
     run = Run(target, clock=clock)
     with contextlib.suppress(RunNotFoundError, *UNREADABLE):
         if run.info().lineage == lineage:
@@ -318,7 +321,7 @@ def _finished_earlier(
 
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
-    """The step that this fork published earlier, whatever became of it and of the run since."""
+    """Return the step that this fork published earlier, whatever happened to it since."""
     told = None
     for attempt in itertools.takewhile(lambda one: one.writer == by, run.attempts()):
         key = manifest.step, attempt.number
@@ -336,23 +339,24 @@ def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInf
         info = next(iter(run.described([(key, state)])), StepInfo(*key, state))
         told = attempt, replace(info, copied=report)
     if told is None or (told[1].state is StepState.SET_ASIDE and _is_unfinished(run, by=by)):
-        return None  # or another call of this fork has set it aside, and was interrupted
+        return None  # or another call of this fork has superseded it, and was interrupted
     lease = read_lease(run.objects)
     if lease is not None and not lease.released:
-        release(run.objects, told[0], clock=clock)  # interrupted right before; else another's
+        # This fork was interrupted right before; no-op if the lease is another's.
+        release(run.objects, told[0], clock=clock)
     run.objects.sync(MANIFESTS)
     return told[1]
 
 
 def _told_of_files(manifest: Manifest) -> tuple[object, ...]:
-    """What the manifest of a step and that of its copy have in common."""
+    """Return the fields that a step's manifest and that of its copy have in common."""
     index = manifest.index
     counts = None if index is None else (index.files, index.nbytes, index.leaves)
     return manifest.created, manifest.inline_objects, counts
 
 
 def _is_unfinished(run: Run, *, by: str) -> bool:
-    """Whether nobody has used the run but interrupted forks by `by`, which may go on."""
+    """Return True if only interrupted forks by `by` have used the run: a fork may continue."""
     lease = read_lease(run.objects)
     is_a_jobs = lease is not None and not lease.released and lease.instance != ""
     mine = not is_a_jobs and all(attempt.writer == by for attempt in run.attempts())
@@ -360,10 +364,10 @@ def _is_unfinished(run: Run, *, by: str) -> bool:
 
 
 def _ensure_held(run: Run, attempt: Attempt) -> None:
-    """Raise unless who takes the run from now on sees that the step is published.
+    """Raise unless the next process to take the lease will see that the step is published.
 
     Raises:
-        FencedError: another call took it before, and may set the step aside.
+        FencedError: another call took the lease before, and may supersede the step.
     """
     if not holds_lease(run.objects, attempt):
         raise FencedError(
@@ -376,7 +380,7 @@ def _ensure_held(run: Run, attempt: Attempt) -> None:
 
 
 def _refuse_foreign(target: StoreURI) -> None:
-    """A fork that is given up removes its folder: it must not begin in one of something else."""
+    """Raise if the folder holds other files: abandoning a fork removes its whole folder."""
     foreign = [entry.name for entry in open_files(target).list() if not _is_own(entry.name)]
     if foreign:
         raise PreconditionFailedError(
@@ -389,15 +393,15 @@ def _refuse_foreign(target: StoreURI) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name in a run's folder is one of ours, or what a write that was killed leaves."""
+    """Return True if the name in a run's folder is Cairn's, or left by a write that was killed."""
     name = name.removesuffix(LOCK_SUFFIX)
     return name in _FILES or f"{name}/" in RUN_FOLDERS or is_of_a_probe(name)
 
 
 def _refuse_inside(source: Run, target: StoreURI) -> None:
-    """A fork stands alone: it must not go when the folder of its source goes."""
+    """Raise if `target` is in the source: removing the source's folder must not remove the fork."""
     names = [str(source.uri), str(target)]
-    if source.uri.scheme == target.scheme == "file":  # whatever links lead there
+    if source.uri.scheme == target.scheme == "file":  # resolves symbolic links
         names = [os.path.realpath(uri.local_path) for uri in (source.uri, target)]
     if names[1].startswith(f"{names[0]}/"):
         raise InvalidURIError(
@@ -410,7 +414,7 @@ def _refuse_inside(source: Run, target: StoreURI) -> None:
 
 
 def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
-    """The attempt that an interrupted fork began, if its lease is there still, or a new one."""
+    """Return the attempt that an interrupted fork began, if it has the lease, or a new one."""
     begun, lease = run.attempts(), read_lease(run.objects)
     if begun and lease is not None:
         held = lease.writer, lease.attempt, lease.instance
@@ -418,7 +422,7 @@ def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
             return begun[-1]
 
     def base_step() -> int:
-        """Asked while the lease is held: somebody may have been faster, and have saved."""
+        """Check, with the lease held, that nobody else has begun or saved meanwhile."""
         if run.attempts() == begun and _is_unfinished(run, by=by):
             return -1
         raise PreconditionFailedError(
@@ -436,7 +440,7 @@ def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
 def _copy_small(
     source: Run, step: StepInfo, run: Run, manifest: Manifest, attempt: Attempt
 ) -> None:
-    """Assets, and the labels and metrics of the step; first, as they tell soon if they are wrong.
+    """Copy the assets, and the labels and metrics of the step.
 
     Raises:
         CorruptionError: an asset, or its copy, is missing or damaged; or the labels are.

@@ -1,11 +1,11 @@
-"""Collect what nobody needs any more: expired trash, abandoned steps, exports of no step.
+"""Collection of garbage: expired trash, abandoned steps, exports of removed steps.
 
 First a plan, which changes nothing; then its removal, which judges each entry again. Both are safe
-beside a live writer: what an attempt that may still publish has written is never touched. An
-attempt may publish until a later one exists or its lease was given back. The attempt of a writer
-that died is therefore ended before anything of it goes, by beginning the next one, once its lease
-is long gone. Set-aside steps stay: a rollback can be undone. So does the tombstone of a step
-that had overwritten another, until that one is gone too.
+beside a live writer: files of an attempt that may still publish are never touched. An attempt may
+publish until a later one exists or its lease was given back. So before anything of a dead writer's
+attempt is removed, that attempt is ended by beginning the next one, long after its lease has
+expired. Superseded steps stay, because a rollback can be undone. The tombstone of a step that had
+overwritten another stays until the other is gone too.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 
 
 class GarbageKind(StrEnum):
-    """What an entry was.
+    """Kind of garbage.
 
     trash: a deleted step whose grace time is over.
     abandoned: half a step, of an attempt that can publish no more.
-    export: an export of a step that is gone, a try beside the one that counts, or what one that
-        ran out of room has left a day ago.
+    export: an export of a step that is gone; a try beside the one that counts; or the remains of a
+        try that ran out of room more than a day ago.
     """
 
     TRASH = "trash"
@@ -71,13 +71,13 @@ class GarbageKind(StrEnum):
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing to remove.
+    """Entry to remove.
 
     Attributes:
-        kind: what it was.
+        kind: its kind.
         name: folder or object, relative to the run.
-        nbytes: bytes that go with it, those of a deleted step's exports too; of files that others
-            link to, none.
+        nbytes: bytes that are freed, including a deleted step's exports. Files that other names
+            link to free none.
         reason: why nobody needs it.
         step: its step, if it belongs to one.
         attempt: the attempt of that step.
@@ -92,11 +92,11 @@ class Garbage:
 
 
 def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
-    """What could be removed now; changes nothing.
+    """List what could be removed now; changes nothing.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: a record that steps are judged by can't be read or
-            is lost; nothing could be judged then.
+        UnsupportedFormatError, CorruptionError: a record that decides about steps can't be read or
+            is lost, so that nothing can be judged.
     """
     run.history().require_whole()
     now = clock()
@@ -113,12 +113,12 @@ def collect_garbage(
     progress: Callable[[Garbage], None] | None = None,
     clock: Clock = utc_now,
 ) -> list[Garbage]:
-    """Remove what `find_garbage` finds; what was removed. An interrupted call is just repeated.
+    """Remove what `find_garbage` finds, and return it. Repeat the call if it was interrupted.
 
     Args:
         run: the run.
-        by: who asks; the writer of the attempt that ends a dead writer's.
-        progress: called after each removal; what it raises ends the collection.
+        by: who asks; also the writer of the attempt that ends a dead writer's.
+        progress: called after each removal; if it raises, the collection ends.
         clock: tells the time.
 
     Raises:
@@ -129,9 +129,9 @@ def collect_garbage(
     _end_dead_attempt(run, by=by, clock=clock)
     clear_announcements(run, now=clock())
     files = run.files
-    files.sweep("")  # halves of files, and locks of names that nobody may write again
+    files.sweep("")  # partial files, and locks of names that nobody may write again
     judge = PolicyJudge(run, clock=clock)
-    covers_older = _covers_older(run)  # once: older copies can only go
+    covers_older = _covers_older(run)  # judged once: from here on older copies can only go
     removed = []
     for garbage in find_garbage(run, clock=clock):
         if garbage.kind is GarbageKind.TRASH:
@@ -140,18 +140,19 @@ def collect_garbage(
             key = garbage.step, garbage.attempt
             if not begin_removal(run, key, now=clock(), keeps=partial(judge.keeps, key)):
                 continue
+            # The manifest first: from then on nobody can use the step, whatever of it is left.
             run.objects.delete(manifest_file(*key))
             files.delete_tree(garbage.name)
             files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
             run.objects.delete(annotation_file(*key))
-            # Last: until here a repeated call goes on.
+            # The tombstone last: until then a repeated call finishes an interrupted removal.
             end_removal(run, key, stays=covers_older(key), now=clock())
         elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage, clock()):
-            continue  # it counts by now
+            continue  # it has become the try that counts
         else:
             files.delete_tree(garbage.name)
             if garbage.kind is GarbageKind.EXPORT:
-                # After the folder, which would be nobody's without it.
+                # After the folder: without this record no later call would find the folder's files.
                 files.delete_tree(f"{garbage.name}.json")
         removed.append(garbage)
         if progress is not None:
@@ -174,13 +175,15 @@ def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
 
 
 def _covers_older(run: Run) -> Callable[[StepKey], bool]:
-    """A function of (step, attempt): True if what it has overwritten would count if it were not.
+    """Return a function of (step, attempt): True if a step it has overwritten would else count.
 
-    One that is deleted is such a step too: it can be had back.
+    That step would be listed again if the tombstone of the other were removed. It may itself be
+    deleted, since a deletion can be undone.
     """
     published = run.published()
-    attempts = run.attempts()  # after manifests
-    is_aside = set_aside(attempts, ())  # by no overwrite: it may be the next to go
+    attempts = run.attempts()  # after the manifests, so that each one's attempt is among them
+    # Overwrites don't supersede here: the overwriting step may be removed next.
+    is_aside = set_aside(attempts, ())
     older = [key for key in published if not is_aside(*key)]
     overwrites = {one.number: one.overwrites for one in attempts}
 
@@ -201,7 +204,7 @@ def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:
 
 
 def _folders_of(run: Run, info: StepInfo) -> list[str]:
-    """The folders of a step: its own, and those that Orbax renames to it at the end."""
+    """List the folders of a step: its own, and temporary ones that Orbax would rename to it."""
     own = step_dir(info.attempt, info.step)
     parent, _, last = own.rpartition("/")
     return [
@@ -213,7 +216,7 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
 
 
 def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
-    """Exports whose step has no manifest, tries that lost to one that was published, old ones."""
+    """Yield exports of steps without a manifest, tries that lost to another, and old remains."""
     files = run.files
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
@@ -233,13 +236,13 @@ def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
 
 
 def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
-    """The tries at an export that nobody needs, and why.
+    """Return the tries at an export that nobody needs, each with the reason.
 
-    One that has left nothing, and that no other has overtaken, may be under way.
+    A try that has left no record may be under way, unless another try was published.
     """
     try:
         counting = find_export(run.objects, key)
-    except (CorruptionError, UnsupportedFormatError):  # damaged: all stays
+    except (CorruptionError, UnsupportedFormatError):  # a damaged manifest: keep everything
         return {}
     if counting is None:
         return {
@@ -253,7 +256,7 @@ def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
 
 
 def _is_lost_export(run: Run, garbage: Garbage, now: datetime) -> bool:
-    """Judge an export, or a try at one, again."""
+    """Judge an export, or a try at one, again, right before its removal."""
     assert garbage.step is not None
     assert garbage.attempt is not None
     if run.objects.read(manifest_file(garbage.step, garbage.attempt)) is None:
@@ -275,7 +278,7 @@ def _numbers(folder: Entry) -> tuple[int | None, int | None]:
 
 
 def _ended_attempts(run: Run, now: datetime) -> set[int]:
-    """Attempts that can publish no more, or can be ended: their writers are gone for good."""
+    """Return attempts that can't publish any more, or whose writers are gone for good."""
     numbers = [attempt.number for attempt in list_attempts(run.objects)]
     ended = set(numbers[:-1])
     lease = read_lease(run.objects)
@@ -285,15 +288,15 @@ def _ended_attempts(run: Run, now: datetime) -> set[int]:
 
 
 def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
-    """Begin an attempt after a dead writer's, so that it could publish nothing if it woke up."""
+    """Begin an attempt after a dead writer's, which then can't publish even if it wakes up."""
     lease = read_lease(run.objects)
     now = clock()
     if lease is None or lease.released or not is_dead(lease, now):
         return
     if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
-        return  # it left nothing that would have to go
+        return  # it left nothing to remove
 
-    with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
+    with contextlib.suppress(LeaseHeldError):  # the writer woke up, or was started again, just now
         begun = begin_attempt(
             run.objects, writer=by, base_step=lambda: last_to_keep(run), clock=clock
         )
@@ -301,8 +304,8 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
 
 
 def _sized(run: Run, found: list[Garbage]) -> list[Garbage]:
-    """Garbage with its bytes."""
-    if run.uri.scheme != "file":  # nothing is linked there, and not all of the run is to be listed
+    """Set the bytes of each entry."""
+    if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
         sizes = [sum(_bytes_below(run, place) for place in _places(one)) for one in found]
     else:
         sizes = _unlinked(run.files.held(), [_places(one) for one in found]) if found else []
@@ -310,7 +313,7 @@ def _sized(run: Run, found: list[Garbage]) -> list[Garbage]:
 
 
 def _places(garbage: Garbage) -> list[str]:
-    """Folders and objects that go with it."""
+    """Return the folders and objects that are removed with it."""
     if garbage.kind is GarbageKind.TRASH:
         return [garbage.name, f"{EXPORTS}{garbage.step}.{garbage.attempt}"]
     if garbage.kind is GarbageKind.EXPORT:
@@ -319,9 +322,9 @@ def _places(garbage: Garbage) -> list[str]:
 
 
 def _unlinked(held: Collection[Held], places: Sequence[Collection[str]]) -> list[int]:
-    """Bytes of the files in each of some places that have no name outside of all; pure.
+    """Return, for each group of places, the bytes of files without a name outside of all groups.
 
-    A file that several of them have counts where it is found first.
+    A file with names in several groups counts for the group in which it is found first. Pure.
     """
     owners = {place: at for at, some in enumerate(places) for place in some}
     names = Counter(one.identity for one in held)
@@ -339,7 +342,7 @@ def _unlinked(held: Collection[Held], places: Sequence[Collection[str]]) -> list
 
 
 def _upwards(name: str) -> Iterator[str]:
-    """A name, and the folders around it."""
+    """Yield a name and the folders around it."""
     while name:
         yield name
         name = name.rpartition("/")[0]

@@ -1,9 +1,9 @@
-"""What the records of a run say of its steps, at one moment: which count, and what is amiss.
+"""Steps of a run as its records show them at one moment, and what is wrong with the records.
 
-One record that is lost, damaged or in another's place is missed by the others: an attempt by the
-one after it, by the lease and by its manifests, the step that was reported durable last by the
-lease, one that had overwritten another by attempts. What the rest still says for certain is judged;
-what it does not is never guessed.
+If a record is lost, damaged or in another's place, others show it: an attempt is named by the next
+one, by the lease and by its manifests; the step that was last reported durable by the lease; a step
+that had overwritten another by attempts. Everything that the remaining records prove is judged;
+nothing else is guessed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -63,22 +63,21 @@ StepKey = tuple[int, int]
 """(step, attempt)."""
 
 _LOOKS: Final = 5
-"""How often the lease may change under a look that misses what it names."""
+"""Tries of a reading while the lease changes and names what the reading did not show."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The steps of a run, and what is wrong with its records.
+    """Steps of a run, and the errors of its records.
 
     Attributes:
         published: (step, attempt) of every manifest, by step.
         deleted: (step, attempt) of every tombstone.
-        lost: steps whose manifest is gone though no tombstone says why: the one that was reported
-            durable last, and such as had overwritten one that is there.
-        doubted: deleted steps above all that are listed, in the place of whose tombstone there is
-            that of another.
+        lost: steps whose manifest is gone without a tombstone that explains it: the one that was
+            last reported durable, and those that had overwritten a step that still exists.
+        doubted: deleted steps, above all listed ones, whose tombstone is another step's record.
         attempts: every attempt, as far as they are known.
-        problems: what is wrong with records that steps are judged by, by name.
+        problems: errors of the records that decide about steps, by name.
     """
 
     published: tuple[StepKey, ...]
@@ -89,7 +88,7 @@ class History:
     doubted: frozenset[StepKey] = frozenset()
 
     def require_whole(self) -> None:
-        """Raise if any of the records is amiss: for who is about to delete.
+        """Raise if any of the records is damaged or lost. Call it before deleting.
 
         Raises:
             UnsupportedFormatError, CorruptionError: one is; all are named.
@@ -107,11 +106,11 @@ class History:
     def states(
         self, keys: Iterable[StepKey] | None = None, *, undeleted: Collection[StepKey] = ()
     ) -> list[tuple[StepKey, StepState]]:
-        """The states of steps that have a manifest.
+        """Return the states of steps that have a manifest.
 
         Args:
-            keys: which; by default all.
-            undeleted: deleted steps that are regarded as not deleted.
+            keys: the steps; by default all.
+            undeleted: deleted steps to treat as not deleted.
         """
         least, most = self._holders()
         trashed = self.deleted.difference(undeleted)
@@ -123,6 +122,7 @@ class History:
             if key in trashed:
                 return StepState.TRASHED
             counts = {least.get(step) == attempt, most.get(step) == attempt}
+            # It counts under the one assumption about unknown attempts, not under the other.
             if len(counts) > 1:
                 return StepState.UNJUDGED
             return StepState.LISTED if True in counts else StepState.SET_ASIDE
@@ -130,30 +130,33 @@ class History:
         return [(key, state(key)) for key in (self.published if keys is None else keys)]
 
     def listed(self, *, undeleted: Collection[StepKey] = ()) -> dict[int, int]:
-        """The attempt that holds each step that is listed for certain, by step."""
+        """Return the steps that are listed for certain, each with the attempt that holds it."""
         judged = self.states(undeleted=undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
 
     def holder(self, step: int) -> int | None:
-        """The attempt that holds a step, be its manifest lost; None if none does for certain."""
+        """Return the attempt that holds a step, even if its manifest is lost; None if uncertain."""
         least, most = self._holders()
         return least.get(step) if least.get(step) == most.get(step) else None
 
     def without(self, key: StepKey | None) -> "History":
-        """The history as it would be if the step `key` had never been published."""
+        """Return the history as if the step `key` had never been published."""
         published = tuple(one for one in self.published if one != key)
         return replace(self, published=published, lost=self.lost - {key})
 
     def latest(self) -> StepKey | None:
-        """The highest listed step, None without any.
+        """Return the highest listed step, or None.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: it can't be told which that is.
+            UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
+                lost.
         """
         judged = self.states()
         kept = (StepState.LISTED, StepState.UNJUDGED)
         highest = max((key for key, state in judged if state in kept), default=None)
         for step, _ in self.lost:
+            # A lost step above the highest one would be the latest: raise instead of going back
+            # silently.
             if highest is None or step >= highest[0]:
                 self.require_judged(step)
         if highest is not None:
@@ -161,10 +164,10 @@ class History:
         return highest
 
     def require_judged(self, step: int) -> None:
-        """Raise if it can't be told what holds `step`.
+        """Raise if the records don't decide which attempt holds `step`.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: it can't be.
+            UnsupportedFormatError, CorruptionError: they don't.
         """
         least, most = self._holders()
         for key in self.doubted:
@@ -177,15 +180,17 @@ class History:
             raise next(self.problems[attempt_file(one)] for one in self.attempts.unknown)
 
     def _holders(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Which attempt holds each step, if unknown attempts set aside nothing, or all they can.
+        """Return the holders of steps if unknown attempts superseded nothing, and if all they can.
 
-        Where both agree, so does whatever they did set aside.
+        Where both agree, the result is certain whatever the unknown attempts did.
         """
         saved = self.deleted.union(self.published, self.lost)
         known, unknown = self.attempts.known, self.attempts.unknown
         if not unknown:
             held = counting(saved, known)
             return held, held
+        # With the one base the unknown attempts supersede nothing, with the other every earlier
+        # step.
         least, most = (
             counting(saved, [*known, *(Attempt(one, base, "", "") for one in unknown)])
             for base in (MAX_NUMBER, -1)
@@ -194,19 +199,19 @@ class History:
 
 
 def published_steps(objects: ObjectStore) -> list[StepKey]:
-    """(step, attempt) of every manifest, by step; from names alone."""
+    """List (step, attempt) of every manifest, by step; from names alone."""
     names = (parse_manifest_file(name) for name in objects.list(MANIFESTS))
     return sorted(key for key in names if key is not None)
 
 
 def trashed_steps(objects: ObjectStore) -> set[StepKey]:
-    """(step, attempt) of every deleted step; from names alone."""
+    """List (step, attempt) of every deleted step; from names alone."""
     names = (parse_trash_file(name) for name in objects.list(TRASH))
     return {key for key in names if key is not None}
 
 
 def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
-    """(step, attempt) of earlier steps that have overwritten `key` too, if they were published."""
+    """Return (step, attempt) of lower steps whose publication would supersede `key` too."""
     step, attempt = key
     return {
         (one.overwrites, one.number)
@@ -216,7 +221,7 @@ def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
 
 
 def saved_among(objects: ObjectStore, keys: Collection[StepKey]) -> list[StepKey]:
-    """Those of the steps that have a manifest or a tombstone."""
+    """Return those of the steps that have a manifest or a tombstone."""
     names = [name for key in keys for name in (manifest_file(*key), trash_file(*key))]
     present = objects.present(names)
     return [key for key in keys if present.intersection((manifest_file(*key), trash_file(*key)))]
@@ -229,21 +234,22 @@ def certain_holder(
     published: Collection[StepKey],
     deleted: Collection[StepKey],
 ) -> int | None:
-    """The attempt that holds a step which is listed for certain; None: ask the whole history.
+    """Return the attempt that holds a step, if it is listed for certain; None: read the history.
 
     Args:
         step: the step.
-        lease: as it was read, before attempts.
-        attempts: of the run.
-        published: (step, attempt) of every manifest of this one step, and of those of `overwriting`
-            that there are, tombstones among these.
-        deleted: the same of its tombstones, from the newest attempt that has published it on.
+        lease: the lease, read before the attempts.
+        attempts: attempts of the run.
+        published: (step, attempt) of every manifest of this step, and of the existing steps among
+            those of `overwriting`, tombstones of the latter included.
+        deleted: (step, attempt) of this step's tombstones, from the newest attempt that has
+            published it on.
     """
     if lease is None or attempts.problems or not published:
         return None
     noted = lease.durable
     if noted is not None and noted[0] == step and noted not in published:
-        return None  # it is lost
+        return None  # its manifest is lost
     attempt = counting(published, attempts.known).get(step)
     if attempt is None:
         return None
@@ -252,14 +258,14 @@ def certain_holder(
     told = told_steps(attempts.known, published if noted is None else [*published, noted])
     needed = later | overwriting((step, attempt), attempts.known)
     if told.intersection(needed).difference(published, gone):
-        return None  # one that had overwritten this one is lost
-    # One that was deleted does not give its place back to what it had overwritten.
+        return None  # a step that had overwritten this one is lost
+    # Deleting a step does not bring back what it had overwritten.
     holder = counting([*published, *gone], attempts.known).get(step)
     return attempt if holder == attempt and (step, attempt) not in gone else None
 
 
 def judge_lease(objects: ObjectStore) -> tuple[Lease | None, dict[str, StorageError]]:
-    """The lease, and what is wrong with it."""
+    """Read the lease, and return it with its error, if any."""
     return _parsed_lease(objects, objects.read(LEASE_FILE))
 
 
@@ -274,10 +280,10 @@ def _parsed_lease(
 
 
 class Look(NamedTuple):
-    """What one round of requests found of a run.
+    """Result of one round of requests about a run.
 
     Attributes:
-        lease: its record, as stored.
+        lease: the lease's record, as stored.
         published: (step, attempt) of every manifest, by step.
         attempts: names of the records of attempts; None: they were not listed.
         folders: names of the folders of attempts.
@@ -290,24 +296,24 @@ class Look(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Nobody has begun here: who does takes the lease first."""
+        """True if nobody has begun here: a writer first takes the lease."""
         return not (self.lease or self.published or self.folders) and self.attempts == []
 
 
 def seen_in(
     objects: ObjectStore, look: Look, history: History, latest: StepKey | None
 ) -> Seen | None:
-    """What a start may rest on that takes the lease next, if it is still the one that was seen.
+    """Return the state that a start may use if it takes the lease unchanged; None if it may not.
 
     Args:
         objects: the run's objects.
-        look: at the run.
-        history: since then, by `history_since`.
-        latest: the last step that is listed.
+        look: the look at the run.
+        history: the history since then, from `history_since`.
+        latest: the last listed step.
     """
     lease, _ = _parsed_lease(objects, look.lease)
     if lease is None and (history.published or history.attempts.known or look.folders):
-        return None  # it is lost: a writer that had it may still publish
+        return None  # the lease is lost: a writer that had it may still publish
     newest = [(one.number, one.base_step) for one in history.attempts.known[-1:]]
     return Seen(
         lease,
@@ -319,7 +325,7 @@ def seen_in(
 
 
 def look_at(objects: ObjectStore) -> Look:
-    """What there is of a run, of which nothing is parsed; in one round."""
+    """Read the lease and list manifests and attempts in one round; nothing is parsed."""
     lease, published, entries = objects.at_once(
         lambda: objects.read(LEASE_FILE),
         lambda: published_steps(objects),
@@ -329,12 +335,11 @@ def look_at(objects: ObjectStore) -> Look:
 
 
 def read_history(objects: ObjectStore, look: Look | None = None) -> History:
-    """The steps of a run, from names and the records of attempts and the lease alone.
+    """Read the steps of a run, from names, the records of attempts and the lease alone.
 
     Args:
         objects: the run's objects.
-        look: what was found of it just now, if it was looked at: one round instead of three, for
-            one request more.
+        look: a look taken just now: it saves two rounds of three, for one more request.
     """
     if look is None:
         lease, published = objects.at_once(
@@ -346,16 +351,17 @@ def read_history(objects: ObjectStore, look: Look | None = None) -> History:
 
 
 def history_since(objects: ObjectStore, look: Look) -> History | None:
-    """The steps of a run that was looked at just now; None: read it anew.
+    """Read the steps of a run that was looked at just now; return None if they must be read anew.
 
-    A round asks everything at once, and so in no order. What is found counts only if it is as if it
-    had been asked in the order of `read_history`: manifests after the lease, since they show what
-    it names; attempts after manifests, since they are listed once more; tombstones after manifests,
-    which go before them.
+    A round sends all requests at once, so their order is undefined. Its result is used only if it
+    equals what `read_history` would have read in order: manifests after the lease, because they
+    include the step that it names; attempts after manifests, because they are listed again and must
+    not have changed; tombstones after manifests, because a manifest goes before its tombstone does.
     """
     lease, problems = _parsed_lease(objects, look.lease)
     noted = None if lease is None else lease.durable
     begun = None if lease is None else lease.begun
+    # The lease names a step that the listing lacks: it may be lost, or the listing stale.
     if problems or (noted is not None and noted not in look.published):
         return None
     deleted, attempts, again = objects.at_once(
@@ -376,11 +382,11 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
 
 
 def _in_order(objects: ObjectStore) -> History:
-    """The same whatever is amiss or goes on meanwhile, one request after the other.
+    """Read the steps in order, one request after the other, despite damage or concurrent change.
 
-    Everything that the lease names was there before: so it is read first. Then manifests before
-    tombstones, which go after them, and both before attempts, so that the attempt that wrote one is
-    among those that judge it.
+    The lease is read first, because everything it names existed before. Manifests come before
+    tombstones, because a removal deletes the manifest first. Both come before attempts, so that the
+    attempt that wrote a manifest is among those that judge it.
     """
     history = None
     for _ in range(_LOOKS):
@@ -391,13 +397,15 @@ def _in_order(objects: ObjectStore) -> History:
         deleted = trashed_steps(objects)
         attempts = judge_attempts(objects, begun, deleted.union(published))
         lost = set()
+        # What lies in the place of the durable step's tombstone is another record: it proves no
+        # deletion.
         if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
             deleted.discard(noted)
         told = told_steps(attempts.known, published if noted is None else [*published, noted])
         told.update(_left_by(attempts, published, objects))
         attempts = _with_what_steps_tell(attempts, told | deleted.union(published), objects)
         for key in sorted(_missed(published, deleted, attempts.known, told, noted)):
-            # By their names: a store may show an old list.
+            # Read them by name before calling them lost: a store's listing may be stale.
             manifest, trash, forgotten = manifest_file(*key), trash_file(*key), forgotten_file(*key)
             found = objects.read_many([manifest, trash, forgotten])
             if found[manifest] is not None:
@@ -411,13 +419,13 @@ def _in_order(objects: ObjectStore) -> History:
         history = History(tuple(published), frozenset(deleted), frozenset(lost), attempts, problems)
         history = _with_doubts(objects, history)
         if not history.problems or judge_lease(objects)[0] == lease:
-            break  # else somebody has removed what the lease named then
+            break  # otherwise what the old lease named was removed meanwhile: read again
     assert history is not None
     return history
 
 
 def _with_doubts(objects: ObjectStore, history: History) -> History:
-    """With what is wrong with the tombstones by which a step is not the latest: one look each."""
+    """Add the errors of the tombstones that hide a step above the latest one; one read for each."""
     names = {key: trash_file(*key) for key in _hidden(history)}
     wrong = {key: error for key, name in names.items() if (error := misplaced(objects, name))}
     problems = {names[key]: error for key, error in wrong.items()}
@@ -425,11 +433,12 @@ def _with_doubts(objects: ObjectStore, history: History) -> History:
 
 
 def _hidden(history: History) -> Iterator[StepKey]:
-    """Steps above all that are listed, each of which would be if it were not deleted."""
+    """Yield the deleted steps above all listed ones, which would be listed if not deleted."""
     if not history.deleted:
         return
     published = set(history.published)
     held = counting(history.deleted | published, history.attempts.known)
+    # From the highest step down, until one that is not deleted.
     for key in reversed(held.items()):
         if key not in history.deleted:
             return
@@ -440,10 +449,10 @@ def _hidden(history: History) -> Iterator[StepKey]:
 def _left_by(
     attempts: AttemptsFound, published: list[StepKey], objects: ObjectStore
 ) -> Iterator[StepKey]:
-    """Steps that attempts have saved of which the record is amiss, by their folders.
+    """Yield steps that attempts with damaged or lost records have saved, by their folders.
 
-    Each was published if a later one of the same attempt was: they only go up, and no attempt goes
-    on after a save that failed.
+    Such a step was published if a later step of the same attempt was: steps only go up within an
+    attempt, and no attempt goes on after a save that failed.
     """
     last = {number: step for step, number in published}
     for name in attempts.problems:
@@ -461,12 +470,12 @@ def _left_by(
 def _with_what_steps_tell(
     attempts: AttemptsFound, saved: Collection[StepKey], objects: ObjectStore
 ) -> AttemptsFound:
-    """Of attempts whose records are amiss, which step they have overwritten, and whose they kept.
+    """Infer what attempts with damaged records have overwritten, and whose base step they kept.
 
-    None saves a step up to its base step but one that was begun to overwrite it, and no other
-    before. Of the copies of its base step it kept the last. Where the first of these steps has a
-    record that is not its own, it may have been saved, or never: nothing tells what that attempt
-    has overwritten, and it is unknown.
+    An attempt saves no step up to its base step, except one that it was begun to overwrite, which
+    it saves first. Of the copies of its base step it kept the last one. If the manifest or
+    tombstone of that first step is a record of another place, the step may or may not have been
+    saved. Then nothing shows what the attempt has overwritten, and it counts as unknown.
     """
 
     def filled(one: Attempt) -> Attempt | None:
@@ -499,10 +508,10 @@ def _missed(
     told: set[StepKey],
     noted: StepKey | None,
 ) -> set[StepKey]:
-    """Steps that were published once and that no list shows, and that would matter if they were.
+    """Return steps that were published, that no listing shows, and whose loss matters.
 
-    Of one that had overwritten another the tombstone stays for as long as that is there, see
-    `end_removal`; of others nothing need be left.
+    A step that had overwritten another keeps its tombstone while the other exists, see
+    `end_removal`. Other steps may leave no trace, so their absence is no loss.
     """
     shown = deleted.union(published)
     told = told - shown
@@ -513,7 +522,7 @@ def _missed(
         overwrites = {one.number: one.overwrites for one in attempts}
 
         def has_overwritten(step: int, number: int) -> bool:
-            """Whether there is something that would count if that one had not been."""
+            """Return True if another step would count if this one had never been published."""
             if counts.get(step, number) < number:
                 return True
             later = (one for other, one in counts.items() if other > step)

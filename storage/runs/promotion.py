@@ -54,11 +54,11 @@ def promote_step(
     check: Callable[[StepInfo], None] | None = None,
     later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
-    """Point `alias` at a listed step, if it is still as the caller last saw it.
+    """Point `alias` at a listed step, if the alias is still as the caller last saw it.
 
-    The caller waits for four round trips to the store: a look at everything that is told by names;
-    the hold, and beside it a closer look; another look, now that it is held; the alias. Damage that
-    is noted before the third of them is seen there.
+    The caller waits for four round trips to the store: a look at all names that matter; the hold,
+    with a closer look; another look, now that the step is held; the move of the alias. Damage that
+    is noted before the third is seen there.
 
     Args:
         run: the run.
@@ -66,25 +66,27 @@ def promote_step(
         alias: the alias.
         by: who asks.
         reason: why.
-        expect: the alias's sequence last seen; None: it must not exist (deleted is not existing).
-        lost: the alias's last event that anybody knows of, if the store may have lost it: the move
-            comes after it.
-        opened: False: nobody has looked yet whether the run exists; it is looked at here.
-        check: is told the step right before the alias moves, while it is held; what it raises is
-            raised, and the alias stays.
-        later: takes what lets the step go again, to be called soon, by whoever has the time: nobody
-            need wait for it. By default it is called before this returns.
+        expect: the alias's sequence last seen; None: it must not exist. A deleted alias does not
+            exist.
+        lost: the alias's last event known elsewhere, if the store may have lost it: the move comes
+            after it.
+        opened: False if the caller has not checked that the run exists; then it is checked here.
+        check: called with the step right before the alias moves, while the step is held. If it
+            raises, the alias stays.
+        later: receives the function that releases the hold, to call it soon in the background. By
+            default the hold is released before this returns.
 
     Raises:
-        RunNotFoundError: there is no such run, and it was not `opened`.
+        RunNotFoundError: there is no such run, and `opened` is False.
         StepNotFoundError: the step is not listed; or it was adopted, and its owner has removed it.
         StepInFlightError: it is being written.
-        StepDamagedError: its last verification has failed; no reason is good enough.
-        CorruptionError: it was adopted, and a listing shows that its owner has changed it; or what
-            is noted of it can't be read, which would tell whether it is damaged.
+        StepDamagedError: its last verification has failed; there is no way to promote it all the
+            same.
+        CorruptionError: it was adopted, and a listing shows that its owner has changed it; or the
+            annotation that would show damage can't be read.
         PreconditionFailedError: the alias changed; `current` is the `Alias` or None.
-        StepChangedError: the step was deleted meanwhile, or is about to be; the alias is as before.
-        InvalidURIError: `alias` can't be an alias, or `step` is no step's number.
+        StepChangedError: the step was deleted meanwhile, or is about to be; the alias is unchanged.
+        InvalidURIError: `alias` is not a valid alias name, or `step` is not a step number.
     """
     look = _Look.at(run, check_step(step), alias, opened)
     with ExitStack() as hold:
@@ -100,6 +102,7 @@ def promote_step(
             by=by,
             reason=reason,
             expect=expect,
+            # If it has moved since that look, the compare-and-swap fails.
             seen=look.alias,
             lost=lost,
         )
@@ -109,15 +112,15 @@ def promote_step(
 
 
 class _Look(NamedTuple):
-    """What one round trip shows of a run, a step of it and an alias; nothing is certain yet.
+    """Result of one round trip about a run, a step of it and an alias; nothing is certain yet.
 
     Attributes:
         step: the step.
-        lease: as it is stored.
-        alias: the same.
+        lease: the lease, as stored.
+        alias: the alias, as stored.
         attempts: names of the records of attempts.
         published: (step, attempt) of the step's manifests.
-        deleted: (step, attempt) of its tombstones.
+        deleted: (step, attempt) of the step's tombstones.
     """
 
     step: int
@@ -139,14 +142,14 @@ class _Look(NamedTuple):
             partial(objects.list, trash_files(step)),
         )
         if not there:
-            run.info()  # raises, and says what there is instead
+            run.info()  # raises an error that says what exists instead
         published = {key for name in manifests if (key := parse_manifest_file(name)) is not None}
         deleted = {key for name in trash if (key := parse_trash_file(name)) is not None}
         return cls(step, lease, stored, attempts, published, deleted)
 
     @property
     def candidate(self) -> StepKey | None:
-        """The one that is listed, if any is: what set it aside would set aside earlier ones too."""
+        """Only copy of the step that can be listed: what supersedes it supersedes earlier ones."""
         newest = max(self.published, default=None)
         return None if newest is None or newest in self.deleted else newest
 
@@ -157,7 +160,7 @@ def _attempts(run: Run) -> list[str]:
 
 
 def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: str) -> StepInfo:
-    """The step, which is listed and held until `hold` ends."""
+    """Return the listed step, held until `hold` ends."""
 
     def hold_it(key: StepKey) -> Damage | None:
         reason, noted = f"promote it to {alias!r}", partial(damage_of, run, key)
@@ -167,23 +170,24 @@ def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: 
         return damage
 
     info = damage = None
+    # Hold and judge the likely step in one round; if it is not certain, judge by the whole history.
     if look.candidate is not None:
         info, damage = run.objects.at_once(
             partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
         )
     if not isinstance(info, StepInfo):
         hold.close()
-        info = run.step(look.step)  # the whole history tells
+        info = run.step(look.step)  # judged by the whole history
         damage = hold_it((info.step, info.attempt))
     refuse_damaged(run, info, always=True, damage=damage)
     return info
 
 
 def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
-    """The step, if it is listed for certain; asked by name: a store may have shown an old list.
+    """Return the step if it is listed for certain, read by name: a store's listing may be stale.
 
-    Attempts are listed anew, after manifests: the one that wrote a manifest is among those that
-    judge it.
+    Attempts are listed again, after the manifests, so that the attempt that wrote a manifest is
+    among those that judge it.
     """
     objects = run.objects
     if look.lease is None:
@@ -202,10 +206,11 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         lambda: _attempts(run),
     )
     known = {one.number for one in attempts.known}
+    # A record appeared between the looks, or a later copy exists: nothing is certain.
     if names != look.attempts or known != numbers or manifests:
         return None
     deleted = [one for one in later if trash_file(*one) in tombstones]
-    # Of most steps there are none: it takes no round then.
+    # Most steps have no such keys: then this takes no request.
     published = look.published.union(saved_among(objects, overwriting(key, attempts.known)))
     holder = certain_holder(look.step, lease, attempts, published, deleted)
     found = [one for one in described if one.problem is None and one.attempt == holder]
@@ -221,7 +226,7 @@ def delete_alias(
     expect: int,
     lost: AliasEvent | None = None,
 ) -> Alias:
-    """Delete an alias that is still as last seen; its tombstone, which keeps the history.
+    """Delete an alias that is still as last seen; return its tombstone, which keeps the history.
 
     Args:
         run: the run.
@@ -240,7 +245,7 @@ def delete_alias(
 
 
 def _refuse_changed(run: Run, info: StepInfo) -> None:
-    """Raise if an adopted step is not there any more as it was; nothing is read but names."""
+    """Raise if an adopted step's files are gone or have changed, as a listing shows."""
     if info.source is None:
         return
     place, *_ = file_places(run.step_uri(info), run.manifest(info).inline_objects, info.source)

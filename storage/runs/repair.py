@@ -1,7 +1,7 @@
-"""Rebuilding records of a run from what the others say; nothing is guessed, nothing thrown away.
+"""Repair of a run's records from what the other records say; nothing is guessed or thrown away.
 
-`docs/howto/verify.md` tells for each kind what it is rebuilt from, and when it can't be. What is
-replaced is kept below `damaged/`, by its name and the SHA-256 of its bytes.
+`docs/howto/verify.md` says for each kind what it is rebuilt from, and when it can't be. The
+replaced record is kept below `damaged/`, by its name and the SHA-256 of its bytes.
 """
 
 import secrets
@@ -69,7 +69,7 @@ from cairn.storage.store import (
 __all__ = ["Repair", "repair_run"]
 
 _ORDER: Final = (RUN_FILE, ATTEMPTS, LEASE_FILE)
-"""What comes first: others are judged, or rebuilt, by it."""
+"""Records to repair first: others are judged, or rebuilt, by them."""
 
 _KINDS: Final[tuple[tuple[Callable[[str], object], type[Record]], ...]] = (
     (lambda name: name == LEASE_FILE or None, Lease),
@@ -82,7 +82,7 @@ _KINDS: Final[tuple[tuple[Callable[[str], object], type[Record]], ...]] = (
     (parse_hold_file, Hold),
     (parse_export_manifest, ExportManifest),
 )
-"""What reads a record's name, and what the record is."""
+"""Parser of a record's name, and the class of the record."""
 
 
 _FORGET: Final = "forget it"
@@ -90,13 +90,13 @@ _FORGET: Final = "forget it"
 
 @dataclass(frozen=True)
 class Repair:
-    """One record that is amiss.
+    """Record that is damaged or lost, and what to do about it.
 
     Attributes:
-        name: of the record.
-        action: what mends it; None if nothing here can.
-        hint: what to do by hand, where nothing here can.
-        done: it was done.
+        name: name of the record.
+        action: what repairs it; None if nothing here can.
+        hint: what to do by hand if nothing here can.
+        done: True if the action was carried out.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Repair:
 
 
 class _Fix:
-    """A repair, and how it is carried out."""
+    """Repair with the function that carries it out."""
 
     def __init__(self, repair: Repair, do: Callable[[], None] | None = None) -> None:
         self.repair = repair
@@ -121,19 +121,19 @@ def repair_run(
     forget: Collection[str] = (),
     clock: Clock = utc_now,
 ) -> list[Repair]:
-    """What would mend the records of a run, or, without `dry_run`, what did.
+    """Repair the records of a run; with `dry_run`, only return what would be done.
 
     Args:
         run: the run, which need not have a `run.json`.
         by: who asks.
         dry_run: change nothing.
-        forget: names of records that can't be rebuilt, or of an attempt whose record can't be, and
-            that the run shall go on without.
+        forget: names of records to go on without: records that can't be rebuilt, or that belong to
+            an attempt whose record can't be rebuilt.
         clock: tells the time.
 
     Raises:
         LeaseHeldError: a writer is alive; nothing was done.
-        RecordNotLostError: `forget` names records that are not amiss, or that can be rebuilt.
+        RecordNotLostError: `forget` names records that are whole, or that can be rebuilt.
         StorageError: the store refuses; what was done until then stays done.
     """
     lease, _ = judge_lease(run.objects)
@@ -147,7 +147,8 @@ def repair_run(
             holder=lease.writer,
         )
     checked = check_run(run)
-    # First what is to be forgotten of attempts that nothing tells of: then nothing misses these.
+    # First forget the records of unknown attempts: then no record refers to those attempts any
+    # more.
     untold = sorted({*forget}.intersection(_untold(read_history(run.objects)) if forget else ()))
     names = untold + _in_order({*checked.unreadable}.difference(untold))
     fixes = [_Mender(run, by, forget, clock).fix(name) for name in names]
@@ -158,33 +159,33 @@ def repair_run(
     done: list[Repair] = []
     while names:
         name = names.pop(0)
-        # Each anew: what was mended before is what the next is rebuilt from.
+        # Judge each record anew: it may be rebuilt from one that was repaired before.
         fix = _Mender(run, by, forget, clock).fix(name)
         if fix is None:
             continue
         if fix.do is not None:
             fix.do()
         done.append(fix.repair if fix.do is None else replace(fix.repair, done=True))
-        if name == RUN_FILE and fix.do is not None:  # the others are judged by it
+        if name == RUN_FILE and fix.do is not None:  # the others are judged by its id
             names = _in_order({*check_run(run).unreadable} - {RUN_FILE})
     for name in (RUN_FILE, *sorted(RUN_FOLDERS)):
-        run.objects.sync(name)  # a repair that died before its sync may have mended it
+        run.objects.sync(name)  # a repair that died before its fsync may have written them
     return done + _left(check_run(run))
 
 
 def _untold(history: History) -> list[str]:
-    """Manifests and tombstones of attempts of which no record tells the base step."""
+    """Return manifests and tombstones of attempts whose base step no record names."""
     names = [(number, manifest_file(step, number)) for step, number in history.published]
     names += [(number, trash_file(step, number)) for step, number in sorted(history.deleted)]
     return [name for number, name in names if number in history.attempts.unknown]
 
 
 def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
-    """What does not fit, though each record is what was written: nothing here can tell why.
+    """Return the remaining contradictions between records that are whole; no repair is known.
 
     Args:
-        checked: what was found.
-        mended: names of records that are about to be; what is said of these is no longer true then.
+        checked: the report of the check.
+        mended: names of records that will be repaired; contradictions that name them will vanish.
     """
     told = [problem.partition(": ") for problem in checked.problems]
     return [
@@ -197,7 +198,7 @@ def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
 def _in_order(names: Collection[str]) -> list[str]:
     def place(name: str) -> tuple[int, int, str]:
         first = [index for index, start in enumerate(_ORDER) if name.startswith(start)]
-        # The newest attempt first: it tells of the one before it.
+        # The newest attempt first: it names the one before it.
         return (*first, len(_ORDER))[0], -(parse_attempt_file(name) or 0), name
 
     return sorted(names, key=place)
@@ -223,7 +224,7 @@ def _can_be_forgotten(name: str) -> bool:
 
 
 class _Mender:
-    """Rebuilds records from the others, as they are now."""
+    """Rebuilder of records from the others, as they are now."""
 
     def __init__(self, run: Run, by: str, forget: Collection[str], clock: Clock) -> None:
         self._run = run
@@ -233,7 +234,7 @@ class _Mender:
         self._clock = clock
 
     def fix(self, name: str) -> _Fix | None:
-        """How the record `name` is mended; None if it is whole by now."""
+        """Return how to repair the record `name`; None if it is whole by now."""
         self._found = self._objects.read(name)
         if name in self._forget and name in _untold(read_history(self._objects)):
             return self._forgotten(name)
@@ -283,7 +284,7 @@ class _Mender:
         return _Fix(Repair(RUN_FILE, action), write)
 
     def _times(self) -> list[str]:
-        """When attempts and steps that still tell were written."""
+        """Return the times at which attempts and steps were written, from readable records."""
         names = [name for name in self._objects.children(ATTEMPTS) if parse_attempt_file(name)]
         attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
         published = [manifest_file(*key) for key in self._run.published()]
@@ -294,7 +295,7 @@ class _Mender:
     def _attempt(self, name: str, number: int) -> _Fix | None:
         history = read_history(self._objects)
         if self._found is None and name not in history.problems:
-            return None  # what named it was forgotten
+            return None  # the record that named it was forgotten
         known = {one.number: one for one in history.attempts.known}
         if number not in known:
             own = [one for one in _untold(history) if one.endswith(f".{number}.json")]
@@ -308,7 +309,7 @@ class _Mender:
         earlier = [one for one in history.attempts.known if one.number < number]
         previous = (earlier[-1].number, earlier[-1].base_step) if earlier else (0, -1)
         lost = [one for one in history.attempts.unknown if previous[0] < one < number]
-        if lost:  # it would tell that there was none
+        if lost:  # the rebuilt record would claim that this attempt never existed
             return _Fix(Repair(name, None, f"Restore {attempt_file(lost[-1])} first."))
         own = [manifest_file(*key) for key in history.published if key[1] == number]
         manifests, _ = judge_records(self._objects, own, Manifest.parse)
@@ -373,7 +374,7 @@ class _Mender:
         return _Fix(Repair(name, action), partial(self._write, name, tombstone))
 
     def _manifest(self, name: str) -> _Fix:
-        """Of the step's index, which was written with it; else it can only be forgotten."""
+        """Rebuild it from the step's index, written with it; else it can only be forgotten."""
         key = parse_manifest_file(name)
         assert key is not None
         found = self._objects.read(name)
@@ -393,7 +394,8 @@ class _Mender:
 
         def write() -> None:
             self._keep(name)
-            # Of that which was seen: who removes the step meanwhile begins with its manifest.
+            # Only if the store still has what was seen: a removal of the step begins with its
+            # manifest.
             generation = None if found is None else found.generation
             write_record(self._objects, name, manifest, generation=generation)
 
@@ -441,7 +443,7 @@ class _Mender:
             self._objects.delete_if(name, generation=generation)
 
     def _keep(self, name: str) -> bytes | None:
-        """Keep what was found below `damaged/`; its generation: whatever came since stays."""
+        """Copy the present record to `damaged/` and return its generation, for the replacement."""
         if self._found is None:
             return None
         stored = self._found.value
@@ -454,7 +456,7 @@ class _Mender:
         return self._found.generation
 
     def _is_whole(self, name: str, stored: Versioned) -> bool:
-        """Whether a record is what was written there, mended by somebody else perhaps."""
+        """Return True if a record is what was written there; another repair may have mended it."""
         if name == RUN_FILE:
             return self._is_own_run_file(stored)
         kind = next(kind for parse, kind in _KINDS if parse(name) is not None)

@@ -1,4 +1,4 @@
-"""Which step a reference means: by number, alias or metric."""
+"""Resolution of references to steps: by number, alias or metric."""
 
 import logging
 import os
@@ -32,12 +32,13 @@ _MODES: Final[tuple[Better, ...]] = ("min", "max")
 def resolve_checkpoint(
     text: StoreURI | str | os.PathLike[str], *, damaged: OnDamage | None = "refuse"
 ) -> tuple[Run, StepInfo]:
-    """The run and the step that a reference names, see `parse_ref`.
+    """Return the run and the step that a reference names, see `parse_ref`.
 
     Args:
         text: the reference.
-        damaged: what to do where it names no step and no alias, and the step that it means is
-            known to be damaged: "refuse" it, "skip" it for the next sound one, or None: take it.
+        damaged: what to do if the reference names neither a step nor an alias, and the step that it
+            resolves to is known to be damaged: "refuse" it, "skip" it for the next sound one, or
+            None: take it.
 
     Raises:
         InvalidURIError: the text is malformed.
@@ -46,7 +47,7 @@ def resolve_checkpoint(
         StepNotFoundError: there is no such step.
         StepInFlightError: the step is being written now.
         StepDamagedError: the step is damaged and refused, or no other is sound.
-        PolicyError: it is the best by a metric of which nobody said which values are good.
+        PolicyError: it asks for the best step by a metric whose direction is unknown.
     """
     ref = parse_ref(text)
     run = Run.open(ref.run)
@@ -54,22 +55,22 @@ def resolve_checkpoint(
 
 
 def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "refuse") -> StepInfo:
-    """The step that `ref` names; an alias keeps its step even when that was set aside.
+    """Return the step that `ref` names; an alias keeps its step even if that was superseded.
 
-    A step or an alias is taken as it is named; of an alias whose step is damaged the log warns.
+    A step or an alias is taken as named, even if it is damaged; for an alias a warning is logged.
 
     Args:
         run: the run.
-        ref: what names the step.
+        ref: the reference.
         damaged: what to do if the latest step, or the best, is damaged; see `resolve_checkpoint`.
 
     Raises:
         AliasNotFoundError: there is no such alias.
         StepNotFoundError: there is no such step, or none at all.
         StepInFlightError: it is being written now.
-        StepDamagedError: the latest step, or the best, is damaged and refused; it names the step
-            to take instead, if there is one.
-        PolicyError: it is the best by a metric of which nobody said which values are good.
+        StepDamagedError: the latest step, or the best, is damaged and refused; the error names the
+            step to take instead, if there is one.
+        PolicyError: it asks for the best step by a metric whose direction is unknown.
     """
     if ref.step is not None:
         return run.step(ref.step)
@@ -86,20 +87,21 @@ def resolve_step(run: Run, ref: CheckpointRef, *, damaged: OnDamage | None = "re
 def best_step(
     run: Run, metric: str, mode: Better | None, *, damaged: OnDamage | None = "refuse"
 ) -> StepInfo:
-    """The listed step with the best value of a metric; of equal ones the latest.
+    """Return the listed step with the best value of a metric; of equal values the latest.
 
     Args:
         run: the run.
-        metric: its name; steps without it, or whose value is NaN, are never the best.
-        mode: "min" if small values are good, such as a loss; "max" if large ones are; None: as the
-            steps say themselves.
-        damaged: what to do if the best is damaged: "refuse" it, "skip" it for the best of those
-            that are not, or None: take it.
+        metric: its name; steps without it, or with NaN, are never the best.
+        mode: "min" if lower is better, such as for a loss; "max" if higher is; None: as noted with
+            the steps.
+        damaged: what to do if the best is damaged: "refuse" it, "skip" it for the best sound one,
+            or None: take it.
 
     Raises:
-        PolicyError: `mode` is something else, steps say otherwise, or nothing tells which values
-            are good.
-        StepNotFoundError: no listed step has a value of this metric; names those that they have.
+        PolicyError: `mode` has another value, contradicts the steps' notes, or is None and the
+            steps don't say.
+        StepNotFoundError: no listed step has a value of this metric; the error names the metrics
+            that they have.
         StepDamagedError: the best is damaged and refused, or no other is sound.
         UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read.
     """
@@ -114,7 +116,7 @@ def best_step(
     sound = next((key for key in best if key not in broken), None)
     if sound is None or damaged != "skip":
         damage = damage_of(run, best[0])
-        if damage is None:  # lifted just now
+        if damage is None:  # it was lifted just now
             return steps[best[0]]
         raise step_damaged(
             run, best[0], damage, next_step=_instead(run, f"best sound step by {metric!r}", sound)
@@ -124,7 +126,7 @@ def best_step(
 
 
 def _latest(run: Run, damaged: OnDamage | None) -> StepInfo:
-    """The latest listed step, or the newest sound one."""
+    """Return the latest listed step, or the newest sound one."""
     history = run.history()
     latest = history.latest()
     if latest is None:
@@ -167,13 +169,13 @@ def _aliased(run: Run, name: str) -> StepInfo:
 def _noted(
     run: Run, key: StepKey, describe: Callable[[], StepInfo]
 ) -> tuple[StepInfo, Damage | None]:
-    """What a step is, and its damage, which takes no round of its own."""
+    """Describe a step and read its damage, in the same round of requests."""
     info, damage = run.objects.at_once(describe, lambda: known_damage(run, key))
     return info, damage
 
 
 def _instead(run: Run, what: str, sound: StepKey | None) -> str:
-    """What to load in place of a damaged step."""
+    """Return the advice what to load in place of a damaged step."""
     if sound is None:
         return "No other step is sound: restore its files from a backup and verify it again."
     return (

@@ -1,15 +1,15 @@
-"""Which steps of a run to keep: a decision, and its carrying out.
+"""Retention: the decision which steps of a run to keep, and its execution.
 
-`decide` is pure: it is taken from facts that are passed in. `apply_retention` reads the facts, and
-deletes through the trash.
+`decide` is pure: it is given all facts. `apply_retention` reads the facts, and deletes through the
+trash.
 
-A step is kept if any rule of the policy keeps it, or if it must be kept whatever the policy says:
-the latest step, a step that an alias names, one that somebody works with, and every step whose
-bytes a kept step refers to. A step that is known to be damaged is deleted only by hand, and stands
-for no other: rules choose among the sound ones, and the latest is the latest of those.
+A step is kept if any rule of the policy keeps it, or if it must stay whatever the policy says: the
+latest step, a step that an alias names, a step in use, and every step whose bytes a kept step
+needs. A step that is known to be damaged is never deleted by a policy, and never chosen by a rule:
+rules choose among the sound steps, and the latest step is the latest sound one.
 
-A policy without rules deletes nothing, nor does one that names a metric or a label that no step
-carries: misspelt, it would delete what it is to keep.
+A policy without rules deletes nothing. Neither does a policy with a metric or a label that no step
+has: a misspelt name would delete the steps that it should keep.
 """
 
 import contextlib
@@ -77,12 +77,12 @@ _WITHOUT_DIGITS: Final = str.maketrans("", "", "0123456789")
 
 @dataclass(frozen=True, kw_only=True)
 class BestSteps:
-    """Keep the best steps by one metric.
+    """Rule that keeps the best steps by one metric.
 
     Attributes:
-        metric: its name; steps without it, or whose value is NaN, are never among the best.
-        count: how many to keep.
-        mode: "min" if small values are good, such as a loss; else "max".
+        metric: its name; steps without it, or with NaN, are never among the best.
+        count: number of steps to keep.
+        mode: "min" if lower is better, such as for a loss; else "max".
     """
 
     metric: str
@@ -92,19 +92,19 @@ class BestSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionPolicy:
-    """What to keep of a run. Rules add up: what one keeps, no other deletes.
+    """Steps of a run to keep. Rules add up: a step that one rule keeps is not deleted by another.
 
     Attributes:
-        keep_last: this many latest steps.
-        keep_every: every step whose number is a multiple of this.
-        keep_within: every step saved within this many seconds before now.
-        keep_best: the best steps by some metrics.
-        keep_labelled: every step with one of these labels: a name for any value, "name=value" for
-            that value.
+        keep_last: the number of latest steps to keep.
+        keep_every: keep every step whose number is a multiple of this.
+        keep_within: keep every step saved within this many seconds before now.
+        keep_best: keep the best steps by some metrics.
+        keep_labelled: keep every step with one of these labels: a name for any value, "name=value"
+            for that value.
 
     Raises:
-        PolicyError: a number below 1 or no number at all, one text where a list of them belongs, an
-            empty name, or a mode that does not exist; all are listed.
+        PolicyError: a number is below 1 or not a number, a text stands where a list belongs, a name
+            is empty, or a mode does not exist; all problems are listed.
     """
 
     keep_last: int | None = None
@@ -159,17 +159,17 @@ class RetentionPolicy:
         object.__setattr__(self, "keep_labelled", labels)
 
     def to_json(self) -> dict[str, Any]:
-        """The policy as JSON; `from_json` gives it back."""
+        """Return the policy as JSON, which `from_json` reads."""
         rules = asdict(self)
         rules["keep_best"] = [asdict(best) for best in self.keep_best]
         return {name: rule for name, rule in rules.items() if rule not in (None, (), [])}
 
     @classmethod
     def from_json(cls, rules: Mapping[str, Any]) -> "RetentionPolicy":
-        """The policy that `to_json` gave.
+        """Create the policy from the JSON of `to_json`.
 
         Raises:
-            PolicyError: there are rules that this release does not know, or can't act on.
+            PolicyError: there are rules that this release does not know, or can't apply.
         """
         try:
             best = [BestSteps(**one) for one in rules.get("keep_best", ())]
@@ -184,18 +184,18 @@ class RetentionPolicy:
 
     @property
     def deletes(self) -> bool:
-        """Whether there is a rule at all; a policy without rules keeps everything."""
+        """True if there is any rule; a policy without rules keeps everything."""
         numbers = (self.keep_last, self.keep_every, self.keep_within)
         return self.has_names or any(number is not None for number in numbers)
 
     @property
     def has_names(self) -> bool:
-        """Whether it names metrics or labels, which steps may carry or not."""
+        """True if it names metrics or labels, which steps may have or not."""
         return bool(self.keep_best or self.keep_labelled)
 
 
 def _not_lists(name: str, given: object, of: str) -> list[str]:
-    """What is wrong with a rule that is no list; of a text each letter would be one."""
+    """Return the problem if a rule is not a list; in a text each letter would count as an entry."""
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         return []
     return [f"{name} is {given!r}, expected a list of {of}"]
@@ -203,7 +203,7 @@ def _not_lists(name: str, given: object, of: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a decision needs to know of one listed step.
+    """Facts about a listed step that a decision needs.
 
     Attributes:
         step: step number.
@@ -211,8 +211,8 @@ class StepFacts:
         created: when it was saved.
         metrics: numbers by name.
         labels: text by name.
-        needs: the steps that hold bytes of it.
-        better: of metrics, which values are good, as the step says.
+        needs: the other steps whose bytes it needs.
+        better: direction of metrics, as noted with the step.
         damaged: its last verification has failed.
     """
 
@@ -233,7 +233,7 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one step, and why.
+    """Decision about one step, with the reasons.
 
     Attributes:
         step: step number.
@@ -247,7 +247,7 @@ class Decision:
 
     @property
     def keep(self) -> bool:
-        """Whether the step stays."""
+        """True if the step stays."""
         return bool(self.reasons)
 
 
@@ -259,20 +259,20 @@ def decide(
     aliases: Mapping[str, StepKey],
     held: Collection[StepKey] = (),
 ) -> list[Decision]:
-    """Decide for each step whether it stays: all do if none carries what the policy names.
+    """Decide for each step if it stays; all do if no step has a metric or label of the policy.
 
     Args:
         steps: every listed step, in any order.
-        policy: what to keep.
+        policy: the steps to keep.
         now: the present moment.
         aliases: (step, attempt) that each alias names.
-        held: steps that somebody works with now.
+        held: steps in use now.
 
     Returns:
         One decision per step, by step.
 
     Raises:
-        PolicyError: `held` has something else than (step, attempt): it would protect nothing.
+        PolicyError: an entry of `held` is not (step, attempt): it would protect nothing.
     """
     _check_held(held)
     facts = sorted(steps, key=lambda one: one.key)
@@ -293,6 +293,7 @@ def decide(
         keep([key], reason)
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
+    # A misspelt name would delete the steps that it should keep.
     for one in _unmet(facts, policy):
         keep(list(reasons), one.short)
     _keep_needed({one.key: one.needs for one in facts}, reasons)
@@ -336,7 +337,7 @@ def _by_rules(
 
 
 def ranked(facts: Iterable[StepFacts], metric: str, mode: Literal["min", "max"]) -> list[StepKey]:
-    """The steps that have a value of a metric, best first; of equal values the later step is."""
+    """Rank the steps that have a value of a metric, best first; of equal values the later first."""
     sign = 1.0 if mode == "min" else -1.0
     values = sorted(
         (sign * one.metrics[metric], -one.step, one.key)
@@ -357,12 +358,12 @@ def _has_label(one: StepFacts, label: str) -> bool:
 
 @dataclass(frozen=True)
 class _Unmet:
-    """A metric or label that a policy names, and no step carries.
+    """Metric or label of a policy that no step has.
 
     Attributes:
         kind: which of the two.
-        name: as the policy has it.
-        known: those that steps carry.
+        name: its name in the policy.
+        known: the names that steps have.
     """
 
     kind: Literal["metric", "label"]
@@ -371,12 +372,12 @@ class _Unmet:
 
     @property
     def short(self) -> str:
-        """In a few words."""
+        """Problem in a few words."""
         return f"no step carries the {self.kind} {self.name!r}"
 
     @property
     def problem(self) -> str:
-        """In a line, with what was meant."""
+        """Problem in one line, with the name that was probably meant."""
         nearest = self.nearest(_ALIKE)
         if self.name in self.known:
             hint = "it is NaN wherever there is one"
@@ -392,14 +393,14 @@ class _Unmet:
 
     @property
     def is_wrong_for_good(self) -> bool:
-        """Whether it is another's name with some letters wrong; "top1" and "top5" are two names."""
+        """True if it is a misspelt known name; "top1" and "top5" are two names."""
         if self.name in self.known or (self.kind == "label" and "=" in self.name):
-            return False  # a number, or another value of the label, may come
+            return False  # a later step may have a number, or another value of the label
         meant = self.nearest(_MISSPELT)
         return meant is not None and _letters(meant) != _letters(self.name)
 
     def nearest(self, likeness: float) -> str | None:
-        """The name among the known ones that is most like it, if any is."""
+        """Return the known name that is most similar, if any is similar enough."""
         names = {name.casefold(): name for name in sorted(self.known) if name != self.name}
         found = difflib.get_close_matches(self.name.casefold(), names, n=1, cutoff=likeness)
         return names[found[0]] if found else None
@@ -407,11 +408,11 @@ class _Unmet:
 
 @dataclass(frozen=True)
 class _Contradicted:
-    """A metric of which a policy keeps the best by another direction than steps say.
+    """Metric whose best steps a policy keeps by another direction than steps note.
 
     Attributes:
         best: the rule.
-        noted: what steps say is better.
+        noted: the directions that steps note.
     """
 
     best: BestSteps
@@ -420,12 +421,12 @@ class _Contradicted:
 
     @property
     def short(self) -> str:
-        """In a few words."""
+        """Problem in a few words."""
         return f"of the metric {self.best.metric!r} steps say that {self._said} is better"
 
     @property
     def problem(self) -> str:
-        """In a line, with what the policy has."""
+        """Problem in one line, with the policy's direction."""
         return f"{self.short}, and the policy has {self.best.mode!r}"
 
     @property
@@ -434,7 +435,7 @@ class _Contradicted:
 
 
 def noted_better(facts: Iterable[StepFacts], metric: str) -> set[Better]:
-    """Which values of a metric are good ones, as steps say; they may contradict each other."""
+    """Return the directions of a metric that steps note; they may contradict each other."""
     return {one.better[metric] for one in facts if metric in one.better}
 
 
@@ -443,9 +444,9 @@ def _letters(name: str) -> str:
 
 
 def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet | _Contradicted]:
-    """What the policy names and none of the steps carries, or carries otherwise.
+    """Return the policy's names that no step has, and directions that steps contradict.
 
-    Nothing if there are no steps.
+    Return nothing if there are no steps.
     """
     if not facts:
         return []
@@ -485,7 +486,7 @@ def _refuse(run: Run, unmet: Collection[_Unmet | _Contradicted]) -> None:
 def _keep_needed(
     needs: Mapping[StepKey, frozenset[StepKey]], reasons: dict[StepKey, list[str]]
 ) -> None:
-    """Keep what kept steps refer to, and what that refers to."""
+    """Keep the steps whose bytes kept steps need, and so on."""
     waiting = [key for key, texts in reasons.items() if texts]
     while waiting:
         step, attempt = waiting.pop()
@@ -498,14 +499,15 @@ def _keep_needed(
 
 @dataclass(frozen=True)
 class RetentionOutcome:
-    """What a pass of retention did.
+    """Result of a retention pass.
 
     Attributes:
-        decisions: one for each listed step, as it was judged last.
+        decisions: one for each listed step, from the last judgement.
         deleted: the steps that are now in the trash, as (step, attempt).
-        in_use: those that were to go, and came into use meanwhile; with who uses them.
-        errors: what failed. Steps that were to go, and are not in `deleted`, are still there, or
-            the error says that nobody knows; of one that is, that a power failure may undo it.
+        in_use: steps that were to be deleted, and came into use meanwhile; with their users.
+        errors: failures. A step that was to be deleted and is not in `deleted` still exists, unless
+            its error says that this is unknown. The error of a deleted step says that a power
+            failure may undo the deletion.
     """
 
     decisions: tuple[Decision, ...]
@@ -515,15 +517,15 @@ class RetentionOutcome:
 
 
 def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFacts]:
-    """What a decision needs to know of steps of a run.
+    """Read the facts about steps of a run that a decision needs.
 
     Args:
         run: the run.
-        steps: which; by default every listed one.
+        steps: the steps; by default every listed one.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read: it
-            might have said to keep its step.
+        UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read: it might
+            have said to keep its step.
     """
     steps = list(run.steps() if steps is None else steps)
     damaged = [info for info in steps if info.problem is not None]
@@ -565,20 +567,20 @@ def judge_retention(
     held: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> list[tuple[StepInfo, Decision]]:
-    """What a policy means for a run as it is: one decision for each listed step, lowest first.
+    """Apply a policy to a run without deleting: one decision for each listed step, lowest first.
 
     Args:
         run: the run.
-        policy: what to keep.
+        policy: the steps to keep.
         now: the present moment.
-        held: steps that somebody works with now, as (step, attempt).
-        undeleted: deleted steps that are judged as if they were not.
+        held: steps in use now, as (step, attempt).
+        undeleted: deleted steps to judge as if they were not deleted.
 
     Raises:
-        PolicyError: no step carries a metric or a label that the policy names, or `held` has
-            something else than (step, attempt).
+        PolicyError: no step has a metric or a label of the policy, or an entry of `held` is not
+            (step, attempt).
         UnsupportedFormatError, CorruptionError: a manifest, an annotation, an alias or a record
-            that steps are judged by can't be read, or is lost: it might have said to keep a step.
+            that decides about steps can't be read, or is lost: it might have said to keep a step.
     """
     facts, judged = _judged(run, policy, now=now, held=held, undeleted=undeleted)
     _refuse(run, _unmet(facts, policy))
@@ -593,7 +595,10 @@ def _judged(
     held: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> tuple[list[StepFacts], list[tuple[StepInfo, Decision]]]:
-    """As `judge_retention`, with the facts; all steps stay if none carries what is named."""
+    """Judge as `judge_retention` does, and return the facts too.
+
+    Instead of raising PolicyError, keep all steps if none has a metric or label of the policy.
+    """
     history = run.history()
     history.require_whole()
     keys = history.listed(undeleted=undeleted).items()
@@ -602,24 +607,25 @@ def _judged(
         for info in run.described([(key, StepState.LISTED) for key in keys])
     }
     facts = step_facts(run, infos.values())
-    # Aliases after facts: one that was moved meanwhile is seen here, or once tombstones are laid.
+    # Aliases after facts: an alias that moves meanwhile is seen here, or in the look after the
+    # tombstones are laid.
     aliases = {one.alias: (one.step, one.attempt) for one in run.aliases.list()}
     decisions = decide(facts, policy, now=now, aliases=aliases, held=held)
     return facts, [(infos[one.step, one.attempt], one) for one in decisions]
 
 
 def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -> None:
-    """Refuse a policy that names metrics or labels which no step carries; deletes nothing.
+    """Refuse a policy with metrics or labels that no step has; deletes nothing.
 
     Args:
-        run: the run; if there is none yet, any policy may be for it.
-        policy: what to keep.
-        for_later: the policy is for steps to come, which may carry what none does by now. Then only
-            misspelt names of what steps do carry are refused.
+        run: the run; if it does not exist yet, any policy is accepted.
+        policy: the steps to keep.
+        for_later: the policy is for future steps, which may have names that no step has yet. Then
+            only misspelt names are refused.
 
     Raises:
-        PolicyError: so it is; all such names are listed.
-        UnsupportedFormatError, CorruptionError: what steps carry can't be read.
+        PolicyError: there are such names; all are listed.
+        UnsupportedFormatError, CorruptionError: the facts about steps can't be read.
     """
     if not policy.has_names:
         return
@@ -639,27 +645,27 @@ def apply_retention(
     progress: Callable[[Sequence[StepInfo], int], None] | None = None,
     clock: Clock = utc_now,
 ) -> RetentionOutcome:
-    """Delete the listed steps that a policy does not keep; each can be had back for a while.
+    """Delete the listed steps that a policy does not keep; each can be undeleted for a while.
 
-    Nothing is deleted that the policy keeps, judged on the history as it is in the end: should the
-    run go back meanwhile, or a kept step be found damaged, what was deleted is judged again.
+    No step is deleted that the policy keeps, judged by the history at the end: if the run is rolled
+    back meanwhile, or a kept step is found damaged, the deleted steps are judged again.
 
     Args:
         run: the run.
-        policy: what to keep.
+        policy: the steps to keep.
         by: who asks.
-        reason: why, as the tombstones say it.
-        held: steps that somebody works with now, as (step, attempt).
-        grace: seconds during which a deleted step can be had back.
-        progress: called before steps are deleted, and once more in the end, with the steps that
-            were done since, and with how many bytes there are to be deleted in all. What it
-            raises ends the pass; what was deleted until then stays deleted.
+        reason: why; the tombstones keep it.
+        held: steps in use now, as (step, attempt).
+        grace: seconds during which a deleted step can be undeleted.
+        progress: called before steps are deleted, and once more at the end, with the steps that
+            were finished since, and with the number of bytes to delete in all. If it raises, the
+            pass ends; what was deleted until then stays deleted.
         clock: tells the time.
 
     Raises:
-        PolicyError: no step carries a metric or a label that the policy names, or `held` has
-            something else than (step, attempt); nothing was deleted.
-        StorageError: the facts could not be read; nothing was deleted that is not still right.
+        PolicyError: no step has a metric or a label of the policy, or an entry of `held` is not
+            (step, attempt); nothing was deleted.
+        StorageError: the facts could not be read; every deletion so far is still right.
     """
     one = _Pass(run, policy, by, reason, held, grace, clock)
     _refuse(run, _unmet(one.judge(), policy))
@@ -672,7 +678,7 @@ def apply_retention(
 
 
 class _Pass:
-    """A pass of retention under way."""
+    """Retention pass under way."""
 
     def __init__(
         self,
@@ -699,32 +705,33 @@ class _Pass:
         self._done: list[StepInfo] = []
 
     def judge(self) -> list[StepFacts]:
-        """Ask the policy about the history as it is, this pass's own deletions undone.
+        """Apply the policy to the present history, as if this pass had deleted nothing.
 
         Returns:
-            What it was asked about.
+            The facts.
         """
-        self._attempts = self._run.attempts()  # first: what comes later is seen by `_changed`
+        self._attempts = self._run.attempts()  # read first: `_changed` sees later ones
         facts, self._judged = _judged(
             self._run, self._policy, now=self._clock(), held=self._held, undeleted=self._laid
         )
         return facts
 
     def next_batch(self) -> list[StepInfo]:
-        """Steps to delete now; empty once all are done."""
+        """Return the steps to delete next; empty once all are done."""
         seen = self._laid.keys() | self._in_use.keys() | self._errors.keys()
         going = (info for info, decision in self._judged if not decision.keep)
         left = [info for info in going if (info.step, info.attempt) not in seen]
         return left[:_STEPS_AT_ONCE]
 
     def delete(self, batch: Sequence[StepInfo]) -> None:
-        """Declare the intent, look who needs the steps, and lay the tombstones of the others."""
+        """Declare the intents, check who needs the steps, and lay the tombstones of the others."""
         intents: dict[StepKey, bytes | None] = {}
         try:
             for info in batch:
                 self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
+            # After the intents: whoever begins to need a step from now on sees its intent.
             use = RunUse.of(self._run, self._clock())
-            # Found damaged since it was judged; what is noted later, `look_at_judged` sees.
+            # Damage noted since the judgement; `look_at_judged` sees what is noted later.
             damaged = doubtful_steps(self._run, intents)
             if self._changed(use.attempts):
                 self.judge()
@@ -744,7 +751,7 @@ class _Pass:
         self._done += batch
 
     def _trying(self, info: StepInfo, do: Callable[[StepKey], None]) -> None:
-        """One step that can't be deleted does not keep the others."""
+        """Try one step; a failure does not keep the others from being deleted."""
         key = info.step, info.attempt
         try:
             do(key)
@@ -771,6 +778,8 @@ class _Pass:
         try:
             laid = lay_tombstone(self._run, key, tombstone)
         except StorageError:
+            # The answer may have been lost after the write: if the tombstone is there, it is this
+            # pass's.
             with contextlib.suppress(StorageError):
                 stored = read_record(self._run.objects, trash_file(*key), Tombstone)
                 if stored is not None and stored[0] == tombstone:
@@ -782,11 +791,14 @@ class _Pass:
             self._in_use[key] = "somebody else has deleted it"
 
     def _kept(self) -> dict[StepKey, tuple[str, ...]]:
-        """Why each step is kept that is."""
+        """Return the reasons of each kept step."""
         return {(one.step, one.attempt): one.reasons for _, one in self._judged if one.keep}
 
     def _look_back(self, kept: Mapping[StepKey, tuple[str, ...]]) -> None:
-        """Lift what the policy keeps by now, or somebody needs that slept longer than an intent."""
+        """Lift tombstones of steps that the policy keeps now, or that came into use.
+
+        A use is seen this late only if this process paused for longer than an intent lasts.
+        """
         use = RunUse.of(self._run, self._clock())
         if self._changed(use.attempts):
             self.judge()
@@ -794,7 +806,7 @@ class _Pass:
         self._lift(use, kept)
 
     def look_at_judged(self) -> None:
-        """Lift what was found damaged since, or takes the place of a kept step that was."""
+        """Lift tombstones of steps found damaged since, or kept now in place of a damaged one."""
         sound = [key for key, reasons in self._kept().items() if "damaged" not in reasons]
         if self._laid and damaged_steps(self._run, [*sound, *self._laid]):
             self.judge()
@@ -808,7 +820,7 @@ class _Pass:
                 self._in_use[key] = ", ".join(uses)
 
     def _changed(self, attempts: list[Attempt]) -> bool:
-        """Whether the history is another than the one that was judged."""
+        """Return True if the history is not the one that was judged any more."""
         if attempts != self._attempts:
             return True
         listed = self._run.step_attempts()
@@ -816,7 +828,7 @@ class _Pass:
         return any(listed.get(info.step) != info.attempt for info in kept)
 
     def report(self, progress: Callable[[Sequence[StepInfo], int], None] | None) -> None:
-        """Tell what was done since the last report."""
+        """Report the steps finished since the last report."""
         done, self._done = self._done, []
         if progress is not None:
             going = [info for info, decision in self._judged if not decision.keep]
@@ -832,11 +844,11 @@ class _Pass:
 
 
 class PolicyJudge:
-    """Asks the policies that laid tombstones again, about the history as it is now.
+    """Second judgement of tombstones by the policies that laid them, on the present history.
 
-    All that policies have deleted, and that is still there, is judged as if it were not. For one
-    collection of garbage: what it read is read again only once another attempt has begun, or the
-    newest has published the step that it was begun to overwrite.
+    All steps that policies have deleted, and that still exist, are judged as if they were not
+    deleted. An instance serves one collection of garbage: it reads the run again only if another
+    attempt has begun, or the newest has published the step that it was begun to overwrite.
     """
 
     def __init__(self, run: Run, *, clock: Clock = utc_now) -> None:
@@ -845,14 +857,14 @@ class PolicyJudge:
         self._kept: dict[tuple[bytes, int, bool], set[StepKey]] = {}
 
     def keeps(self, key: StepKey, tombstone: Tombstone) -> bool:
-        """Whether the policy that laid the tombstone of the step `key` keeps it by now.
+        """Return True if the policy that laid the tombstone of the step `key` keeps the step now.
 
-        False for a tombstone that somebody laid by hand. A policy is asked only if an attempt was
-        begun since, or the newest was begun to overwrite: else no step was set aside.
+        Return False for a tombstone that a person laid. The policy is applied only if an attempt
+        was begun since, or the newest was begun to overwrite: otherwise no step was superseded.
 
         Raises:
             PolicyError: a later release wrote the policy.
-            UnsupportedFormatError, CorruptionError: what it has to know can't be read.
+            UnsupportedFormatError, CorruptionError: a record that it needs can't be read.
         """
         if tombstone.policy is None:
             return False

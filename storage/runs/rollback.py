@@ -1,10 +1,10 @@
-"""Attempts that nobody saves in: they go back to a step, or end that of a writer.
+"""Attempts in which nothing is saved: they go back to a step, or end a writer's attempt.
 
-Rollback: a run goes back to one of its steps; later ones are set aside, and none is deleted. The
+Rollback: a run goes back to one of its steps; later ones are superseded, and none is deleted. The
 step is held meanwhile, so that no deletion of it begins.
 
-Take-over: another may begin at once. Nothing that was listed goes. What the writer publishes from
-then on does not count: its next save raises, as for one whose job was started again.
+Take-over: another writer may begin at once. Everything listed stays listed. What the old writer
+publishes from then on does not count: its next save raises, as if its job had been started again.
 """
 
 import contextlib
@@ -48,13 +48,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rollback:
-    """What a rollback did.
+    """Result of a rollback.
 
     Attributes:
         step: the step that is the latest now.
         attempt: the attempt that began with it.
-        set_aside: the steps that counted until then.
-        aliases: names of those that point to a step that was set aside; they keep it.
+        set_aside: the steps that counted until then, and are superseded now.
+        aliases: names of the aliases that point to a superseded step; they keep it.
     """
 
     step: int
@@ -72,30 +72,32 @@ def roll_back(
     strand: Collection[str] | None = None,
     despite_damage: str | None = None,
 ) -> Rollback:
-    """Make a listed step the latest; the steps after it are set aside.
+    """Make a listed step the latest; the steps after it are superseded.
 
     Args:
-        run: the run, which no writer holds.
+        run: the run, whose lease no writer holds.
         step: one of its listed steps.
         by: who asks. The attempt's writer is named after it, and after the request.
-        request: id of this one rollback, for who may have to ask again: an interrupted call then
-            goes on where it was, and one that was done is told again. Without it every call acts.
-        strand: aliases that may stay on a step that is set aside; None: any.
-        despite_damage: why to go back to the step though it is damaged, if it is. It is not kept
-            here: that is for the caller's audit.
+        request: id of this rollback, for callers that may have to repeat the call: an interrupted
+            rollback then continues, and a finished one returns its result again. Without it every
+            call acts.
+        strand: aliases that may stay on a superseded step; None: any.
+        despite_damage: why to go back to the step though it is damaged, if it is. It is not stored
+            here: the caller's audit log has to keep it.
 
     Raises:
         StepDamagedError: the step's last verification has failed, and no reason is given.
         StepNotFoundError: the step is not listed (any more), or another attempt holds it.
         StepChangedError: somebody is about to delete it.
         LeaseHeldError: a writer holds the run.
-        PreconditionFailedError: the request was one for another step; or an alias would be stranded
-            that is not in `strand`.
-        UnsoundStoreError: the store does not keep what runs rest on.
-        StoreUnavailableError: the store failed; if the run has gone back all the same, it says so.
+        PreconditionFailedError: the request was used for another step; or an alias that is not in
+            `strand` would be left on a superseded step.
+        UnsoundStoreError: the store does not keep the promises that runs depend on.
+        StoreUnavailableError: the store failed; the error says so if the run has gone back already.
     """
     number = step.step if isinstance(step, StepInfo) else check_step(step)
-    # Never `by` alone: a job of that id would lose its lease, and be taken for this rollback.
+    # Never `by` alone: a job with that id would lose its lease, and its attempt would be taken for
+    # this rollback's.
     writer = f"{by}/{secrets.token_hex(8) if request is None else request}"
     attempt = None if request is None else _begun(run, writer, number, request)
     if attempt is None:
@@ -106,7 +108,7 @@ def roll_back(
         with held(run, key, by=by, reason="roll back to it", beside=noted) as damage:
             refuse_damaged(run, listed, despite_damage=despite_damage, damage=damage)
             attempt = _begin(run, listed, writer, strand)
-    with contextlib.suppress(StorageError):  # else the lease expires by itself
+    with contextlib.suppress(StorageError):  # otherwise the lease expires by itself
         release(run.objects, attempt, clock=run.clock)
     try:
         aside = _set_aside_by(run, attempt)
@@ -123,13 +125,13 @@ def roll_back(
 
 
 def stranded_aliases(run: Run, step: int, accepted: Collection[str] = ()) -> dict[str, int]:
-    """Steps after `step` that aliases point to, by alias; without those that are `accepted`."""
+    """Return the aliases that point to steps after `step`, with these; without `accepted` ones."""
     found = {one.alias: one.step for one in run.aliases.list() if one.step > step}
     return {alias: found[alias] for alias in sorted(found) if alias not in accepted}
 
 
 def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
-    """The attempt that an earlier call of the same request began."""
+    """Return the attempt that an earlier call with the same request began, or None."""
     found = next((one for one in run.attempts() if one.writer == writer), None)
     if found is not None and found.base_step != step:
         raise PreconditionFailedError(
@@ -146,7 +148,7 @@ def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
 
 def _begin(run: Run, listed: StepInfo, writer: str, strand: Collection[str] | None) -> Attempt:
     def base_step() -> tuple[int, int]:
-        """Asked while the lease is held: no writer sets the step aside any more."""
+        """Return the step to keep, with the lease held: no writer supersedes it any more."""
         _refuse_other(run, listed, run.step(listed.step))
         if strand is not None:
             _refuse_stranded(run, listed.step, strand)
@@ -179,7 +181,7 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
 
 
 def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
-    """Steps that counted until `attempt` began; read off the store, however often it is asked."""
+    """Return the steps that counted until `attempt` began; repeated calls give the same."""
     published, deleted = run.published(), run.trashed()
     saved = [key for key in deleted.union(published) if key[1] < attempt.number]
     earlier = [other for other in run.attempts() if other.number < attempt.number]
@@ -192,12 +194,12 @@ def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """What a take-over did.
+    """Result of a take-over.
 
     Attributes:
-        writer: id of the one that held the run.
+        writer: id of the writer that held the run.
         ended: number of its attempt.
-        attempt: number of the one that began, and ended, in its place.
+        attempt: number of the attempt that began, and ended, in its place.
         latest_step: the latest listed step, which stays; None: there is none.
     """
 
@@ -212,13 +214,13 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
 
     Args:
         run: the run.
-        attempt: number of the attempt whose lease is taken, as it was seen.
-        by: who asks. The attempt that ends it has a writer that is named after it.
+        attempt: number of the attempt that holds the run, as the caller saw it.
+        by: who asks. The writer of the attempt that ends it is named after this.
 
     Raises:
-        PreconditionFailedError: nobody holds the run, or by another attempt.
+        PreconditionFailedError: nobody holds the run, or another attempt does.
         LeaseHeldError: another attempt took it just now.
-        UnsoundStoreError: the store does not keep what runs rest on.
+        UnsoundStoreError: the store does not keep the promises that runs depend on.
     """
     lease = read_lease(run.objects)
     if lease is None or not lease.is_alive(run.clock()) or lease.attempt != attempt:
@@ -244,6 +246,6 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
 
 
 def last_to_keep(run: Run) -> Kept:
-    """The latest listed step as it is now, with its attempt; -1 for none."""
+    """Return the latest listed step as it is now, with its attempt; -1 for none."""
     latest = read_history(run.objects).latest()
     return -1 if latest is None else latest

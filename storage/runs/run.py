@@ -1,6 +1,6 @@
-"""A run in the store: its info, its steps and their states, its aliases.
+"""Run in the store: its info, its steps and their states, its aliases.
 
-Nothing here opens checkpoint data: states are read off names and small objects.
+Nothing here opens checkpoint data: states come from names and small objects.
 """
 
 import contextlib
@@ -105,17 +105,18 @@ T = TypeVar("T")
 
 _NAMED_IN_ERRORS = 5
 _OF_STEPS: Final = (ALIASES, ANNOTATIONS, TRASH)
-"""Where records name a step and its attempt, and nothing else that would tell another apart."""
+"""Folders whose records name their step only by step and attempt, so numbers must not be reused."""
 _CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
-_ITEM_MARKERS = (TREE_METADATA, "checkpoint")  # the second of those with all leaves in one file
+# "checkpoint" is the file of steps that have all leaves in one file.
+_ITEM_MARKERS = (TREE_METADATA, "checkpoint")
 _PLAIN_STEP = re.compile(r"(.*_)?[0-9]+\Z")
 _CHECKPOINT_NEXT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN/steps/N."
 
 
 def no_such_run(folder: StoreURI) -> RunNotFoundError:
-    """The error that says what there is in place of a run."""
+    """Return the error for a missing run; it says what exists in its place."""
     names: list[str] = []
-    with contextlib.suppress(StorageError):  # no bucket, or none that we may list
+    with contextlib.suppress(StorageError):  # no bucket, or no right to list it
         names = [entry.name for entry in open_files(folder).list()]
     next_step = "Check the name; `cairn runs` lists what exists."
     if STEP_METADATA in names:
@@ -141,8 +142,8 @@ def no_such_run(folder: StoreURI) -> RunNotFoundError:
 
 
 def _nearest_name(folder: StoreURI) -> StoreURI | None:
-    """What there is in place of the first part of a path that is not there, if it is like it."""
-    with contextlib.suppress(StorageError):  # not ours to look into
+    """Find a name similar to the first missing part of a path."""
+    with contextlib.suppress(StorageError):  # no right to list it
         while folder.path:
             names = [entry.name for entry in open_files(folder.parent).list()]
             if names:
@@ -153,7 +154,7 @@ def _nearest_name(folder: StoreURI) -> StoreURI | None:
 
 
 def refuse_inside_checkpoint(folder: StoreURI) -> None:
-    """Raise if `folder` is that of a checkpoint or of an item of one: no run may begin there.
+    """Raise if `folder` is a checkpoint or an item of one: no run may begin there.
 
     Raises:
         InvalidURIError: it is.
@@ -164,9 +165,9 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
 
 
 def refuse_inside_run(folder: StoreURI) -> None:
-    """Raise if `folder` is the address of a step or one of a run's own: no run may begin there.
+    """Raise if `folder` is the address of a step, or inside of a run: no run may begin there.
 
-    The store is asked only about a path that has the name of such a folder in it.
+    The store is asked only if the path contains the name of a run's folder.
 
     Raises:
         InvalidURIError: it is.
@@ -179,7 +180,7 @@ def refuse_inside_run(folder: StoreURI) -> None:
     inner = folder
     while inner.path and (outer := inner.parent).path:
         if f"{inner.name}/" in RUN_FOLDERS:
-            with contextlib.suppress(StoreUnavailableError):  # not ours to look into
+            with contextlib.suppress(StoreUnavailableError):  # no right to read it
                 _refuse_own_folder(folder, outer)
         inner = outer
 
@@ -206,14 +207,14 @@ def _named(names: list[str]) -> str:
 
 
 def refuse_headless(run: "Run", look: Look | None = None) -> None:
-    """Raise if there is no `run.json` where other records of a run are: none may begin there.
+    """Raise if other records of a run exist without `run.json`: no run may begin there.
 
     Args:
         run: the run.
-        look: at it, if it was looked at just now.
+        look: a look at the run taken just now, if any.
 
     Raises:
-        CorruptionError: so it is; its `problems` name what there is.
+        CorruptionError: records exist without `run.json`; the error names some of them.
     """
     objects = run.objects
     if look is None:
@@ -221,7 +222,8 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
     names = [name for name in look.attempts or [] if parse_attempt_file(name) is not None]
     names += [manifest_file(*key) for key in look.published]
     names += [LEASE_FILE] * (look.lease is not None)
-    if not names or objects.read(RUN_FILE) is not None:  # somebody has created it just now
+    # If it exists now, another process has created it meanwhile.
+    if not names or objects.read(RUN_FILE) is not None:
         return
     raise CorruptionError(
         "the run has lost its record",
@@ -234,24 +236,25 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
 
 
 def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
-    """Raise if there are records of steps where no attempt is: a start would use numbers again.
+    """Raise if records of steps exist without any attempt: a start would reuse their numbers.
 
-    What is left of a run that was removed, or that came back from a backup in part, says of steps
-    of the same numbers that they are deleted, or which labels they have.
+    If a run was removed or restored in part, the remaining records would say of new steps with the
+    same numbers that they are deleted, or give them labels.
 
     Args:
-        run: the run, which may be there already.
-        look: at it.
-        entries: what is in its folder.
+        run: the run, which may exist already.
+        look: a look at the run.
+        entries: the entries of its folder.
 
     Raises:
-        CorruptionError: so it is.
+        CorruptionError: there are such records.
     """
     folders = {f"{one.name}/" for one in entries if one.is_dir}.intersection(_OF_STEPS)
     if not look.is_empty or not folders:
         return
     names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
-    if not names or not look_at(run.objects).is_empty:  # somebody has begun here just now
+    # If it is not empty now, another process has begun here meanwhile.
+    if not names or not look_at(run.objects).is_empty:
         return
     raise CorruptionError(
         "the run has lost its attempts",
@@ -264,11 +267,11 @@ def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
 
 
 def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None) -> None:
-    """Raise if the folder holds checkpoints that are no run's: a job would take them for its own.
+    """Raise if the folder holds checkpoints of no run: a job would take them for its own.
 
     Args:
         folder: it need not exist.
-        entries: what is in it, if it has been listed just now.
+        entries: its entries, if they were listed just now.
 
     Raises:
         InvalidURIError: it does.
@@ -278,7 +281,8 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None)
         entries = files.list()
     folders = [entry.name for entry in entries if entry.is_dir]
     plain = _having(folder, dict.fromkeys(folders, _CHECKPOINT_MARKERS))
-    if not plain:  # older releases of Orbax say only in each item, whatever its name, what it is
+    # Older releases of Orbax put markers only into the items, whose names can be anything.
+    if not plain:
         steps = [name for name in folders if _PLAIN_STEP.match(name)][-_NAMED_IN_ERRORS:]
         items = {name: [one.name for one in files.list(name) if one.is_dir] for name in steps}
         plain = _having(
@@ -298,13 +302,13 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None)
 
 
 def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]:
-    """Those of the folders in it, by name, that have one of their markers."""
+    """Return those of the folders, by name, that have one of their markers."""
     names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
     return sorted({names[name] for name in ObjectStore.open(folder).present(names)})
 
 
 def _unless_absent(ask: Callable[[], T]) -> T | None:
-    """What is found; None if nothing is, as where there is no bucket: a write will say so."""
+    """Call `ask`; return None on a storage error, such as no bucket: a write will raise it."""
     try:
         return ask()
     except (CorruptionError, InvalidURIError):
@@ -315,21 +319,21 @@ def _unless_absent(ask: Callable[[], T]) -> T | None:
 
 _STEPS_NAMED = 20
 _SHOWN_SECONDS: Final = 5.0
-"""How long a notebook waits for a store."""
+"""Longest time that a notebook's display waits for a store."""
 
 
 class Run:
-    """One run. It keeps no state of its own: every call asks the store."""
+    """Run in a store. It caches nothing: every call asks the store."""
 
     def __init__(
         self, uri: StoreURI, *, clock: Clock = utc_now, objects: ObjectStore | None = None
     ) -> None:
-        """In the folder `uri`, which is not looked at.
+        """Create it for the folder `uri`, without a request.
 
         Args:
             uri: the run's folder.
             clock: tells the time.
-            objects: its small objects, if they are not to be had by its folder.
+            objects: its small objects, if they are not to be opened by its folder.
         """
         self.uri = uri
         self.objects = ObjectStore.open(uri) if objects is None else objects
@@ -369,19 +373,19 @@ class Run:
         )
 
     def expected(self, run_id: str | None) -> "Run":
-        """This, taken for the run of an id that another process has read; saves a request."""
+        """Set the run's id, which another process has read, and return self; it saves a request."""
         if run_id is not None:
             expect_run(self.objects, run_id)
         return self
 
     @property
     def id(self) -> str | None:
-        """The id that its records tell; None if none of them can be read."""
+        """Id that the run's records have; None if none of them can be read."""
         return place_of(self.objects, RUN_FILE).run
 
     @classmethod
     def open(cls, uri: StoreURI | str | os.PathLike[str], *, clock: Clock = utc_now) -> "Run":
-        """The run in the folder `uri`.
+        """Open the run in the folder `uri`.
 
         Raises:
             RunNotFoundError: there is none.
@@ -392,7 +396,7 @@ class Run:
 
     @classmethod
     def look_up(cls, uri: StoreURI, *, clock: Clock = utc_now) -> "Run":
-        """As `open`, for who asks at once what steps there are: that takes a round less.
+        """Open a run whose steps are needed next: it is looked at in the same round.
 
         Raises:
             RunNotFoundError: there is none.
@@ -419,10 +423,10 @@ class Run:
         """Create the run `uri`, or open it if it exists and `exist_ok`.
 
         Raises:
-            InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
-                it is in a checkpoint or in a folder of another run, or holds checkpoints that
-                are no run's.
-            CorruptionError: records of a run are there, and not those that it begins with.
+            InvalidURIError: the folder's name is not valid for a run; or the folder is the address
+                of a step, lies in a checkpoint or in a folder of another run, or holds checkpoints
+                of no run.
+            CorruptionError: other records of a run exist, without those that it begins with.
             UnsupportedFormatError: labels that can't be kept; all are listed.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
@@ -442,10 +446,10 @@ class Run:
     def begin(
         cls, uri: StoreURI, *, environment: Mapping[str, Any], clock: Clock = utc_now
     ) -> tuple["Run", Look | None]:
-        """Create the run `uri`, or open it, and the look that was taken at it, if it was answered.
+        """Create or open the run `uri`; also return the look taken at it, or None if that failed.
 
         Raises:
-            InvalidURIError: no run can be there, see `create`.
+            InvalidURIError: no run can begin there, see `create`.
         """
         name = check_run_name(uri.name)
         info = RunInfo(name=name, created=rfc3339(clock()), environment=dict(environment))
@@ -461,9 +465,10 @@ class Run:
         clock: Clock,
         probed: bool = False,
     ) -> tuple["Run", Look | None]:
-        """`probed`: the store is asked whether it is sound once nothing speaks against a run."""
+        """Create or open the run; `probed`: check the store once nothing speaks against a run."""
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
+        # One round, before anything is written.
         _, known, look, entries, recalled = run.objects.at_once(
             lambda: refuse_inside_checkpoint(uri),
             lambda: read_run_info(run.objects),
@@ -476,7 +481,7 @@ class Run:
         if exist_ok and known is not None:
             if probed:
                 begin_probe(uri, recalled)
-            else:  # who publishes a step syncs it too
+            else:  # otherwise the publication of a step syncs it
                 run.objects.sync(RUN_FILE)
             return run, look
         try:
@@ -487,7 +492,7 @@ class Run:
         except (CorruptionError, InvalidURIError):
             raise
         except StorageError:
-            pass  # no folder, no bucket: the write says so
+            pass  # no folder or no bucket: the write will raise
         if probed:
             begin_probe(uri, recalled)
         try:
@@ -506,28 +511,29 @@ class Run:
         return run, look
 
     def info(self) -> RunInfo:
-        """What `run.json` says.
+        """Read `run.json`.
 
         Raises:
-            RunNotFoundError: there is no `run.json`, nor anything else of a run.
+            RunNotFoundError: there is no `run.json`, nor any other record of a run.
             UnsupportedFormatError, CorruptionError: it can't be read, or is lost.
         """
         found = read_run_info(self.objects)
         if found is None:
-            with contextlib.suppress(NotFoundError, StoreUnavailableError):  # not ours
+            with contextlib.suppress(NotFoundError, StoreUnavailableError):  # no right to look
                 refuse_headless(self)
             raise no_such_run(self.uri)
         return found
 
     def has_saved(self) -> bool:
-        """Whether a job that starts here has something to go on from.
+        """Return True if a job that starts here has a step to resume from.
 
-        False only where nothing was saved that was reported durable: in an empty folder, or in a
-        run whose first save did not get so far.
+        Return False only if nothing was reported durable: in an empty folder, or in a run whose
+        first save did not finish.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record is lost or damaged that would tell.
-            InvalidURIError: it is no run, and there are other checkpoints.
+            UnsupportedFormatError, CorruptionError: a record that would decide it is lost or
+                damaged.
+            InvalidURIError: it is not a run, and there are other checkpoints.
         """
         if read_run_info(self.objects) is None:
             refuse_headless(self)
@@ -539,12 +545,13 @@ class Run:
             return True
         lease, problems = judge_lease(self.objects)
         if lease is not None and lease.begun is not None:
-            return False  # it would name what was reported durable
+            return False  # the lease would name a step that was reported durable
         committed = [
             step_dir(info.attempt, info.step)
             for info in self._without_manifest(history)
             if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
         ]
+        # The lease is lost or names no attempt: a committed step proves that records are missing.
         if committed or problems:
             raise CorruptionError(
                 "the run has lost its records",
@@ -560,80 +567,80 @@ class Run:
 
     @property
     def files(self) -> Files:
-        """The large files of the run."""
+        """Large files of the run."""
         return open_files(self.uri)
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt, by number.
+        """List every attempt, by number.
 
         Raises:
             UnsupportedFormatError, CorruptionError: the record of one can't be read or is lost, or
-                the lease, which tells the newest, can't be read.
+                the lease, which names the newest, can't be read.
         """
         lease = read_lease(self.objects)
         return list_attempts(self.objects, None if lease is None else lease.begun)
 
     def history(self) -> History:
-        """What the records say of the steps, and what is wrong with any of them."""
-        look, self._look = self._look, None  # it is good for once
+        """Read the steps as the records show them, with the errors of damaged records."""
+        look, self._look = self._look, None  # a look is used only once: it gets old
         return read_history(self.objects, look)
 
     def published(self) -> list[StepKey]:
-        """(step, attempt) of every manifest, by step; from names alone."""
+        """List (step, attempt) of every manifest, by step; from names alone."""
         return published_steps(self.objects)
 
     def trashed(self) -> set[StepKey]:
-        """(step, attempt) of every deleted step; from names alone."""
+        """List (step, attempt) of every deleted step; from names alone."""
         return trashed_steps(self.objects)
 
     def step_attempts(self, *, undeleted: Collection[StepKey] = ()) -> dict[int, int]:
-        """The attempt that holds each step that is listed for certain, by step; no data is read.
+        """Return the steps listed for certain, each with the attempt that holds it; reads no data.
 
         Args:
-            undeleted: (step, attempt) of deleted steps that are regarded as not deleted.
+            undeleted: (step, attempt) of deleted steps to treat as not deleted.
         """
         return self.history().listed(undeleted=undeleted)
 
     def state_of(self, step: int, attempt: int) -> StepState:
-        """The state of a step that was published once, be it removed by now; from names alone."""
+        """Return the state of a step that was published at some time, even if removed by now."""
         state = dict(self.history().states([(step, attempt)]))[step, attempt]
         deleted = self.objects.read(trash_file(step, attempt)) is not None
         return StepState.TRASHED if deleted else state
 
     def steps(self) -> list[StepInfo]:
-        """All listed steps, by number; one whose manifest can't be read has a `problem`."""
+        """List all listed steps, by number; one whose manifest can't be read has a `problem`."""
         judged = self.history().states()
         return self.described([one for one in judged if one[1] is StepState.LISTED])
 
     def latest_step(self) -> int | None:
-        """The highest listed step, or None; from names alone.
+        """Return the number of the latest listed step, or None; from names alone.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record is amiss without which that can't be
-                told.
+            UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
+                lost.
         """
         latest = self.history().latest()
         return None if latest is None else latest[0]
 
     def latest(self) -> StepInfo | None:
-        """The highest listed step, or None if there is none.
+        """Return the latest listed step, or None if there is none.
 
         Raises:
-            UnsupportedFormatError, CorruptionError: a record is amiss without which that can't be
-                told, or the step's manifest can't be read.
+            UnsupportedFormatError, CorruptionError: a record that would decide it is damaged or
+                lost, or the step's manifest can't be read.
         """
         latest = self.history().latest()
         return None if latest is None else self.describe(latest)
 
     def step(self, number: SupportsIndex) -> StepInfo:
-        """The listed step `number`.
+        """Return the listed step `number`.
 
         Raises:
-            InvalidURIError: it is no step's number.
+            InvalidURIError: it is not a step number.
             StepInFlightError: it is being written now.
             StepNotFoundError: it is not listed; the error names the steps that are.
-            UnsupportedFormatError, CorruptionError: a record is amiss without which it can't be
-                told whether it is, or the step's manifest can't be read.
+            UnsupportedFormatError, CorruptionError: a record that would decide if it is listed is
+                damaged or lost, or the step's manifest can't be read.
         """
         number = check_step(number)
         found = self._listed(number)
@@ -666,23 +673,23 @@ class Run:
         )
 
     def all_states(self) -> list[StepInfo]:
-        """Every step in whatever state, by step and attempt."""
+        """List every step in any state, by step and attempt."""
         history = self.history()
         found = self.described(history.states())
         found += self._without_manifest(history)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
     def unpublished(self, history: History | None = None) -> list[StepInfo]:
-        """Every step that has a folder and no manifest, by step and attempt.
+        """List every step that has a folder and no manifest, by step and attempt.
 
         Args:
-            history: of the run, if it has been read just now.
+            history: the run's history, if it was read just now.
         """
         found = self._without_manifest(self.history() if history is None else history)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
     def manifest(self, info: StepInfo) -> Manifest:
-        """The manifest of a step.
+        """Read the manifest of a step.
 
         Raises:
             StepNotFoundError: it has none.
@@ -719,7 +726,7 @@ class Run:
         return manifest
 
     def contents(self, info: StepInfo) -> StepContents:
-        """The leaves and files of a step.
+        """Open the leaves and files of a step.
 
         Raises:
             StepNotFoundError: it has no manifest.
@@ -728,27 +735,28 @@ class Run:
         return open_contents(self.step_uri(info), self.manifest(info))
 
     def step_uri(self, info: StepInfo) -> StoreURI:
-        """The folder of a step in this run: an ordinary Orbax checkpoint, unless it was adopted."""
+        """Return a step's folder in this run: an Orbax checkpoint, unless the step was adopted."""
         return self.uri / step_dir(info.attempt, info.step)
 
     def orbax_uri(self, info: StepInfo) -> StoreURI:
-        """The folder of a step that plain Orbax reads; of an adopted one its owner's."""
+        """Return a step's folder that plain Orbax reads: for an adopted step, its owner's."""
         return self.step_uri(info) if info.source is None else source_folder(self.uri, info.source)
 
     def _listed(self, number: int) -> StepInfo | None:
-        """The step, if it is listed, by its own names alone: however many steps the run has."""
+        """Find the step if it is listed for certain, by its names: fast in a run of any size."""
         lease, problems = judge_lease(self.objects)
         begun = None if lease is None else lease.begun
         names = {
             manifest_file(number, one.number): one.number
             for one in judge_attempts(self.objects, begun).known
         }
-        # Of those that do not count, only that they exist.
+        # Manifests that do not count are not read: only their existence matters.
         stored = self.objects.present(names)
         published = [(number, names[name]) for name in names if name in stored]
         if lease is None or problems or not published:
             return None
-        attempts = judge_attempts(self.objects, begun)  # after manifests
+        # After the manifests, so that the attempt of each is among them.
+        attempts = judge_attempts(self.objects, begun)
         newest = max(published)
         later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
         tombstones = self.objects.present(trash_file(*key) for key in later)
@@ -766,16 +774,16 @@ class Run:
         )
 
     def _other_states(self, number: int) -> list[StepInfo]:
-        """What there is of a step that is not listed."""
+        """Find the copies of a step that is not listed, in any state."""
         history = self.history()
         judged = history.states(key for key in history.published if key[0] == number)
         found = [StepInfo(*key, state) for key, state in judged]
         return found + [info for info in self._without_manifest(history) if info.step == number]
 
     def described(self, steps: Iterable[tuple[StepKey, StepState]]) -> list[StepInfo]:
-        """Steps with what their manifests say; one deleted meanwhile is left out.
+        """Add to each step what its manifest says; a step deleted meanwhile is left out.
 
-        One whose manifest can't be read has a `problem` in place of what it would say.
+        A step whose manifest can't be read has a `problem` instead.
         """
         steps = list(steps)
         names = [manifest_file(*key) for key, _ in steps]
@@ -794,7 +802,7 @@ class Run:
             raise wrong
 
     def describe(self, key: StepKey, state: StepState = StepState.LISTED) -> StepInfo:
-        """The step `key`, (step, attempt), with what its manifest says.
+        """Return the step `key`, (step, attempt), with what its manifest says.
 
         Raises:
             StepNotFoundError: it is gone.
@@ -827,9 +835,10 @@ def create_run(
     labels: Mapping[str, str] | None = None,
     clock: Clock = utc_now,
 ) -> Run:
-    """Make the run `uri` before anything is saved in it; the job that saves there goes on in it.
+    """Create the run `uri` before anything is saved in it; a job that saves there continues it.
 
-    Of several who make it at the same time, a job that begins there included, one does.
+    If several processes create it at the same time, including a job that begins there, exactly one
+    creates it.
 
     Args:
         uri: the run's folder.
@@ -837,11 +846,11 @@ def create_run(
         clock: tells the time.
 
     Raises:
-        InvalidURIError: no run can be there, see `Run.create`.
-        PreconditionFailedError: there is one, or what is left of one.
+        InvalidURIError: no run can begin there, see `Run.create`.
+        PreconditionFailedError: there is a run, or remains of one.
         UnsupportedFormatError: labels that can't be kept; all are listed.
     """
-    Annotation.of(labels, None)  # nothing is asked of the store for what can't be kept
+    Annotation.of(labels, None)  # refuse what can't be kept before any request
     try:
         return Run.create(uri, labels=labels, exist_ok=False, clock=clock)
     except UNREADABLE as exc:
@@ -855,13 +864,14 @@ def create_run(
 
 
 def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:
-    """Names of the runs directly below `root`, sorted; folders of other names are left out.
+    """List the names of the runs directly below `root`, sorted.
 
-    One that has lost its `run.json` is told by its lease.
+    Folders whose names are not valid for a run are left out. A run that has lost its `run.json` is
+    recognised by its lease.
 
     Args:
         root: the folder that has them.
-        known: names that are taken for runs wherever there is a folder: nothing of them is read.
+        known: names to take for runs if there is a folder, without reading anything in it.
     """
     parsed = parse_uri(root)
     names = [

@@ -1,9 +1,9 @@
-"""Copies the files of a step, and proves of each copy that it is what the manifest names.
+"""Copies of a step's files, with a proof for each that it is what the manifest names.
 
-Several files at once, in bounded memory: a file is copied by the system or the store, and judged
-where it lies by then. From a disk its bytes are read back, while the system still has them at hand.
-A bucket tells the crc32c of what it holds; small files of which that does not tell contents apart
-(see `ContentSum`) are read back there, too. Imports no JAX.
+Several files are copied at once, in bounded memory. The system or the store copies a file, and the
+copy is checked where it then lies. On a disk its bytes are read back, while they are still in the
+page cache. A bucket reports the crc32c of what it holds. Small files whose contents a crc32c does
+not tell apart (see `ContentSum`) are read back there, too. Imports no JAX.
 """
 
 import itertools
@@ -38,12 +38,12 @@ _ENTRY: Final = "copied"
 
 @dataclass(frozen=True)
 class CopyReport:
-    """What was checked of the files of a copy, each against its record in the manifest.
+    """Summary of the checks of a copy's files against their records in the manifest.
 
     Attributes:
-        files: how many: all that the manifest names.
+        files: number of files: all that the manifest names.
         nbytes: their bytes.
-        how: what was compared with the record.
+        how: what was compared with the records.
     """
 
     files: int
@@ -51,11 +51,11 @@ class CopyReport:
     how: str
 
     def noted(self) -> dict[str, Any]:
-        """What the `environment` of the copy's manifest says of it."""
+        """Return the entry for the `environment` of the copy's manifest."""
         return {_ENTRY: asdict(self)}
 
     def with_others(self, others: "Iterable[CopyReport]") -> "CopyReport":
-        """This one and those of other folders of the same step."""
+        """Return the sum of this report and those of other folders of the same step."""
         found = [self, *others]
         return CopyReport(
             files=sum(one.files for one in found),
@@ -65,7 +65,7 @@ class CopyReport:
 
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> "CopyReport | None":
-        """What was noted; None if the step is no copy."""
+        """Return the report in a manifest's `environment`; None if the step is not a copy."""
         try:
             return _REPORT.validate_python(environment.get(_ENTRY))
         except ValidationError:
@@ -81,19 +81,19 @@ def copy_step_files(
     records: tuple[ObjectRecord, ...],
     tell: Callable[[int, int], None],
 ) -> CopyReport:
-    """Copy the files of a step, and check every copy; what was checked.
+    """Copy the files of a step, check every copy, and return what was checked.
 
-    A file that is there already is checked too, and copied only if it is wrong. Once one file of
-    the source is found damaged, no more is copied, and the others are only looked at, so that the
-    error can name all that are.
+    A file that exists already is checked too, and copied only if it is wrong. Once a file of the
+    source turns out to be damaged, nothing more is copied; the remaining files are only checked, so
+    that the error can name all damaged ones.
 
     Args:
         origin: the step's folder.
         target: the folder of the copy; what killed copies left there is removed.
-        records: the files, as the manifest records them. Others in `origin` are no part of the
-            step, and not copied.
-        tell: called about once a second, and after each file, with (bytes done, bytes in all); what
-            it raises stops the copying, once the files under way are done.
+        records: the files, as the manifest records them. Other files in `origin` are not part of
+            the step, and are not copied.
+        tell: called about once a second, and after each file, with (bytes done, bytes in all). If
+            it raises, copying stops once the files under way are done.
 
     Raises:
         CorruptionError: files of the source are missing or damaged, all of them in `problems`; or a
@@ -133,15 +133,19 @@ def copy_step_files(
             problems=[problems[name] for name in sorted(problems)],
         )
     for folder in sorted({record.name.rpartition("/")[0] for record in records}):
+        # Temporary files that a killed copy left.
         target.sweep(folder)
     return CopyReport(files=len(records), nbytes=total, how=copy.how())
 
 
 def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
-    """What may be copied at a time, the largest first; commit markers after all they stand for."""
+    """Yield groups of files to copy together, largest first, commit markers after what they mark.
+
+    A copy that is killed at any moment therefore never looks complete.
+    """
 
     def marks(record: ObjectRecord) -> int:
-        """What it says is complete: 2 the step, 1 an item of it, 0 nothing."""
+        """Return what the file marks as complete: 2 the step, 1 an item of it, 0 nothing."""
         parts = record.name.split("/")
         return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
 
@@ -150,7 +154,7 @@ def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
 
 
 class _Copy:
-    """One copy under way. Safe for use by many threads."""
+    """Copy under way. Safe for use by many threads."""
 
     def __init__(self, origin: Files, target: Files, *, damaged: bool) -> None:
         self._origin = origin
@@ -162,13 +166,13 @@ class _Copy:
         self._told = self._read = False
 
     def how(self) -> str:
-        """What was compared with the records."""
+        """Return what was compared with the records."""
         if self._told:
             return "the store's crc32c of the copy" + "; small files read" * self._read
         return "crc32c and content sum of the copied bytes"
 
     def file(self, record: ObjectRecord) -> str | None:
-        """Copy a file and check the copy; what is wrong with the source, in one line.
+        """Copy a file and check the copy; return the problem with the source, in one line, or None.
 
         Raises:
             CorruptionError: the copy is wrong, though the source is not.
@@ -191,24 +195,26 @@ class _Copy:
         )
 
     def _wrong_copy(self, record: ObjectRecord) -> str | None:
-        """Copy a file, unless it was before; what is wrong with the copy then."""
+        """Copy a file unless a right copy exists; return the problem with the copy, or None."""
         try:
             there = self._before.get(record.name) == record.size
+            # A whole file of an earlier, interrupted copy.
             if there and self._problem(self._target, record) is None:
                 return None
             self._origin.copy(record.name, self._target, record.name)
-        except NotFoundError:  # it went since it was listed
+        except NotFoundError:  # it was removed after it was listed
             return missing_problem(record)
         return self._problem(self._target, record)
 
     def _problem(self, files: Files, record: ObjectRecord) -> str | None:
-        """What is wrong with a file where it lies, in one line."""
+        """Return the problem with a file where it lies, in one line, or None."""
         try:
             if record.content is None or holds_values(record.name):
                 stat = files.stat(record.name)
                 if stat.crc32c is not None:
                     self._told = True
                     return told_problem(record, stat.size, stat.crc32c)
+            # Small files are read back: their crc32c alone does not tell contents apart.
             self._read = True
             return file_problem(record, read_file(files, record.name))
         except NotFoundError:

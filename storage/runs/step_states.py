@@ -1,4 +1,4 @@
-"""The states a step can be in, and how those without a manifest are told apart."""
+"""States of a step, and how to tell apart the states of steps without a manifest."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -25,15 +25,15 @@ __all__ = ["StepInfo", "StepState", "unpublished_steps"]
 
 
 class StepState(StrEnum):
-    """What a step is.
+    """State of a step.
 
     listed: committed, verified by a manifest, and it counts.
     unverified: committed by Orbax, without a manifest, and nobody is about to write one.
     in_flight: being written now, or committed and about to be published.
     abandoned: half written, and its writer is gone.
-    set_aside: a later attempt went back before it, or overwrote it.
+    set_aside: superseded: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
-    unjudged: a damaged record of the run would tell whether it counts.
+    unjudged: it may count or not: the record of the run that would decide it is damaged.
     """
 
     LISTED = "listed"
@@ -47,18 +47,18 @@ class StepState(StrEnum):
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One step of a run.
+    """Step of a run, as listings show it.
 
     Attributes:
         step: step number.
         attempt: the attempt that wrote it.
-        state: what it is.
+        state: its state.
         created: when it was saved, RFC 3339 in UTC; None without a manifest.
         nbytes: bytes of its files; None without a manifest.
         manifest_digest: "sha256:…"; None without a manifest.
-        problem: what is wrong with its manifest, if that can't be read.
-        source: folder of its files, if it was adopted: they are its owner's, and stay.
-        copied: what a fork has checked of its files; only a fork's answer tells.
+        problem: the error of its manifest, if that can't be read.
+        source: folder of its files, if it was adopted: they belong to their owner, and stay.
+        copied: how a fork has checked the copied files; only the fork itself sets it.
     """
 
     step: int
@@ -92,13 +92,13 @@ def unpublished_steps(
     attempts: list[Attempt],
     now: datetime,
 ) -> list[StepInfo]:
-    """Steps that have a folder and no manifest: unverified, in flight, abandoned or set aside.
+    """List steps with a folder and no manifest: unverified, in flight, abandoned or superseded.
 
     Args:
         objects: the run's objects.
         published: (step, attempt) of every manifest.
         attempts: every attempt.
-        now: the present moment, to tell whether the lease is alive.
+        now: the present moment, which decides if the lease is alive.
     """
     lease = None
     with contextlib.suppress(*UNREADABLE):
@@ -106,7 +106,8 @@ def unpublished_steps(
     writing = lease.attempt if lease and lease.is_alive(now) else None
     is_aside = set_aside(attempts, published)
     newest = max((attempt.number for attempt in attempts), default=None)
-    # Within an attempt, steps only go up.
+    # Steps only go up within an attempt: a committed one at or below the last published one will
+    # not be published any more.
     last = {number: step for step, number in sorted(published)}
     states: dict[tuple[int, int], StepState] = {}
     for attempt in objects.folders(ATTEMPTS):
@@ -119,11 +120,12 @@ def unpublished_steps(
             if name is None or key is None or key in published:
                 continue
             committed = not name.temporary and _is_committed(objects, number, name.step)
+            # Only the newest attempt, and only while it holds the lease, may still publish.
             alive = number == writing and newest in (None, number)
             if committed and is_aside(name.step, number):
                 states[key] = StepState.SET_ASIDE
             elif alive and not (committed and name.step <= last.get(number, -1)):
-                states[key] = StepState.IN_FLIGHT  # or committed, and about to be published
+                states[key] = StepState.IN_FLIGHT  # if committed, about to be published
             elif committed:
                 states[key] = StepState.UNVERIFIED
             elif key not in states:

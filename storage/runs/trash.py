@@ -1,25 +1,26 @@
 """Soft deletion of steps: a tombstone first, the bytes only after it has expired.
 
-Every deletion, whoever asks, goes the same way:
+Every deletion goes the same way:
 
-    judge -> intent -> look who needs the step -> tombstone -> look again -> intent gone
+    judge -> intent -> check who needs the step -> tombstone -> check again -> withdraw the intent
 
-Several may delete a step at a time, or one after another died: the later intent takes the place of
-the earlier one, and the first tombstone is that of all.
+Several processes may delete a step at the same time, or one after another died: a later intent
+replaces the earlier one, and the first tombstone counts for all.
 
-- An **intent** is seen by those who are about to need the step, and by no list: a process that dies
-  behind it has deleted nothing. Who is about to need a step, as a promotion is, writes a **hold**,
-  then looks for intents and tombstones; a deletion writes its intent, then looks for holds and
-  aliases. One of the two sees the other: no alias ever names a step that goes, whoever dies when.
-- Those looks are made at once, in any order: a tombstone goes after its manifest, and only if
-  nobody holds the step by then.
+- An **intent** is seen by processes that are about to need the step, but by no listing: a process
+  that dies after writing it has deleted nothing. A process that is about to need a step, such as a
+  promotion, writes a **hold**, then looks for intents and tombstones. A deletion writes its intent,
+  then looks for holds and aliases. At least one of the two sees the other, so no alias ever names a
+  step that is removed, whichever process dies at any moment.
+- The requests of such a look are sent at once, in any order. That is safe because a tombstone is
+  removed only after its manifest, and only if nobody holds the step by then.
 - The lease and the attempts are read with the aliases: the step that a live writer would resume
   from stays.
-- A tombstone that a retention policy laid carries the policy, which is asked again about the
-  history as it has become: by the pass itself, and once more before any bytes go.
+- A tombstone of a retention policy carries the policy. The policy is asked again about the history
+  as it has become: by the pass itself, and once more before any bytes are removed.
 
-What is seen late is lifted again. Removal begins by marking the tombstone, by compare-and-swap
-against those who would lift it.
+If a use is seen late, the tombstone is lifted again. Removal begins by marking the tombstone, by
+compare-and-swap, so that it can't be lifted at the same time.
 """
 
 import contextlib
@@ -103,26 +104,26 @@ __all__ = [
 ]
 
 GRACE_SECONDS: Final = 7 * 24 * 3600.0
-"""How long a deleted step can be had back."""
+"""Time for which a deleted step can be undeleted."""
 
 ANNOUNCED_SECONDS: Final = 15 * 60.0
-"""How long an intent or a hold counts: no process sleeps as long between two requests."""
+"""Time for which an intent or a hold counts: no process pauses so long between two requests."""
 
 StepKey = tuple[int, int]
 """(step, attempt)."""
 
 
 class Tombstone(Record):
-    """What `trash/<step>.<n>.json` says.
+    """Content of `trash/<step>.<n>.json`.
 
     Attributes:
         at: when the step was deleted, RFC 3339 in UTC.
-        expires: from when on its bytes may go.
+        expires: from then on its bytes may be removed.
         by: who asked.
         reason: why.
-        removing: its bytes are going; it can't be had back.
-        removed: they are gone; the tombstone stays for as long as the step had overwritten another,
-            which must not be listed in its place.
+        removing: its bytes are being removed; it can't be undeleted.
+        removed: they are removed. The tombstone stays while a step exists that this one had
+            overwritten, and that must not be listed in its place.
         policy: the retention policy that asked, if one did; see `RetentionPolicy.to_json`.
         judged: number of the newest attempt when the policy was asked.
     """
@@ -139,22 +140,22 @@ class Tombstone(Record):
     removed: bool = Field(default=False, exclude_if=lambda one: not one)
 
     def is_due(self, now: datetime) -> bool:
-        """Whether there are bytes that may go."""
+        """Return True if there are bytes that may be removed."""
         return not self.removed and (self.removing or self.has_expired(now))
 
     def has_expired(self, now: datetime) -> bool:
-        """Whether the bytes may go."""
+        """Return True if the grace time is over."""
         return now >= from_rfc3339(self.expires)
 
 
 class _Announcement(Record):
-    """What somebody is about to do with a step; others heed it while it lasts.
+    """Announcement that somebody is about to change or use a step; others heed it while it lasts.
 
     Attributes:
         at: since when, RFC 3339 in UTC.
         by: who.
         reason: why.
-        token: unique to this one.
+        token: unique to this announcement.
     """
 
     at: Moment
@@ -163,24 +164,24 @@ class _Announcement(Record):
     token: str
 
     def is_alive(self, now: datetime) -> bool:
-        """Whether it may still be acted upon."""
+        """Return True while its writer may still act on it."""
         return now < from_rfc3339(self.at) + timedelta(seconds=ANNOUNCED_SECONDS)
 
 
 class Intent(_Announcement):
-    """What `trash/<step>.<n>.intent.json` says: somebody is about to delete the step."""
+    """Content of `trash/<step>.<n>.intent.json`: somebody is about to delete the step."""
 
     FORMAT: ClassVar[str] = "cairn.intent"
 
 
 class Hold(_Announcement):
-    """What `trash/<step>.<n>.<token>.hold.json` says: somebody is about to need the step."""
+    """Content of `trash/<step>.<n>.<token>.hold.json`: somebody is about to need the step."""
 
     FORMAT: ClassVar[str] = "cairn.hold"
 
 
 def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
-    """The tombstone of every deleted step, by (step, attempt).
+    """Read the tombstone of every deleted step, by (step, attempt).
 
     Raises:
         UnsupportedFormatError, CorruptionError: one can't be read.
@@ -193,11 +194,11 @@ def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
 
 
 class RunUse(NamedTuple):
-    """What of a run is in use, at one moment.
+    """Uses of a run's steps at one moment.
 
     Attributes:
-        needs: who needs a step, by step: aliases that point to it, those who hold it.
-        lease: as it is, alive or not.
+        needs: by step, who needs it: the aliases that point to it and the holders.
+        lease: the lease, alive or not.
         attempts: every attempt, by number.
         latest: the latest listed step, if a writer is alive.
         now: the moment.
@@ -211,9 +212,9 @@ class RunUse(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, now: datetime) -> "RunUse":
-        """What is in use now. The lease is read before the attempts: a start makes them in turn."""
+        """Read the uses now: first the lease, then the attempts, as a start writes them."""
         needs: dict[StepKey, list[str]] = {}
-        # Holds before aliases: one is let go of once the alias is there.
+        # Holds before aliases: a promotion removes its hold once the alias is there.
         for key, hold in _holds(run):
             if hold.is_alive(now):
                 needs.setdefault(key, []).append(
@@ -226,12 +227,12 @@ class RunUse(NamedTuple):
         return cls(needs, lease, attempts, run.latest_step() if alive else None, now)
 
     def of_step(self, info: StepInfo) -> list[str]:
-        """Who needs a step: nobody, if it may be deleted."""
+        """List who needs a step; empty if it may be deleted."""
         uses = list(self.needs.get((info.step, info.attempt), ()))
         return uses + self._by_writer(info)
 
     def _by_writer(self, info: StepInfo) -> list[str]:
-        """The run's live writer, if it would resume from the step."""
+        """Return the run's live writer, if it would resume from the step."""
         lease = self.lease
         if info.state is not StepState.LISTED or lease is None or not lease.is_alive(self.now):
             return []
@@ -239,7 +240,7 @@ class RunUse(NamedTuple):
             return []
         for attempt in self.attempts:
             if attempt.number == lease.attempt != info.attempt and attempt.base_step < info.step:
-                return []  # it began without the step
+                return []  # its attempt does not keep the step
         return [
             f"the latest step of writer {lease.writer} (attempt {lease.attempt}), which holds "
             f"the run until {lease.expires}"
@@ -247,9 +248,9 @@ class RunUse(NamedTuple):
 
 
 def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None = None) -> StepInfo:
-    """The step that a deletion means: a listed one, or one that was set aside.
+    """Find the step to delete: a listed one, or one that was superseded.
 
-    Told from names alone, so that one whose manifest is damaged can be deleted too.
+    It is judged from names alone, so that a step with a damaged manifest can be deleted too.
 
     Args:
         run: the run.
@@ -257,7 +258,7 @@ def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None 
         attempt: the attempt that saved it; None: the one that is listed.
 
     Raises:
-        InvalidURIError: `step` or `attempt` is no number of one.
+        InvalidURIError: `step` or `attempt` is not a valid number.
         StepNotFoundError: there is no such step, or it was deleted already.
         StepInFlightError: it is being written.
     """
@@ -306,24 +307,24 @@ def delete_step(
     needed_by: Iterable[StepKey] = (),
     clock: Clock = utc_now,
 ) -> Tombstone:
-    """Delete a step: it is listed no more, and its bytes go once the grace time is over.
+    """Delete a step: it is no longer listed, and its bytes are removed after the grace time.
 
-    Deleting a deleted step gives the tombstone that it has. What the step is, is judged anew: only
-    its number and its attempt are taken from `info`.
+    Deleting a deleted step returns its tombstone. The step is judged again here: only its number
+    and its attempt are taken from `info`.
 
     Args:
         run: the run.
         info: one of its steps; `deletable_step` finds it.
         by: who asks.
         reason: why.
-        grace: seconds during which it can be had back.
-        needed_by: steps that stay and refer to its bytes.
+        grace: seconds during which it can be undeleted.
+        needed_by: steps that stay and need its bytes.
         clock: tells the time.
 
     Raises:
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
-            resume from it, or somebody is about to promote it or to roll back to it; it stays as
-            it was.
+            resume from it, or somebody is about to promote it or to roll back to it; nothing is
+            changed.
         StepInFlightError: it is being written.
         StepNotFoundError: there is no such step with a manifest.
         RunNotFoundError: the run was removed meanwhile, and another has begun in its place.
@@ -334,24 +335,27 @@ def delete_step(
         at=rfc3339(now), expires=rfc3339(now + timedelta(seconds=grace)), by=by, reason=reason
     )
     run_id = run.id
+    # The intent comes before the look for holds and aliases: one of two processes sees the other.
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
         deleted = read_record(run.objects, trash_file(*key), Tombstone)
         if deleted is not None:
+            # Its writer may have died before the fsync.
             run.objects.sync(trash_file(*key))
             return deleted[0]
-        # By now: what the caller saw in flight may have become the step of a live writer.
+        # Judged again: the step that the caller saw in flight may be published by now.
         info = deletable_step(run, *key)
         _refuse_in_use(run, info, needed_by, clock)
         generation = lay_tombstone(run, key, tombstone)
         if isinstance(generation, Tombstone):
             return generation
         try:
-            _refuse_in_use(run, info, (), clock)  # should we have slept longer than an intent lasts
+            # In case this process paused for longer than an intent lasts.
+            _refuse_in_use(run, info, (), clock)
         except BaseException:
             lift(run, key, generation)
             raise
-        if run.id != run_id:  # as the records tell that were just read
+        if run.id != run_id:  # parsing the records has refreshed the id
             with contextlib.suppress(StorageError):
                 run.objects.delete_if(trash_file(*key), generation=generation)
             raise RunNotFoundError(
@@ -367,31 +371,31 @@ def delete_step(
 
 
 def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> bytes | None:
-    """Write that a step is about to be deleted, in place of what others have written of that.
+    """Write the intent to delete a step, over any intent of others.
 
     Returns:
-        The generation of the intent. None: it is in the place of one that counts still. Then it
-        stays until it ends by itself: who wrote the other may be about to lay the tombstone, and
-        has no intent but this.
+        The generation of the intent. None if it replaced an intent that is still alive. Then it
+        stays until it expires: the writer of the other intent may be about to lay the tombstone,
+        and has no intent but this one.
     """
     name = intent_file(*key)
     intent = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
     while True:
         known, generation = read_record(run.objects, name, Intent) or (None, None)
-        with contextlib.suppress(PreconditionFailedError):  # somebody was faster
+        with contextlib.suppress(PreconditionFailedError):  # another process was faster
             written = _announce(run, name, intent, generation)
             return written if known is None or not known.is_alive(now) else None
 
 
 def withdraw(run: Run, key: StepKey, generation: bytes | None) -> None:
-    """Take an intent back that `declare` gave. Never raises: one that stays ends by itself."""
+    """Delete an intent that `declare` returned. Never raises: an intent that stays expires."""
     if generation is not None:
         with contextlib.suppress(StorageError):
             run.objects.delete_if(intent_file(*key), generation=generation)
 
 
 def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | None) -> bytes:
-    """Write an intent or a hold; its generation. One that fails is taken back: others heed it.
+    """Write an intent or a hold and return its generation; if that fails, delete it again.
 
     Raises:
         PreconditionFailedError: another one is there.
@@ -402,8 +406,8 @@ def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | No
     except PreconditionFailedError:
         raise
     except StorageError:
-        if generation is None:  # else somebody may have no intent but this
-            with contextlib.suppress(StorageError):  # it ends by itself
+        if generation is None:  # otherwise another process may depend on this intent
+            with contextlib.suppress(StorageError):  # otherwise it expires
                 stored = read_record(run.objects, name, type(record))
                 if stored is not None and stored[0].token == record.token:
                     run.objects.delete_if(name, generation=stored[1])
@@ -414,20 +418,21 @@ def _announce(run: Run, name: str, record: Intent | Hold, generation: bytes | No
 def held(
     run: Run, key: StepKey, *, by: str, reason: str, beside: Callable[[], Any] | None = None
 ) -> Iterator[Any]:
-    """Hold a step meanwhile: no deletion of it begins. Gives what `beside` gave.
+    """Hold a step for the duration, so that no deletion of it begins. Yield the result of `beside`.
 
     Args:
         run: the run.
         key: (step, attempt).
         by: who holds it.
-        reason: what for, as in "who is to …".
-        beside: called once the step is held, in the round that looks whether it is deleted.
+        reason: what for; it completes "who is to …".
+        beside: called once the hold is written, in the same round as the look for a deletion.
 
     Raises:
         StepChangedError: it is deleted, or about to be.
     """
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
+    # The hold comes before the look for intents: one of two processes sees the other.
     generation = _announce(run, name, hold, None)
     try:
         is_going, result = _is_going(run, key, beside)
@@ -441,7 +446,7 @@ def held(
             )
         yield result
     finally:
-        with contextlib.suppress(StorageError):  # one that stays ends by itself
+        with contextlib.suppress(StorageError):  # a hold that stays expires
             run.objects.delete_if(name, generation=generation)
 
 
@@ -454,13 +459,11 @@ def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
 
 
 def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple[bool, Any]:
-    """Whether a step is deleted, about to be, or gone; for who has just begun to need it.
+    """Return True if a step is deleted, about to be, or gone; also the result of `beside`.
 
-    Also what `beside` gives in the same round.
-
-    At once, in whatever order the store answers. An intent goes only once the tombstone is there;
-    who lays that looks for holds after it. A tombstone goes only once the manifest is gone, and
-    nobody has held the step since: see `end_removal`.
+    The requests are sent at once, in any order. That is safe: an intent is withdrawn only once the
+    tombstone is there, and the deletion looks for holds again after laying it. A tombstone is
+    removed only once the manifest is gone and nobody holds the step, see `end_removal`.
     """
     objects = run.objects
     intent, tombstone, manifest, *result = objects.at_once(
@@ -475,7 +478,7 @@ def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple
 
 
 def clear_announcements(run: Run, *, now: datetime) -> None:
-    """Remove the intents and the holds of processes that died, and notes of steps that are gone."""
+    """Remove intents and holds of processes that died, and notes about steps that are gone."""
     for name in run.objects.list(TRASH):
         lifted = parse_lifted_file(name)
         if lifted is not None and run.objects.read(manifest_file(*lifted)) is None:
@@ -489,9 +492,9 @@ def clear_announcements(run: Run, *, now: datetime) -> None:
 
 
 def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
-    """Its generation; of a step that is deleted already the tombstone that it has.
+    """Write the tombstone; return its generation, or the existing tombstone of a deleted step.
 
-    Only for who has declared the intent, and has seen since that nobody needs the step.
+    Only for callers that have declared the intent, and then seen that nobody needs the step.
     """
     name = trash_file(*key)
     try:
@@ -499,14 +502,15 @@ def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tomb
     except PreconditionFailedError as exc:
         if not isinstance(exc.current, Versioned):
             raise
+        # Its writer may have died before the fsync.
         run.objects.sync(name)
         return parse_record(run.objects, name, Tombstone, exc.current)
 
 
 def lift(run: Run, key: StepKey, generation: bytes) -> None:
-    """Take a tombstone back that was just laid, if it is still that one. Never raises.
+    """Delete a tombstone that was just laid, if it is unchanged. Never raises.
 
-    Where the store does not answer it stays, and the step can be undeleted.
+    If the store does not answer, the tombstone stays, and the step can be undeleted.
     """
     with contextlib.suppress(StorageError):
         found = read_record(run.objects, trash_file(*key), Tombstone)
@@ -515,31 +519,31 @@ def lift(run: Run, key: StepKey, generation: bytes) -> None:
 
 
 def _take_back(run: Run, key: StepKey, tombstone: Tombstone, generation: bytes) -> None:
-    """Remove a tombstone that is still as last seen."""
+    """Delete a tombstone that is still as last seen, and keep a note of it."""
     note_lifted(run, key, tombstone)
     run.objects.delete_if(trash_file(*key), generation=generation)
 
 
 def note_lifted(run: Run, key: StepKey, tombstone: Tombstone) -> None:
-    """Write down which tombstone of a step is taken back: else it would seem lost to who saw it."""
+    """Record the tombstone that is taken back: others who saw it would think it was lost."""
     put_record(run.objects, lifted_file(*key), tombstone)
 
 
 def read_lifted(run: Run, keys: Iterable[StepKey]) -> dict[StepKey, Tombstone]:
-    """The tombstone that was taken back last of each of these steps, if any was."""
+    """Return the tombstone that was taken back last of each of these steps, if any was."""
     names = {lifted_file(*key): key for key in keys}
     found, _ = judge_records(run.objects, names, Tombstone.parse)
     return {names[name]: one for name, one in found.items()}
 
 
 def undelete_step(run: Run, step: int, attempt: int) -> None:
-    """Take a deletion back; the step is listed again if it counts.
+    """Undo a deletion; the step is listed again if it counts.
 
     Raises:
-        StepNotFoundError: the step is not deleted, or its bytes are going already.
+        StepNotFoundError: the step is not deleted, or its bytes are being removed already.
     """
     key = trash_file(step, attempt)
-    for _ in range(2):  # it can change once, when removal begins
+    for _ in range(2):  # the tombstone can change once, when removal begins
         found = read_record(run.objects, key, Tombstone)
         if found is None:
             raise StepNotFoundError(
@@ -568,17 +572,17 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
 def begin_removal(
     run: Run, key: StepKey, *, now: datetime, keeps: Callable[[Tombstone], bool]
 ) -> bool:
-    """Mark an expired tombstone, from when on the step can't be had back.
+    """Mark an expired tombstone; from then on the step can't be undeleted.
 
     Args:
         run: the run.
         key: (step, attempt).
         now: the present moment.
-        keeps: whether the policy that laid a tombstone keeps the step by now.
+        keeps: returns True if the policy that laid the tombstone keeps the step now.
 
     Returns:
         False if the step stays: it was undeleted, has not expired, or somebody needs it or its
-        policy keeps it, in which cases the tombstone is lifted.
+        policy keeps it. In the last two cases the tombstone is lifted.
     """
     name = trash_file(*key)
     found = read_record(run.objects, name, Tombstone)
@@ -589,7 +593,8 @@ def begin_removal(
         return True
     if not tombstone.has_expired(now):
         return False
-    use = RunUse.of(run, now)  # after the tombstone, which was there before
+    # Read after the tombstone: a later hold or promotion sees the tombstone and gives up.
+    use = RunUse.of(run, now)
     try:
         if key in use.needs or keeps(tombstone):
             _take_back(run, key, tombstone, generation)
@@ -602,29 +607,31 @@ def begin_removal(
 
 
 def end_removal(run: Run, key: StepKey, *, stays: bool, now: datetime) -> None:
-    """What becomes of the tombstone of a step whose bytes are gone.
+    """Delete the tombstone of a step whose bytes are gone, or mark it as `removed`.
 
-    Whoever holds the step may have seen its manifest, which was there when they looked, and has yet
-    to see the tombstone: it stays for them, until the next collection.
+    A process that holds the step may have seen its manifest, which then still existed, and may not
+    have looked for the tombstone yet. For such holders the tombstone stays until the next
+    collection.
 
     Args:
         run: the run.
         key: (step, attempt).
-        stays: without it, what the step had overwritten would be listed again.
+        stays: without the tombstone, a step that this one had overwritten would be listed again.
         now: the present moment.
     """
     name = trash_file(*key)
     if not stays:
         if any(hold.is_alive(now) for _, hold in _holds(run, hold_files(*key))):
             return
-        forget_durable(run.objects, key)  # nothing will tell that it was deleted
+        # Otherwise the step would seem lost, since nothing would show its deletion.
+        forget_durable(run.objects, key)
         run.objects.delete(name)
         return
     found = read_record(run.objects, name, Tombstone)
     if found is None:
         return
     removed = found[0].model_copy(update={"removed": True})
-    with contextlib.suppress(PreconditionFailedError):  # another collector was faster
+    with contextlib.suppress(PreconditionFailedError):  # another collection was faster
         write_record(run.objects, name, removed, generation=found[1], same_is_success=False)
 
 

@@ -1,7 +1,8 @@
-"""What a run takes in its store, to the byte, and for what.
+"""Bytes that a run takes in its store, by purpose and by step.
 
-Names that share their bytes, as those of files that steps have in common, count once: for what was
-saved first. On a disk that is what `du` counts of files' sizes; a bucket has no names in common.
+Names that share their bytes, such as files that steps have in common, count once: for the step that
+was saved first. On a disk the total equals what `du` counts for the sizes of files. In a bucket no
+names share bytes.
 """
 
 import re
@@ -20,7 +21,7 @@ from cairn.storage.store import Held
 __all__ = ["RunUsage", "StepUsage", "Use", "run_usage"]
 
 Use = Literal["steps", "exports", "records", "other"]
-"""Folders of steps, whatever their state; exports; records of Cairn; all else."""
+"""Purpose of a file: folders of steps in any state; exports; records of Cairn; everything else."""
 
 _STEP: Final = re.compile(r"attempts/(\d+)/([^/]+)/")
 _KNOWN: Final = re.compile(r"(aliases|annotations|assets|attempts|damaged|manifests|trash)/|[^/]+$")
@@ -29,15 +30,15 @@ _LEFT_BEHIND: Final = re.compile(r"(^|/)\.|\.__lock$")
 
 @dataclass(frozen=True)
 class StepUsage:
-    """What a step takes.
+    """Bytes that a step takes.
 
     Attributes:
-        step, attempt: its own.
-        state: what it is.
+        step, attempt: of the step.
+        state: the step's state.
         created: when it was saved, RFC 3339 in UTC; None without a manifest.
-        nbytes: of its files.
-        added: of those that no earlier step has: what its save has written.
-        own: of those that no other step has: what goes with it.
+        nbytes: bytes of its files.
+        added: bytes of the files that no earlier step has: what its save has written.
+        own: bytes of the files that no other step has: what deleting it frees.
     """
 
     step: int
@@ -51,13 +52,13 @@ class StepUsage:
 
 @dataclass(frozen=True)
 class RunUsage:
-    """What a run takes.
+    """Bytes that a run takes.
 
     Attributes:
-        nbytes: of all its files.
-        files: how many names they have.
-        uses: bytes by what they are for.
-        steps: each step that takes any, by when it was saved, then by number.
+        nbytes: bytes of all its files.
+        files: number of names that its files have.
+        uses: bytes by purpose.
+        steps: each step that takes any, by the time it was saved, then by number.
         garbage: bytes that collecting garbage would free now.
     """
 
@@ -69,10 +70,10 @@ class RunUsage:
 
 
 def run_usage(run: Run) -> RunUsage:
-    """What a run takes now; nothing is read but names and sizes, and the records of its steps.
+    """Measure what a run takes now, from names, sizes and the records of its steps.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: a record that steps are judged by can't be read or
+        UnsupportedFormatError, CorruptionError: a record that decides about steps can't be read or
             is lost.
         StoreUnavailableError: the store gives no answer.
     """
@@ -86,6 +87,7 @@ def run_usage(run: Run) -> RunUsage:
     steps = _steps(of_step, known)
     uses: Counter[Use] = Counter()
     uses["steps"] = sum(one.added for one in steps)
+    # Files of steps count as steps, even if an export links to them.
     seen = {one.identity for files in of_step.values() for one in files} - {None}
     for one in held:
         if _step_of(one.name) is None and one.identity not in seen:
@@ -101,14 +103,14 @@ def run_usage(run: Run) -> RunUsage:
 
 
 def _step_of(name: str) -> StepKey | None:
-    """Whose file it is: a save under way may write to a folder that gets its name in the end."""
+    """Return the step that a file belongs to, even if the folder has a temporary name yet."""
     found = _STEP.match(name)
     folder = None if found is None else parse_step_folder(found[2])
     return None if found is None or folder is None else (folder.step, int(found[1]))
 
 
 def _steps(of_step: dict[StepKey, list[Held]], known: dict[StepKey, StepInfo]) -> list[StepUsage]:
-    """What each takes, by when it was saved; those that nobody has listed come last."""
+    """Measure each step, by the time it was saved; steps without a listed record come last."""
 
     def saved(key: StepKey) -> tuple[bool, str, int, int]:
         created = known[key].created if key in known else None
@@ -138,7 +140,7 @@ def _steps(of_step: dict[StepKey, list[Held]], known: dict[StepKey, StepInfo]) -
 
 
 def _once(files: Iterable[Held]) -> list[Held]:
-    """One of the names of each file."""
+    """Return one of the names of each file."""
     found = {one.identity or one.name: one for one in files}
     return list(found.values())
 

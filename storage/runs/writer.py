@@ -1,10 +1,10 @@
-"""One writer of a run: claims attempts, publishes steps, keeps its lease alive, gives it back.
+"""Writer of a run: begins attempts, publishes steps, renews its lease, and gives it back.
 
-    claim    the lease -> what is there -> the next attempt, if this step needs one
+    claim    the lease -> present state -> the next attempt, if this step needs one
     publish  durable data -> still the newest? -> manifest -> noted in the lease -> still counts?
 
-Only the process that talks to the store for a job has one. Until a step's manifest is written
-nothing lists it; from then on it counts, unless a later attempt went back before it.
+Only the process that talks to the store for a job has one. A step is not listed before its manifest
+is written; from then on it counts, unless a later attempt goes back before it.
 """
 
 import contextlib
@@ -79,14 +79,14 @@ from cairn.storage.store import (
 __all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 
 _RENEWAL_SECONDS = 1.0
-"""How long to wait for a renewal that is under way: it does nothing once the lease was taken."""
+"""Longest wait for a renewal under way: once the lease was taken it changes nothing."""
 
 _GIVING_BACK_SECONDS = 10.0
-"""How long to try to give a lease back, which else expires by itself."""
+"""Longest time to try to give a lease back; otherwise it expires."""
 
 
 def default_writer_id() -> str:
-    """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
+    """Return CAIRN_WRITER_ID, or else user@host, which is the same over restarts on a machine."""
     given = os.environ.get("CAIRN_WRITER_ID")
     if given:
         return given
@@ -98,13 +98,13 @@ def default_writer_id() -> str:
 
 
 class Writer:
-    """Who writes a run, by its id: at most one at a time. Safe for use by many threads.
+    """Writer of a run, by its id: at most one at a time. Safe for use by many threads.
 
     Args:
         run: the run.
         writer: id of the writer, the same over restarts.
         clock: tells the time.
-        ttl: how long the lease lasts unless renewed, in seconds; a third of it between renewals.
+        ttl: how long the lease lasts unless renewed, in seconds; it is renewed every third of that.
     """
 
     def __init__(
@@ -137,19 +137,19 @@ class Writer:
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt to write in; None before the first and after one was given up."""
+        """Attempt to write in; None before the first and after one was given up."""
         return None if self._given_up else self._attempt
 
     def begin(self, look: Look | None = None) -> int:
-        """Take the run now, not with the first step; the number of the attempt that is held.
+        """Take the run now, not with the first step; return the number of the attempt that is held.
 
         Args:
-            look: at the run, if it was looked at just now.
+            look: a look at the run taken just now, if any.
 
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
-            UnsoundStoreError: the store does not keep what runs rest on.
+            UnsoundStoreError: the store does not keep the promises that runs depend on.
         """
         self.check()
         held = self.attempt
@@ -160,32 +160,32 @@ class Writer:
         return self._begin(self._last_to_keep, seen=self._looked(look)).number
 
     def skip_damaged(self, skipped: Collection[tuple[int, int]] = ()) -> None:
-        """Go on from the newest step that is not known to be damaged, in an attempt of its own.
+        """Resume from the newest step that is not known to be damaged, in an attempt of its own.
 
-        The next `begin` or `claim` begins it; damaged steps above are set aside then.
+        The next `begin` or `claim` begins that attempt; damaged steps above are superseded then.
 
         Args:
-            skipped: steps, (step, attempt), that are set aside even if they are sound by then: what
-                is saved does not come from them.
+            skipped: steps, (step, attempt), to supersede even if they are sound by then, because
+                the job's state does not come from them.
         """
         self._skipped = skipped
 
     def claim(
         self, step: SupportsIndex, *, overwrite: bool = False, look: Look | None = None
     ) -> int:
-        """The attempt to write `step` in; it takes the place of an earlier claim.
+        """Return the attempt to write `step` in; this replaces an earlier claim.
 
         Args:
             step: above the latest listed step, unless `overwrite`.
-            overwrite: if the step exists or later ones do, set them aside once it is published.
-            look: at the run, if it was looked at just now.
+            overwrite: if the step or later ones exist, supersede them once it is published.
+            look: a look at the run taken just now, if any.
 
         Raises:
-            InvalidURIError: `step` is no step's number.
+            InvalidURIError: `step` is not a step number.
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
-            UnsoundStoreError: the store does not keep what runs rest on.
+            UnsoundStoreError: the store does not keep the promises that runs depend on.
         """
         self.check()
         step = check_step(step)
@@ -195,7 +195,7 @@ class Writer:
         return number
 
     def _attempt_for(self, step: int, overwrite: bool, look: Look | None) -> int:
-        skips = self._skipped is not None  # then `base_step` finds what is the latest
+        skips = self._skipped is not None  # then `base_step` finds the latest step
         held = None if skips else self.attempt
         seen = self._looked(look) if held is None and not skips else None
         below = not skips and self._latest is not None and step <= self._latest
@@ -205,7 +205,7 @@ class Writer:
             return held.number
 
         def base_step() -> Kept:
-            """Every listed step: what is overwritten stays until its successor is published."""
+            """Keep every listed step: an overwritten one stays until its successor is published."""
             keep = self._last_to_keep()
             if self._latest is not None and step <= self._latest and not overwrite:
                 raise self._exists(step)
@@ -222,22 +222,22 @@ class Writer:
     ) -> None:
         """Make a step listed, durably; its data must be durable already.
 
-        If a store says nothing while the manifest is written, that may or may not be there. The
-        claim that follows, or `close`, sets it aside: a step that failed does not come back.
+        If the store does not answer while the manifest is written, the manifest may exist or not.
+        The next claim, or `close`, supersedes it: a step that failed does not come back.
 
         Args:
-            manifest: of the step that was claimed last, in the attempt that the claim gave.
+            manifest: manifest of the step that was claimed last, in the attempt of that claim.
             annotation: its labels and metrics, if any.
-            before: writes what else the manifest names; called while the store is asked whether
-                the step may be published.
+            before: writes the other objects that the manifest names; it is called while the store
+                is asked if the step may be published.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
             SaveError: the run was given back, or the step was not claimed, or was given up
                 meanwhile (`drop`); nothing was written.
-            UnsoundStoreError: the store does not keep what runs rest on.
+            UnsoundStoreError: the store does not keep the promises that runs depend on.
             StoreUnavailableError: the store gives no answer.
-            PreconditionFailedError: another manifest is there already.
+            PreconditionFailedError: another manifest exists already.
         """
         try:
             self._publish(manifest, annotation, before)
@@ -260,12 +260,16 @@ class Writer:
             if annotation is not None:
                 put_record(self._objects, annotation_file(step, manifest.attempt), annotation)
 
+        # One round trip instead of three. A local disk gains nothing by that, and checks the fence
+        # later.
         if self._objects.is_remote:
             self._objects.at_once(before, annotate, self._fence)
         else:
             before()
             annotate()
         generation = publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
+        # The lease still being ours proves that nobody took over before the manifest was there: the
+        # next holder will see it. Otherwise judge from the store if the step counts.
         noted = note_durable(self._objects, self._held(), step, self._lease)
         if noted is None:
             self._ensure_counts(manifest, generation)
@@ -277,13 +281,13 @@ class Writer:
         """Raise if a renewal has found that another writer took over.
 
         Raises:
-            FencedError: one did. This stays so: the writer has to be made anew.
+            FencedError: another writer did. This is final: create a new writer.
         """
         if self._fenced is not None:
             raise self._fenced.with_traceback(None)
 
     def drop(self) -> None:
-        """Write no more in this attempt; the next claim begins another. The lease is kept."""
+        """Stop writing in this attempt; the next claim begins another. The lease is kept."""
         self._given_up = True
         self._claimed = None
 
@@ -291,7 +295,7 @@ class Writer:
         """Give the lease back, so that another writer need not wait for it to expire."""
         self._pause()
         if self._attempt is not None and self._fenced is None:
-            # What was saved stays saved.
+            # A failure here loses nothing: the steps are saved, and the lease expires.
             with contextlib.suppress(StorageError), within(_GIVING_BACK_SECONDS):
                 if self._unsettled is not None:
                     self._begin(self._last_to_keep)
@@ -307,9 +311,10 @@ class Writer:
     ) -> Attempt:
         """Begin the next attempt, in place of the one held."""
         self.check()
-        self.drop()  # its lease is taken for the next one, whether that begins or not
+        self.drop()  # the lease is taken for the next attempt, even if that fails to begin
         self._pause()
-        if self._starting and self._attempt is not None:  # it was interrupted, or failed
+        # The last start was interrupted, or failed.
+        if self._starting and self._attempt is not None:
             self._attempt = interrupted_start(self._objects, self._attempt)
         self._starting = True
         started = start_attempt(
@@ -324,6 +329,8 @@ class Writer:
             seen=seen,
         )
         self._attempt, self._lease, self._probe = started.attempt, started.held, started.probe
+        # In the background where a request is slow. Not if it goes back: the lease must no longer
+        # name a durable step that this attempt does not keep.
         later = not started.goes_back and self._objects.is_remote
         if not later:
             self._lease = note_begun(self._objects, started)
@@ -342,10 +349,10 @@ class Writer:
         return self._attempt
 
     def _looked(self, look: Look | None) -> Seen | None:
-        """Finds the latest step. None: it is for `_last_to_keep` to tell what to keep.
+        """Find the latest step and return the state for a start; None: use `_last_to_keep`.
 
         Args:
-            look: at the run, if it was looked at just now.
+            look: a look at the run taken just now, if any.
         """
         if look is None:
             look = look_at(self._objects)
@@ -363,7 +370,7 @@ class Writer:
         return seen_in(self._objects, look, history, latest)
 
     def _last_to_keep(self) -> Kept:
-        """The latest step that is listed now."""
+        """Return the latest step that is listed now."""
         history = self._settled_history()
         latest = history.latest()
         if self._skipped is not None:
@@ -372,7 +379,7 @@ class Writer:
         return -1 if latest is None else latest
 
     def _settled_history(self) -> History:
-        """The history of the run without a step that was given up while it was published."""
+        """Read the history without a step whose publication failed or was interrupted."""
         return read_history(self._objects).without(self._unsettled)
 
     def _exists(self, step: int) -> StepExistsError:
@@ -393,8 +400,8 @@ class Writer:
             raise
 
     def _look_last(self, manifest: Manifest) -> None:
-        """Raise if the manifest must not be written; from then on it may be there."""
-        if not self._objects.is_remote:  # else it was asked just now
+        """Raise if the manifest must not be written; from then on it may exist."""
+        if not self._objects.is_remote:  # else it was checked just now
             self._fence()
         self._refuse_unclaimed(manifest)
         self._unsettled = manifest.step, manifest.attempt
@@ -416,12 +423,12 @@ class Writer:
         )
 
     def _ensure_counts(self, manifest: Manifest, generation: bytes) -> None:
-        """Raise unless the step, just published, is among the steps that count.
+        """Raise unless the step that was just published counts.
 
-        Of a run that was removed nothing is left: another can begin there.
+        If the run was removed, the manifest is deleted again: another run can begin there.
 
         Raises:
-            FencedError: a later attempt set the step aside, or another start holds the lease and
+            FencedError: a later attempt superseded the step, or another start holds the lease and
                 may be about to; or the run was removed.
         """
         attempt = self._held()
@@ -466,19 +473,19 @@ class Writer:
         self._thread = None
 
     def _hold(self, attempt: Attempt, stop: threading.Event, started: Started | None) -> None:
-        """Have the lease name an attempt that was started, and renew it until stopped."""
+        """Record the attempt in the lease, and renew the lease until stopped."""
         if started is not None:
-            with contextlib.suppress(StorageError):  # the first step that is published does it, too
+            with contextlib.suppress(StorageError):  # the first publication records it, too
                 self._lease = note_begun(self._objects, started)
         self._keep(attempt, stop)
 
     def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
-        """Renew until stopped. A store that does not answer is asked again; a fence is final."""
+        """Renew until stopped. Retry if the store does not answer; a fence is final."""
         while not stop.wait(self._ttl / 3):
             try:
                 self._lease = renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
             except FencedError as exc:
-                if not stop.is_set():  # else it was replaced by this very writer
+                if not stop.is_set():  # otherwise this writer has begun its next attempt
                     self._fenced = exc
                 return
             except StorageError:
@@ -486,32 +493,34 @@ class Writer:
 
 
 def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> bytes:
-    """Make the step listed: the one moment at which it becomes "verified complete". Durably.
-
-    Returns the generation of its manifest.
+    """Write the manifest durably; at this moment the step becomes "verified complete" and listed.
 
     Args:
         objects: the run's objects.
-        manifest: what to publish.
-        fence: raises if a later attempt has taken the run over; checked right before writing.
+        manifest: the manifest to publish.
+        fence: raises if a later attempt has taken the run over; called right before writing.
+
+    Returns:
+        The generation of the manifest.
 
     Raises:
         FencedError: a later attempt exists.
-        PreconditionFailedError: another manifest is there already.
+        PreconditionFailedError: another manifest exists already.
     """
-    _sync_names(objects.uri)  # of what the manifest names, before it
+    _sync_names(objects.uri)  # fsync what the manifest names before the manifest
     fence()
     name = manifest_file(manifest.step, manifest.attempt)
+    # Created only if absent: a manifest never changes.
     _, generation = write_record(objects, name, manifest, generation=None)
     _sync_names(objects.uri)
     return generation
 
 
 def sync_folder(folder: StoreURI) -> None:
-    """Have the local disk hold every file and name below `folder`, and the names that lead there.
+    """Fsync every file and directory below `folder`, and the directories that lead there.
 
-    Not files without a name of their own yet: who writes one syncs it, and may rename it meanwhile.
-    Object stores are durable once they answer; for them there is nothing to do.
+    Files with temporary names are left out: their writer fsyncs them, and may rename them
+    meanwhile. Object stores are durable once they answer, so nothing is done for them.
 
     Raises:
         StoreFullError: the disk found only now that it is full.
@@ -520,6 +529,7 @@ def sync_folder(folder: StoreURI) -> None:
     if folder.scheme != "file":
         return
     try:
+        # Bottom-up: a directory is synced after everything in it.
         for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
             for name in names:
                 if not (name.startswith(TEMPORARY_PREFIX) or name.endswith(LOCK_SUFFIX)):
@@ -532,7 +542,7 @@ def sync_folder(folder: StoreURI) -> None:
 
 
 def _sync_names(run: StoreURI) -> None:
-    """Have the local disk hold the names that lead to a run and to its folders.
+    """Fsync the directories that lead to a local run and to its folders.
 
     Raises:
         StoreUnavailableError: the disk failed.

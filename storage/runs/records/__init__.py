@@ -1,4 +1,4 @@
-"""What lies in a run, one kind of record a file: names, fields, how it is read and written."""
+"""Records of a run, one kind per file: names, fields, and how they are read and written."""
 
 import lazy_loader
 

@@ -34,18 +34,18 @@ from cairn.storage.store import (
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 
 HISTORY_KEPT = 100
-"""How many moves an alias remembers."""
+"""Number of moves that an alias remembers."""
 
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 class AliasEvent(BaseModel):
-    """One move or deletion of an alias.
+    """Move or deletion of an alias.
 
     Attributes:
         step: the step it pointed to from then on; for a deletion, until then.
         attempt: the attempt that wrote the step.
-        manifest_digest: of the step's manifest.
+        manifest_digest: digest of the step's manifest.
         by: who did it.
         reason: why.
         at: when, RFC 3339 in UTC.
@@ -66,20 +66,21 @@ class AliasEvent(BaseModel):
 
 
 class Alias(Record):
-    """An alias as stored: its last event, and those before it.
+    """Alias as stored: its last event and the events before it.
 
     Attributes:
         alias: its name.
         step: the step it points to.
         attempt: the attempt that wrote the step.
-        manifest_digest: of the step's manifest.
+        manifest_digest: digest of the step's manifest.
         by: who moved it last.
         reason: why.
         at: when, RFC 3339 in UTC.
-        sequence: how many events it has had; the ETag of the alias.
+        sequence: number of events so far; the ETag of the alias.
         deleted: True for a tombstone.
         history: the last events, oldest first, this one included.
-        token: unique to this write, so that a repeated request can tell its own from another's.
+        token: unique to this write: after a repeated request, the writer tells its own record from
+            another's by it.
     """
 
     FORMAT: ClassVar[str] = "cairn.alias"
@@ -98,7 +99,7 @@ class Alias(Record):
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
-        """As `Record.parse`; its name is that of its place."""
+        """Parse an alias as `Record.parse` does, and check that its name fits its place."""
         found = super().parse(data, path, place)
         if place is not None and place.key != alias_file(found.alias):
             raise CorruptionError(
@@ -112,28 +113,28 @@ class Alias(Record):
 
 
 class Aliases:
-    """Where the aliases of one run point, and pointed. Safe for use by many threads."""
+    """Aliases of one run, with their history. Safe for use by many threads."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
     def get(self, name: str) -> Alias | None:
-        """The alias, or None if it does not exist or was deleted.
+        """Return the alias, or None if it does not exist or was deleted.
 
         Raises:
-            InvalidURIError: `name` can't be an alias.
-            UnsupportedFormatError, CorruptionError: what is stored can't be read.
+            InvalidURIError: `name` is not a valid alias name.
+            UnsupportedFormatError, CorruptionError: the record can't be read.
         """
         found, _ = self._read(name)
         return None if found is None or found.deleted else found
 
     def require(self, name: str) -> Alias:
-        """The alias.
+        """Return the alias, or raise.
 
         Raises:
             AliasNotFoundError: it does not exist or was deleted.
-            InvalidURIError: `name` can't be an alias.
-            UnsupportedFormatError, CorruptionError: what is stored can't be read.
+            InvalidURIError: `name` is not a valid alias name.
+            UnsupportedFormatError, CorruptionError: the record can't be read.
         """
         alias = self.get(name)
         if alias is None:
@@ -141,7 +142,7 @@ class Aliases:
         return alias
 
     def list(self) -> builtins.list[Alias]:
-        """All aliases that exist, by name.
+        """List all aliases that exist, by name.
 
         Raises:
             UnsupportedFormatError, CorruptionError: one can't be read.
@@ -154,10 +155,10 @@ class Aliases:
     def judge(
         self, *, deleted: bool = False
     ) -> tuple[builtins.list[Alias], dict[str, StorageError]]:
-        """All aliases that exist, by name, and what is wrong with records, by theirs.
+        """List all aliases that exist, by name, and the errors of records, by the record's name.
 
         Args:
-            deleted: the tombstones of deleted ones too.
+            deleted: include the tombstones of deleted aliases.
         """
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
         found, unreadable = judge_records(self._objects, names, Alias.parse)
@@ -165,7 +166,7 @@ class Aliases:
         return kept, unreadable
 
     def history(self, name: str) -> builtins.list[AliasEvent]:
-        """The last events of the alias, newest first, also after its deletion.
+        """List the last events of the alias, newest first, even after its deletion.
 
         Raises:
             AliasNotFoundError: it never existed.
@@ -176,7 +177,7 @@ class Aliases:
         return list(reversed(found.history))
 
     def _read(self, name: str) -> tuple[Alias | None, bytes | None]:
-        """The alias, deleted or not, and its generation."""
+        """Read the alias, deleted or not, and its generation."""
         return read_record(self._objects, alias_file(name), Alias) or (None, None)
 
     def _parsed(self, name: str, stored: Versioned | None) -> tuple[Alias | None, bytes | None]:
@@ -196,9 +197,9 @@ class Aliases:
 
 
 class AliasWriter(Aliases):
-    """Moves aliases by compare-and-swap, wherever it is told to: only for `runs.promotion`.
+    """Writer that moves aliases by compare-and-swap, without checking the step.
 
-    Safe for use by many threads, processes and machines.
+    Only `runs.promotion` may use it. Safe for use by many threads, processes and machines.
     """
 
     def __init__(self, objects: ObjectStore, clock: Clock = utc_now) -> None:
@@ -218,19 +219,20 @@ class AliasWriter(Aliases):
         seen: Versioned | EllipsisType | None = ...,
         lost: AliasEvent | None = None,
     ) -> Alias:
-        """Point the alias to a step, if it is still as the caller last saw it.
+        """Point the alias at a step, if the alias is still as the caller last saw it.
 
         Args:
             name: the alias.
-            step: the step it shall point to.
+            step: the step to point at.
             attempt: the attempt that wrote the step.
-            manifest_digest: of the step's manifest.
+            manifest_digest: digest of the step's manifest.
             by: who asks.
             reason: why.
-            expect: the sequence last seen; None: it must not exist (deleted is not existing).
-            seen: what was read at its name, None if nothing was there; by default it is read.
-            lost: its last event that anybody knows of, which the store may have lost: then it
-                becomes part of the history again, and the move comes after it.
+            expect: the sequence last seen; None: it must not exist. A deleted alias does not exist.
+            seen: what was read at the alias's name, None if nothing was there; by default it is
+                read.
+            lost: the last event known elsewhere, which the store may have lost. If so, it becomes
+                part of the history again, and the move comes after it.
 
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
@@ -298,6 +300,7 @@ class AliasWriter(Aliases):
         lost: AliasEvent | None,
     ) -> Alias:
         earlier = found.history if found else ()
+        # The store has an older state of the alias, or none: keep the event that it lacks.
         if lost is not None and (found is None or lost.sequence >= found.sequence):
             earlier = (*earlier, lost)
         alias = Alias(
@@ -332,5 +335,5 @@ class AliasWriter(Aliases):
 
 
 def _newest(found: Alias | None, lost: AliasEvent | None) -> int:
-    """The highest sequence that the alias has had."""
+    """Return the highest sequence that the alias has had."""
     return max((one.sequence for one in (found, lost) if one is not None), default=0)

@@ -1,4 +1,7 @@
-"""Labels and metrics of a step: kept beside its manifest, since they change and it may not."""
+"""Annotation of a step: its labels and metrics.
+
+They are kept beside the manifest because they change, and a manifest never does.
+"""
 
 import reprlib
 from collections.abc import Callable, Mapping
@@ -22,22 +25,22 @@ __all__ = [
 ]
 
 Better = Literal["min", "max"]
-"""Which values of a metric are good ones: small ones, such as a loss's, or large ones."""
+"""Direction of a metric: "min" if lower is better, as for a loss; "max" if higher is better."""
 
 MOST_ENTRIES: Final = 1000
-"""Labels, or metrics, that a step may get to by what is noted later: all are read for each list."""
+"""Most labels, or metrics, that later notes may bring a step to: listings read all of them."""
 
 MOST_LABELS: Final = 1000
-"""Labels of a step, or of a run, that are saved with it."""
+"""Most labels that are saved with a step or a run."""
 
 MOST_METRICS: Final = 10_000
-"""Metrics of a step that are saved with it."""
+"""Most metrics that are saved with a step."""
 
 LONGEST_NAME: Final = 256
-"""Characters of a label's name, or of a metric's."""
+"""Most characters in the name of a label or metric."""
 
 LONGEST_LABEL: Final = 2000
-"""Characters of a label's text."""
+"""Most characters in the text of a label."""
 
 _SHOWN: Final = 200  # characters of a problem
 
@@ -51,26 +54,26 @@ _Ways = Annotated[dict[_Name, Better], few(MOST_METRICS)]
 
 
 MAX_DAMAGED_LEAVES: Final = 100
-"""Leaves, or problems, that a step's damage names; it counts all."""
+"""Most leaves, or problems, that a step's damage names; it counts all of them."""
 
 MAX_PROBLEM_CHARACTERS: Final = 500
-"""Of a leaf's path, or of a problem; the rest is left out."""
+"""Most characters of a leaf's path, or of a problem; the rest is cut off."""
 
 _SHOWN_LEAVES: Final = 5
 
 
 class Damage(BaseModel):
-    """What the last verification of a step found to be wrong with it.
+    """Damage that the last verification of a step found.
 
     Attributes:
         at: when, RFC 3339 in UTC.
         by: who verified it.
-        job: id of the operation that did; empty if none did.
+        job: id of the operation that verified it; empty if none did.
         leaves: "item: path" of leaves that can't be read as they were saved, the first 100.
-        leaf_count: how many there are.
+        leaf_count: number of all such leaves.
         problems: everything that is not as it was saved, one line each, the first 100.
-        problem_count: how many there are.
-        loads: Cairn loads every value as it was saved all the same.
+        problem_count: number of all problems.
+        loads: True if Cairn still loads every value as it was saved.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,7 +92,7 @@ class Damage(BaseModel):
     loads: bool = False
 
     def text(self) -> str:
-        """In a line: since when, who found it, and which leaves are hit."""
+        """Return one line: since when, who found it, and which leaves are hit."""
         job = f", operation {self.job}" * bool(self.job)
         noted = f"damage noted {self.at} by {self.by or 'somebody'}{job}"
         if not self.leaf_count:
@@ -102,16 +105,15 @@ class Damage(BaseModel):
 
 
 class Annotation(Record):
-    """What `annotations/<step>.<n>.json` says; changed by compare-and-swap.
+    """Content of `annotations/<step>.<n>.json`; changed by compare-and-swap.
 
     Attributes:
         labels: for people and filters.
         metrics: numbers by name; NaN and infinities are kept (a diverged loss is worth knowing).
-        better: of metrics, which values are good ones, where somebody has said so.
-        verified: when every byte of the step was last found to be what was saved; None if nobody
-            has looked, or the last one who did has found damage.
-        damaged: what the last verification found to be wrong; None if it found nothing, or there
-            was none.
+        better: direction of each metric for which somebody has set it.
+        verified: when a verification last found every byte of the step as it was saved; None if
+            there was no verification, or the last one found damage.
+        damaged: the damage that the last verification found; None if there is none.
     """
 
     FORMAT: ClassVar[str] = "cairn.annotation"
@@ -124,11 +126,11 @@ class Annotation(Record):
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
-        """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
+        """Write NaN and infinities as text, which parses as a number: JSON has no form for them."""
         return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
 
     def entries(self) -> dict[str, Any]:
-        """Labels, metrics and what is better, as JSON, each of them also where it is empty."""
+        """Return labels, metrics and directions as JSON, each of them even if it is empty."""
         kept = {"labels", "metrics", "better"}
         return {"better": {}, **self.model_dump(mode="json", include=kept)}
 
@@ -139,11 +141,11 @@ class Annotation(Record):
         metrics: Mapping[str, Any] | None,
         better: Mapping[str, Better] | None = None,
     ) -> "Annotation | None":
-        """The annotation to write, or None if there is nothing to say.
+        """Return the annotation to write, or None if there is nothing to write.
 
         Raises:
-            UnsupportedFormatError: labels that are no text by name, metrics that are no numbers by
-                name, or directions of no metric; all are listed.
+            UnsupportedFormatError: a label is not text, a metric is not a number, a name is too
+                long, or a direction has no metric; all such entries are listed.
         """
         made = cls()._with(labels, metrics, better, removed=False)
         return made if made != cls() else None
@@ -154,12 +156,12 @@ class Annotation(Record):
         metrics: Mapping[str, Any] | None = None,
         better: Mapping[str, Better | None] | None = None,
     ) -> "Annotation":
-        """The same with these entries; those of None are removed, and all others stay.
+        """Return a copy with these entries set; entries given as None are removed, all others stay.
 
         Args:
             labels: texts by name.
-            metrics: numbers by name. One that is removed takes its direction along.
-            better: of metrics that there are then, which values are good.
+            metrics: numbers by name. The direction of a removed metric goes too.
+            better: direction of metrics, which must exist after the change.
 
         Raises:
             UnsupportedFormatError: entries that can't be kept; all are listed.
@@ -200,10 +202,10 @@ class Annotation(Record):
 
 
 class _Entries:
-    """Reads what was given, and notes all that can't be kept."""
+    """Merger of new entries into present ones, which collects all entries that can't be kept."""
 
     def __init__(self, removed: bool) -> None:
-        """`removed`: None stands for an entry to remove."""
+        """Create it; with `removed`, an entry given as None is removed."""
         self.problems: list[str] = []
         self._removed = removed
 
@@ -215,14 +217,14 @@ class _Entries:
         read: Callable[[Any], T | None],
         expected: str,
     ) -> dict[str, T]:
-        """The known entries with the given ones.
+        """Return the known entries with the given ones set.
 
         Args:
-            what: the entries are called.
-            known: those that there are.
-            given: those to set.
-            read: makes an entry of what was given, or None of what can't be one.
-            expected: what it makes entries of.
+            what: name of this kind of entry, for errors.
+            known: the present entries.
+            given: the entries to set.
+            read: converts a given value, or returns None if it can't be kept.
+            expected: description of valid values, for errors.
         """
         merged = dict(known)
         if given is None:
@@ -260,7 +262,7 @@ def _way(given: Any) -> Better | None:
 
 
 def _number(given: Any) -> float | None:
-    """The number, if it is one: Python's, NumPy's, or an array of JAX without axes."""
+    """Return the number if `given` is one: of Python, of NumPy, or a JAX array without axes."""
     if isinstance(given, str | bytes | bytearray):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Small files that belong to a model, such as a tokenizer's: kept once per run, by their hash."""
+"""Assets: small files of a model, such as a tokenizer's, kept once per run by their hash."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -12,10 +12,10 @@ __all__ = ["checked_assets", "put_assets", "read_asset"]
 
 
 def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """A copy of `assets`, if they can be stored and exported again.
+    """Return a copy of `assets` if they can be stored and exported again.
 
     Raises:
-        InvalidURIError: a name is no file name.
+        InvalidURIError: a name is not a file name.
         UnsupportedFormatError: a content is too large.
         UnsupportedLeafError: a content is not bytes.
     """
@@ -35,7 +35,7 @@ def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
 
 
 def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[AssetRecord, ...]:
-    """Store small files by the hash of their content; those that are there already stay."""
+    """Store small files by the hash of their content; files that exist already stay."""
     records = []
     for name, content in sorted(assets.items()):
         digest = sha256(content).hexdigest()
@@ -43,13 +43,13 @@ def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[Asset
         try:
             objects.write_if(key, content, generation=None, same_is_success=True)
         except PreconditionFailedError:
-            objects.write(key, content)  # what was there was not what its name says
+            objects.write(key, content)  # the present content does not match its name
         records.append(AssetRecord(name=name, sha256=digest, size=len(content)))
     return tuple(records)
 
 
 def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
-    """The bytes of a file that a manifest names, checked against its hash.
+    """Read the bytes of a file that a manifest names, and check them against its hash.
 
     Raises:
         CorruptionError: it is gone, or not what it was.

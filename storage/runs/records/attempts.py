@@ -1,19 +1,21 @@
-"""Which attempts at a run there are, and which of its steps count.
+"""Attempts at a run, and the rule for which of its steps count.
 
-Every start, takeover, rollback or overwrite creates the next numbered attempt; its number is the
-fencing token, its `base_step` is the last step it keeps. A step (s, n) counts only if no later
-attempt has base_step < s, nor has published the step s' < s that it was begun to overwrite. This is
-judged at read time from the store alone, so a writer that was paused and wakes up after a takeover
-writes where nobody looks, and an overwrite is one event: its manifest.
+Every start, takeover, rollback or overwrite creates the next numbered attempt. Its number is the
+fencing token; its `base_step` is the last step that it keeps. A step (s, n) counts only if no later
+attempt has base_step < s, and no later attempt has published a step s' < s that it was begun to
+overwrite. Readers judge this from the store alone. A writer that was paused and wakes up after a
+takeover therefore writes steps that nobody lists, and an overwrite is one event: its manifest.
 
-An overwrite keeps all steps until it is published, so that of a writer that was paused could come
-between steps that others saved meanwhile. It does not count if the attempt after it has begun from
-a step that it would have replaced: when that began, it had not been published.
+An overwrite keeps all steps until it is published. The overwrite of a writer that was paused could
+therefore appear between steps that others saved meanwhile. It does not count if the next attempt
+has begun from a step that it would have replaced: when that attempt began, the overwrite had not
+been published.
 
-Every attempt names the one before it, with its base step, and the lease names the newest: a record
-that is lost, damaged or in another's place is missed, and what it said is known all the same. It
-names the step that it keeps as well, with its attempt, and the one that it was begun to overwrite:
-a manifest that is lost does not give its place back to what it had overwritten.
+Every attempt names the one before it, with its base step, and the lease names the newest. So
+readers notice a record that is lost, damaged or in another's place, and still know what it said. An
+attempt also names the step that it keeps, with its attempt, and the step that it was begun to
+overwrite. So a step that was overwritten is not listed again when the manifest of the overwrite is
+lost.
 """
 
 import secrets
@@ -79,22 +81,23 @@ Begun = tuple[Number, Annotated[int, Field(ge=-1, le=MAX_NUMBER)]]
 """(number, base step) of an attempt."""
 
 Kept = int | tuple[int, int]
-"""The last step that an attempt keeps: (step, attempt), or its number alone; -1 for none."""
+"""Last step that an attempt keeps: (step, attempt), or the step number alone; -1 for none."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One numbered attempt at writing the run.
+    """Numbered attempt at writing the run.
 
     Attributes:
         number: 1, 2, 3, …; the fencing token.
         base_step: the last step of earlier attempts that it keeps; -1 keeps none.
         writer: id of the writer.
         at: when it began, RFC 3339 in UTC.
-        instance: of the process that writes it; known to that process alone.
-        previous: the attempt before it, (0, -1) if it is the first; None: not known.
-        base_attempt: which attempt had written the base step; None: not known.
-        overwrites: the step that it was begun to overwrite, which it saves first; None: it was not.
+        instance: id of the process that writes it; known to that process alone.
+        previous: the attempt before it, (0, -1) if it is the first; None: unknown.
+        base_attempt: the attempt that wrote the base step; None: unknown.
+        overwrites: the step that it was begun to overwrite, and which it saves first; None: no
+            step.
     """
 
     number: int
@@ -108,10 +111,11 @@ class Attempt:
 
 
 class AttemptRecord(Record):
-    """What `attempts/<n>.json` says; attributes as of `Attempt`.
+    """Content of `attempts/<n>.json`; the other attributes are as in `Attempt`.
 
     Attributes:
-        token: unique to this write, so that a repeated request can tell its own from another's.
+        token: unique to this write: after a repeated request, the writer tells its own record from
+            another's by it.
     """
 
     FORMAT: ClassVar[str] = "cairn.attempt"
@@ -125,7 +129,7 @@ class AttemptRecord(Record):
     token: str = Field(default="", exclude_if=lambda one: not one)
 
     def of_number(self, number: int) -> Attempt:
-        """The attempt that has this record."""
+        """Return the attempt with this number and record."""
         return Attempt(
             number,
             self.base_step,
@@ -138,13 +142,13 @@ class AttemptRecord(Record):
 
 
 class AttemptsFound(NamedTuple):
-    """The attempts of a run, as far as they are known.
+    """Attempts of a run, as far as they are known.
 
     Attributes:
-        known: every attempt whose base step is known, by number; of one whose record can't be
-            read, as the one after it or the lease tells it.
-        unknown: numbers of those whose base step nothing tells.
-        problems: what is wrong with records, by name.
+        known: every attempt whose base step is known, by number. If its own record can't be read,
+            the base step comes from the next attempt or from the lease.
+        unknown: numbers of the attempts whose base step no record names.
+        problems: errors of records, by name.
     """
 
     known: list[Attempt]
@@ -153,11 +157,11 @@ class AttemptsFound(NamedTuple):
 
 
 def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
-    """Which attempt holds each step that counts, by step in ascending order.
+    """Return the steps that count, in ascending order, each with the attempt that holds it.
 
     Args:
-        saved: (step, attempt) of every manifest and of every tombstone: a step that was deleted
-            does not give its place back to what it had overwritten.
+        saved: (step, attempt) of every manifest and every tombstone. Tombstones are included
+            because deleting a step must not bring back what it had overwritten.
         attempts: every attempt of the run.
     """
     saved = list(saved)
@@ -172,18 +176,20 @@ def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> d
 def set_aside(
     attempts: Iterable[Attempt], saved: Iterable[tuple[int, int]]
 ) -> Callable[[int, int], bool]:
-    """A function of (step, attempt): True if a later attempt went back before that step.
+    """Return a function of (step, attempt) that is True if a later attempt superseded the step.
 
     Args:
-        attempts: of the run.
-        saved: (step, attempt) of manifests and tombstones, those of overwrites among them.
+        attempts: every attempt of the run.
+        saved: (step, attempt) of manifests and tombstones, including those of overwrites.
     """
     ordered = sorted(attempts, key=_number)
     too_late = {one.number for one, after in pairwise(ordered) if _came_too_late(one, after)}
-    # An attempt saves nothing before the step that it was begun to overwrite.
+    # An attempt saves nothing before the step that it was begun to overwrite: if it has saved any
+    # step, the overwrite is published.
     savers = {attempt for _, attempt in saved} - too_late
     numbers = [one.number for one in ordered]
     lowest_from: list[int] = []
+    # lowest_from[i] becomes the lowest step that any of the attempts from i on goes back to.
     for one in reversed(ordered):
         last = _last_kept(one, has_saved=one.number in savers)
         lowest_from.append(min([last, *lowest_from[-1:]]))
@@ -197,14 +203,14 @@ def set_aside(
 
 
 def _last_kept(one: Attempt, *, has_saved: bool) -> int:
-    """The last step of earlier attempts that an attempt keeps by now."""
+    """Return the last step of earlier attempts that an attempt keeps by now."""
     if one.overwrites is None or not has_saved:
         return one.base_step
     return min(one.base_step, one.overwrites)
 
 
 def _came_too_late(one: Attempt, after: Attempt) -> bool:
-    """Whether the next attempt keeps a step that `one` would have overwritten by then."""
+    """Return True if the next attempt, `after`, keeps a step that `one` was to overwrite."""
     if one.overwrites is None or after.base_attempt is None:
         return False
     return after.base_attempt < one.number and after.base_step >= one.overwrites
@@ -213,16 +219,17 @@ def _came_too_late(one: Attempt, after: Attempt) -> bool:
 def told_steps(
     attempts: Iterable[Attempt], known: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """(step, attempt) of steps that were published once, as attempts tell.
+    """Return (step, attempt) of the steps that were published at some time, as attempts show.
 
     Args:
-        attempts: of the run, by number.
-        known: (step, attempt) of others that were published: an attempt saves nothing before the
-            step that it was begun to overwrite.
+        attempts: attempts of the run, by number.
+        known: (step, attempt) of other steps that were published. If one is of an attempt that was
+            begun to overwrite a step, that overwrite was published too, since it is saved first.
     """
     attempts = list(attempts)
     told = {(one.base_step, one.base_attempt) for one in attempts if one.base_attempt is not None}
-    # The record of the second is lost: what it went back to is what the first had overwritten.
+    # The record of the second attempt is lost: the step it went back to is the one that the first
+    # had overwritten.
     told.update(
         (before.overwrites, before.number)
         for before, one in pairwise(attempts)
@@ -238,16 +245,16 @@ def list_attempts(
     newest: Begun | None = None,
     saved: Collection[tuple[int, int]] = (),
 ) -> list[Attempt]:
-    """Every attempt of the run, by number.
+    """List every attempt of the run, by number.
 
     Args:
         objects: the run's objects.
         newest: as in `judge_attempts`.
-        saved: as there.
+        saved: as in `judge_attempts`.
 
     Raises:
         UnsupportedFormatError, CorruptionError: an attempt's record can't be read, belongs
-            elsewhere or is missing; what counts could be judged by guess only.
+            elsewhere or is missing: which steps count would be a guess.
     """
     found = judge_attempts(objects, newest, saved)
     for error in found.problems.values():
@@ -261,13 +268,13 @@ def judge_attempts(
     saved: Collection[tuple[int, int]] = (),
     listed: Iterable[str] | None = None,
 ) -> AttemptsFound:
-    """Every attempt of the run, also where records are lost or damaged.
+    """Find every attempt of the run, even where records are lost or damaged.
 
     Args:
         objects: the run's objects.
-        newest: the newest attempt, if the lease told before; it must be there.
-        saved: (step, attempt) of manifests and tombstones; their attempts must be there.
-        listed: names of what is in their folder, if it has been listed just now.
+        newest: the newest attempt according to a lease read earlier; it must exist.
+        saved: (step, attempt) of manifests and tombstones; their attempts must exist.
+        listed: names in the folder of attempts, if it was listed just now.
     """
     names = {
         name: number
@@ -281,7 +288,7 @@ def judge_attempts(
     steps = {number: step for step, number in saved}
     for number in sorted({*told, *steps} - known.keys() - {0}):
         name = attempt_file(number)
-        # By its name: a store may show an old list.
+        # Read it by name before calling it lost: a store's listing may be stale.
         found = None if name in problems else objects.read(name)
         try:
             if found is not None:
@@ -291,6 +298,7 @@ def judge_attempts(
                 problems[name] = _lost(objects, number, steps.get(number))
         except UNREADABLE as exc:
             problems[name] = exc
+        # Its base step is known from the next attempt or the lease: that is enough to judge.
         if number in told:
             known.setdefault(number, Attempt(number, told[number], writer="", at=""))
     numbers = {number for number in steps if attempt_file(number) in problems}
@@ -315,9 +323,10 @@ def _lost(objects: ObjectStore, number: int, step: int | None) -> CorruptionErro
 
 
 def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
-    """`attempt`, now that it exists; None if its number was taken.
+    """Create the attempt's record and return the attempt; return None if its number was taken.
 
-    Only for who holds the lease, see `cairn.storage.runs.records.lease.begin_attempt`.
+    Only the holder of the lease may call this; see
+    `cairn.storage.runs.records.lease.begin_attempt`.
     """
     record = AttemptRecord(
         base_step=attempt.base_step,
@@ -329,6 +338,7 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
         token=secrets.token_hex(8),
     )
     try:
+        # Created only if absent: two starts never get the same fencing token.
         write_record(objects, attempt_file(attempt.number), record, generation=None)
     except PreconditionFailedError:
         return None
@@ -336,10 +346,11 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
 
 
 def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
-    """Do nothing if `attempt` is the run's newest. Call before publishing a step.
+    """Raise unless `attempt` is the run's newest. Call this right before publishing a step.
 
     Raises:
-        FencedError: a later attempt exists, or this one does not any more: the run was removed.
+        FencedError: a later attempt exists, or this attempt's record is gone because the run was
+            removed.
     """
     newest, is_there = objects.at_once(
         lambda: newest_number(objects), lambda: is_begun(objects, attempt)
@@ -357,7 +368,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 
 def run_removed(objects: ObjectStore, attempt: Attempt) -> FencedError:
-    """The error of who writes `attempt`, if that `is_begun` no more."""
+    """Return the error for the writer of `attempt` when `is_begun` is no longer true."""
     return FencedError(
         "the run was removed",
         path=objects.uri / attempt_file(attempt.number),
@@ -370,7 +381,7 @@ def run_removed(objects: ObjectStore, attempt: Attempt) -> FencedError:
 
 
 def is_begun(objects: ObjectStore, attempt: Attempt) -> bool:
-    """Whether the run and the attempt's record are there still, and no others in their place."""
+    """Return True if the run and the attempt's record still exist and were not replaced."""
     run, stored = objects.at_once(
         lambda: objects.read(RUN_FILE),
         lambda: read_record(objects, attempt_file(attempt.number), AttemptRecord),
@@ -383,36 +394,37 @@ def is_begun(objects: ObjectStore, attempt: Attempt) -> bool:
 
 
 def free_number(objects: ObjectStore, saved: Iterable[tuple[int, int]]) -> int:
-    """The number of the next attempt, if nobody else takes it.
+    """Return the number of the next attempt, unless somebody else takes it first.
 
     Args:
         objects: the run's objects.
-        saved: (step, attempt) of manifests and tombstones: the record of an attempt may be lost.
+        saved: (step, attempt) of manifests and tombstones. Their attempts' numbers are in use even
+            if the attempts' records are lost.
     """
     savers = (attempt for _, attempt in saved)
     return max(highest_number(*objects.entries(ATTEMPTS)), *savers, 0) + 1
 
 
 def saved_steps(objects: ObjectStore) -> list[tuple[int, int]]:
-    """(step, attempt) of every manifest and of every tombstone; from names alone."""
+    """List (step, attempt) of every manifest and tombstone, by names alone."""
     manifests, trash = objects.at_once(lambda: objects.list(MANIFESTS), lambda: objects.list(TRASH))
     keys = [*map(parse_manifest_file, manifests), *map(parse_trash_file, trash)]
     return [key for key in keys if key is not None]
 
 
 def highest_number(files: Iterable[str], folders: Iterable[str]) -> int:
-    """The highest number that is in use below their folder.
+    """Return the highest number in use below the folder of attempts.
 
     Args:
-        files: names of what is there.
-        folders: names of the folders there: one that was put there by hand must not be written
+        files: names of the files there.
+        folders: names of the folders there. A folder that a person put there must not be written
             into either.
     """
     return max(_highest(files), _highest(f"{folder}.json" for folder in folders))
 
 
 def newest_number(objects: ObjectStore) -> int:
-    """The number of the newest attempt; 0 if there is none."""
+    """Return the number of the newest attempt; 0 if there is none."""
     return _highest(objects.children(ATTEMPTS))
 
 

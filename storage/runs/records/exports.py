@@ -1,8 +1,9 @@
-"""Exports of a step: where one lies, what its manifest says, which try counts.
+"""Exports of a step: their folders, their manifests, and which try of an export counts.
 
-An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/` and published by one
-object beside that folder, created if absent. Whatever else lies in the folder does not count. Of a
-try that ran out of room, `<try>.json` says which of its files are whole: the next try takes them.
+An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/`. It is published by one
+object beside that folder, which is created only if absent. Other tries in the folder do not count.
+For a try that ran out of room, `<try>.json` lists the files that are whole: the next try takes them
+over.
 """
 
 import contextlib
@@ -65,11 +66,11 @@ _MOST_FILES: Final = 100_000
 _STEP: Final = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}")
 
 LEFT_SECONDS: Final = 24 * 3600.0
-"""How long what a try has left waits for the next one, before it is garbage."""
+"""Time for which the files of a failed try wait for the next one before they are garbage."""
 
 
 class ExportFile(BaseModel):
-    """One file of an export.
+    """File of an export.
 
     Attributes:
         name: relative to the export's folder.
@@ -85,16 +86,16 @@ class ExportFile(BaseModel):
 
 
 class ExportManifest(Record):
-    """What was made of which step, how, and which try counts.
+    """Manifest of an export: its source, its options, and the try that counts.
 
     Attributes:
         kind: "convert", "gather".
         step: step number.
         attempt: the attempt that wrote the step.
         source: digest of the step's manifest, "sha256:…".
-        options: what was asked for; JSON.
-        rule_version: of the rules that made it.
-        folder: name of the try.
+        options: the options that were asked for, as JSON.
+        rule_version: version of the conversion rules.
+        folder: name of the try that counts.
         created: RFC 3339 in UTC.
         files: every file, by name.
     """
@@ -118,22 +119,22 @@ class ExportManifest(Record):
 
 
 class LeftFile(ExportFile):
-    """One file of a try that ran out of room: written whole, read back and compared.
+    """File of a try that ran out of room: written whole, read back and compared.
 
     Attributes:
-        notes: what its writer found besides; JSON.
+        notes: other findings of its writer, as JSON.
     """
 
     notes: FreeJson = {}
 
 
 class LeftTry(Record):
-    """What is whole of a try that ran out of room. Nobody writes that try any more.
+    """Record of the whole files of a try that ran out of room. Nobody writes that try any more.
 
     Attributes:
-        by: version of Cairn that wrote it. Another may write other bytes.
+        by: version of Cairn that wrote it. Another version may write other bytes.
         at: when it was left; RFC 3339 in UTC.
-        files: those that are whole, by name. Who takes one moves it away.
+        files: the files that are whole, by name. A later try that takes one moves it away.
     """
 
     FORMAT: ClassVar[str] = "cairn.export-try"
@@ -143,13 +144,13 @@ class LeftTry(Record):
     files: tuple[LeftFile, ...]
 
     def is_old(self, now: datetime) -> bool:
-        """Whether it has waited long enough."""
+        """Return True if it has waited long enough to be garbage."""
         return now >= from_rfc3339(self.at) + timedelta(seconds=LEFT_SECONDS)
 
 
 @dataclass(frozen=True)
 class ExportKey:
-    """Names an export within its run: the same source, options and rules are the same export.
+    """Key of an export within its run: the same source, options and rules give the same key.
 
     Attributes:
         step: step number.
@@ -174,7 +175,7 @@ class ExportKey:
         options: Mapping[str, Any],
         rule_version: int,
     ) -> "ExportKey":
-        """The key of what these make; arguments as in `ExportManifest`."""
+        """Return the key of an export; the arguments are as in `ExportManifest`."""
         identity = {"source": source, "options": dict(options), "rule_version": rule_version}
         digest = hashlib.sha256(canonical_json(identity)).hexdigest()[:_DIGEST_DIGITS]
         return cls(step, attempt, kind, digest)
@@ -190,12 +191,12 @@ class ExportKey:
         return self.manifest.removesuffix(".json")
 
     def try_folder(self, name: str) -> str:
-        """Folder of one try, in the run."""
+        """Return the folder of one try, in the run."""
         return export_dir(self.step, self.attempt, self.kind, self.digest, name)
 
 
 def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
-    """The published export of that key, or None.
+    """Return the published export with that key, or None.
 
     Raises:
         UnsupportedFormatError, CorruptionError: its manifest can't be read.
@@ -207,7 +208,7 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
 def published_exports(
     objects: ObjectStore, step: int, attempt: int, kind: str
 ) -> list[ExportManifest]:
-    """The published exports of a step of one kind.
+    """List the published exports of a step that are of one kind.
 
     Raises:
         UnsupportedFormatError, CorruptionError: a manifest can't be read.
@@ -222,11 +223,11 @@ def published_exports(
 
 
 def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest], bool]:
-    """The published exports of a run, of its highest steps first; whether there are more.
+    """List the published exports of a run, highest steps first; also return if there are more.
 
     Args:
-        objects: of the run.
-        most: at most so many are told, and folders of no more steps are looked into.
+        objects: the run's objects.
+        most: the most exports to return; it also bounds how many steps' folders are listed.
 
     Raises:
         UnsupportedFormatError, CorruptionError: a manifest can't be read.
@@ -248,33 +249,34 @@ def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest
 def publish_export(
     objects: ObjectStore, key: ExportKey, manifest: ExportManifest
 ) -> ExportManifest:
-    """Make a try the one that counts, unless another was faster; the one that counts."""
+    """Publish a try unless another was published first; return the manifest that counts."""
     try:
         return write_record(objects, key.manifest, manifest, generation=None)[0]
     except PreconditionFailedError:
         winner = find_export(objects, key)
-        if winner is None:  # published and deleted again in between
+        if winner is None:  # the other one was deleted again meanwhile
             raise
+        # Its publisher may have died before the fsync.
         objects.sync(key.manifest)
         return winner
 
 
 def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
-    """Make `manifest` count no more, if it still is the one that does; its files stay."""
+    """Delete the export's manifest if it is still `manifest`; the files stay."""
     found = read_record(objects, key.manifest, ExportManifest)
     if found is None or found[0] != manifest:
         return
-    with contextlib.suppress(PreconditionFailedError):  # another was published in between
+    with contextlib.suppress(PreconditionFailedError):  # another was published meanwhile
         objects.delete_if(key.manifest, generation=found[1])
 
 
 def left_record(key: ExportKey, folder: str) -> str:
-    """Name of the record, in the run, of what the try `folder` has left."""
+    """Return the name, in the run, of the record of what the try `folder` has left."""
     return f"{key.try_folder(folder)}.json"
 
 
 def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) -> None:
-    """Leave the whole files of a try to the next one, and write it no more.
+    """Leave the whole files of a failed try to the next one. Nobody writes the try afterwards.
 
     Raises:
         StoreFullError: no space or quota left even for the record.
@@ -283,7 +285,7 @@ def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) 
 
 
 def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
-    """What tries have left, by their folders, the latest first; without what can't be read."""
+    """Return the records of failed tries, by folder, latest first, without unreadable ones."""
     found: dict[str, LeftTry] = {}
     for name in objects.children(key.folder):
         if name.endswith(".json"):
@@ -296,22 +298,23 @@ def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
 
 
 def delete_left(run: StoreURI, key: ExportKey) -> None:
-    """Remove what tries have left, except of the one that counts."""
+    """Remove what failed tries have left, but not the try that counts."""
     for entry in open_files(run).list(key.folder):
-        if entry.name.endswith(".json"):  # also one that can't be read
+        if entry.name.endswith(".json"):  # includes records that can't be read
             delete_tries(run, key, entry.name.removesuffix(".json"))
 
 
 def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool = False) -> None:
     """Remove the tries whose names start with `prefix`, except the one that counts.
 
-    One that is published while it goes is withdrawn: else an export would count without its files.
+    If a try is published while it is being removed, it is withdrawn: otherwise an export would
+    count without its files.
 
     Args:
-        run: where.
-        key: of the export.
-        prefix: "": all.
-        keep_left: of those that were left to the next one, keep the files that are whole.
+        run: the run's folder.
+        key: the export's key.
+        prefix: "" removes all.
+        keep_left: keep the whole files of tries that were left to the next one.
     """
     objects, files = ObjectStore.open(run), open_files(run)
     counting = find_export(objects, key)
@@ -331,6 +334,7 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
             for one in files.walk(f"{key.folder}/{folder}"):
                 if one.name not in whole:
                     files.delete_tree(f"{key.folder}/{folder}/{one.name}")
+    # A removed try may have been published since the first look.
     now = find_export(objects, key) if removed else None
     if now is not None and now.folder in removed:
         withdraw_export(objects, key, now)

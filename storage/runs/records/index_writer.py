@@ -1,4 +1,4 @@
-"""Making the index of a step, and the manifest that has it. `step_index` says what it is."""
+"""Writer of a step's index, and of the manifest that refers to it. See `step_index`."""
 
 import hashlib
 import math
@@ -45,7 +45,7 @@ Rows = np.ndarray[Any, np.dtype[Any]]
 
 
 class PlacedShard(NamedTuple):
-    """An outer shard of a leaf.
+    """Outer shard of a leaf.
 
     Attributes:
         origin: index of its first element in the leaf.
@@ -69,20 +69,20 @@ def make_index(
     objects: Iterable[ObjectRecord],
     origins: Mapping[str, tuple[int, int]],
 ) -> tuple[bytes, Manifest]:
-    """An index and the manifest that has it.
+    """Build the index of a step, and the manifest that refers to it.
 
     Args:
-        manifest: without an index.
+        manifest: the manifest without an index.
         place: where the index belongs.
         leaves: every leaf of every item.
-        forms: by item and path, of those that are stored in another form.
-        meta_digest: of the JSON item's canonical form.
-        shards: by item and path, the shards of every leaf that has any.
+        forms: the leaves that are stored in another form, by item and path.
+        meta_digest: digest of the JSON item's canonical form.
+        shards: the shards of every leaf that has any, by item and path.
         objects: every file of the step.
-        origins: by name, which (step, attempt) wrote a file that the step shares with it.
+        origins: by file name, the (step, attempt) that wrote a file which the step shares.
 
     Raises:
-        SaveError: a leaf lacks shards, or has some twice; all are listed.
+        SaveError: a leaf lacks shards or has some twice; all such leaves are listed.
     """
     objects = list(objects)
     refuse_crowded_step(len(leaves), len(objects), path=place.key)
@@ -117,11 +117,11 @@ def make_index(
 
 
 def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[bytes, Manifest]:
-    """The index of a copy of a step, which shares no files, and the manifest that has it.
+    """Build the index of a step's copy, which shares no files, and the manifest that refers to it.
 
     Args:
-        index: of the step that was copied.
-        manifest: of the copy, without an index.
+        index: index of the step that was copied.
+        manifest: manifest of the copy, without an index.
         place: where the copy's index belongs.
 
     Raises:
@@ -130,6 +130,7 @@ def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[byte
     """
     files, values, digests = index.tables()
     files = files.copy()
+    # The copy shares no files.
     files["origin"] = 0
     kept = ("leaves", "forms", "meta_digest", "objects", "folders", "chunk_alignment")
     fields = {name: getattr(index.directory, name) for name in kept}
@@ -139,13 +140,13 @@ def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[byte
 def _assembled(
     manifest: Manifest, place: Place, tables: Sequence[Rows], fields: Mapping[str, Any]
 ) -> tuple[bytes, Manifest]:
-    """An index of these tables, and the manifest that has it.
+    """Assemble an index of the tables, and the manifest that refers to it.
 
     Args:
-        manifest: without an index.
+        manifest: the manifest without an index.
         place: where the index belongs.
-        tables: of files, of values and of digests.
-        fields: what else the directory holds, but for what the manifest says.
+        tables: rows of files, of values and of digests.
+        fields: fields of the directory that are neither tables nor taken from the manifest.
     """
     parts: list[bytes] = []
     places: list[TablePlace] = []
@@ -163,11 +164,13 @@ def _assembled(
         digests=places[2],
     ).placed(place)
     plain = directory.to_bytes()
+    # The fastest level: the step can't be published before this is done.
     stored = zlib.compress(plain, 1)
     parts += (stored, END.pack(offset, len(stored), hashlib.sha256(stored).digest(), MAGIC))
     data = b"".join(parts)
     ensure_within(INDEX_FILE, len(data))
     ref = index_ref(data, directory, offset)
+    # The reader refuses a larger directory: fail now, not at the restore.
     most = directory_bytes(ref.leaves, ref.files, ref.size)
     if len(plain) > most:
         raise UnsupportedFormatError(
@@ -181,7 +184,7 @@ def _assembled(
 
 
 class _Tables:
-    """The rows of an index's tables, as they come."""
+    """Rows of an index's tables, in the order in which they were added."""
 
     def __init__(
         self, objects: Iterable[ObjectRecord], origins: Mapping[str, tuple[int, int]]
@@ -216,7 +219,7 @@ class _Tables:
             )
 
     def add(self, leaf: LeafRecord, shards: Iterable[PlacedShard]) -> str | None:
-        """Add the rows of a leaf; what is wrong with its shards, if anything is."""
+        """Add the rows of a leaf; return the problem with its shards, or None."""
         grid, chunks = shard_grid(leaf)
         given, per_shard, expected = list(shards), math.prod(chunks), math.prod(grid)
         order = _in_order(given, leaf.shards or (), grid) if given else np.empty(0, np.intp)
@@ -240,7 +243,7 @@ class _Tables:
         return None
 
     def files(self) -> Rows:
-        """The table of files."""
+        """Return the table of files."""
         rows = np.zeros(len(self._files), FILE_ROW)
         if self._files:
             folder, origin, name, size, crc32c, content = zip(*self._files, strict=True)
@@ -251,23 +254,27 @@ class _Tables:
         return rows
 
     def values(self) -> Rows:
-        """The table of values."""
+        """Return the table of values."""
         return np.concatenate([np.empty(0, VALUE_ROW), *self._values])
 
     def digests(self) -> Rows:
-        """The table of digests."""
+        """Return the table of digests."""
         return np.concatenate([np.empty(0, DIGEST_ROW), *self._digests]).astype(DIGEST_ROW)
 
 
 def _in_order(
     shards: Sequence[PlacedShard], shape: Sequence[int], grid: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.intp]] | PlacedShard | None:
-    """The shards in C order of their places; one that has none; or None if two have the same.
+    """Return the order of the shards that sorts them in C order of their places in the grid.
 
     Args:
-        shards: at least one.
-        shape: of each.
-        grid: how many there are along each axis.
+        shards: at least one shard.
+        shape: shape of each shard.
+        grid: number of shards along each axis.
+
+    Returns:
+        Indices into `shards`; or a shard that lies outside the grid; or None if two shards have the
+        same place.
     """
     for one in shards:
         if len(one.origin) != len(shape):
@@ -275,6 +282,7 @@ def _in_order(
     if len(shards) == 1:
         cell = map(operator.floordiv, shards[0].origin, shape)
         return shards[0] if any(map(operator.ge, cell, grid)) else np.zeros(1, np.intp)
+    # Several shards of a scalar have the same place.
     if not shape:
         return None
     cells = np.array([one.origin for one in shards], np.int64) // np.array(shape, np.int64)

@@ -1,6 +1,6 @@
-"""Names of things in a run, both ways, and addresses of its steps: how a run lies in a store.
+"""Names of a run's files and addresses of its steps, and parsers for both.
 
-All names are relative to the run's folder. `parse_x(x_file(...))` gives the arguments back; a
+All names are relative to the run's folder. `parse_x(x_file(...))` returns the arguments again; a
 name of any other form gives None. Numbers are plain decimal: no sign, no leading zero. A checkpoint
 is addressed as "run", "run@alias", "run@latest" or "run/steps/N".
 """
@@ -76,30 +76,30 @@ __all__ = [
 RUN_FILE: Final = "run.json"
 LEASE_FILE: Final = "lease.json"
 COMMIT_FILE: Final = "commit_success.txt"
-"""Written by Orbax into a step's folder once the step is complete."""
+"""File that Orbax writes into a step's folder once the step is complete."""
 
 INDEX_FILE: Final = "cairn.index"
-"""In a step's folder: where its values lie, and their digests. See `step_index`."""
+"""File in a step's folder that says where each value lies, with the digests. See `step_index`."""
 
 ITERATORS: Final = f"{META_ITEM}/iterators/"
-"""In a step's folder: the states of iterators, below the JSON item, where Orbax reads its own."""
+"""Folder of iterator states in a step's folder: below the JSON item, where Orbax reads its own."""
 
 ATTEMPTS: Final = "attempts/"
 MANIFESTS: Final = "manifests/"
 ANNOTATIONS: Final = "annotations/"
 BEST: Final = "best:"
-"""What the name of the best step by a metric begins with, where an alias could stand."""
+"""Prefix of a reference to the best step by a metric; it stands where an alias would."""
 ALIASES: Final = "aliases/"
 TRASH: Final = "trash/"
 EXPORTS: Final = "exports/"
 ASSETS: Final = "assets/"
 DAMAGED: Final = "damaged/"
-"""What a repair has replaced."""
+"""Folder of the records that a repair has replaced."""
 
 RUN_FOLDERS: Final = frozenset(
     {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, DAMAGED, EXPORTS, MANIFESTS, TRASH}
 )
-"""Everything that a run has but files."""
+"""All folders of a run."""
 
 MAX_NUMBER: Final = 10**18 - 1
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
@@ -122,11 +122,11 @@ _EXPORT_MANIFEST = re.compile(
 
 
 class StepFolder(NamedTuple):
-    """A folder's name below `attempts/<n>/`.
+    """Parsed name of a folder below `attempts/<n>/`.
 
     Attributes:
-        step: the step it holds.
-        temporary: Orbax has not given it its final name yet.
+        step: the step that the folder holds.
+        temporary: True while Orbax has not given the folder its final name yet.
     """
 
     step: int
@@ -134,7 +134,7 @@ class StepFolder(NamedTuple):
 
 
 class ExportManifestName(NamedTuple):
-    """What the name of an export's manifest says."""
+    """Parsed name of an export's manifest."""
 
     step: int
     attempt: int
@@ -143,19 +143,19 @@ class ExportManifestName(NamedTuple):
 
 
 def check_step(step: SupportsIndex) -> int:
-    """`step` as a plain integer, if it can be stored; integers of NumPy and JAX are taken too.
+    """Return `step` as a plain integer; integers of NumPy and JAX are accepted too.
 
     Raises:
-        InvalidURIError: negative, above 10**18 - 1, or no integer.
+        InvalidURIError: it is negative, above 10**18 - 1, or not an integer.
     """
     return _check_number(step, "step")
 
 
 def check_attempt(attempt: SupportsIndex) -> int:
-    """`attempt` as a plain integer, if it can be stored.
+    """Return `attempt` as a plain integer.
 
     Raises:
-        InvalidURIError: negative, above 10**18 - 1, or no integer.
+        InvalidURIError: it is negative, above 10**18 - 1, or not an integer.
     """
     return _check_number(attempt, "attempt")
 
@@ -187,34 +187,35 @@ def _check(pattern: re.Pattern[str], text: str, what: str, rule: str, example: s
 
 
 def _plain(text: str) -> str:
-    """Itself: a member of an enumeration of texts has another form in an f-string."""
+    """Return the text as a plain `str`: members of text enums format differently in f-strings."""
     return str.__str__(text)
 
 
 def check_run_name(name: str) -> str:
-    """`name` itself, if a run may have it.
+    """Return `name` if it is a valid run name.
 
     Raises:
-        InvalidURIError: it may not.
+        InvalidURIError: it is not.
     """
     fitting = re.sub(r"[^A-Za-z0-9._=+-]+", "-", name).lstrip("-._=+")[:128].rstrip("-") or "run-1"
     return _check(_RUN_NAME, name, "run name", RUN_NAME_RULE, f"such as {fitting!r}")
 
 
 def is_run_name(name: str) -> bool:
-    """True if a run may have this name."""
+    """Return True if `name` is a valid run name."""
     return _RUN_NAME.fullmatch(name) is not None
 
 
 def check_alias(alias: str, *, within: object = "") -> str:
-    """`alias` itself, if it is a valid alias name.
+    """Return `alias` if it is a valid alias name.
 
     Args:
         alias: the name.
-        within: what it is part of, for the error.
+        within: the text that the name is a part of, for the error.
 
     Raises:
-        InvalidURIError: it isn't; digits alone and "latest" would be taken for a step.
+        InvalidURIError: it is not valid. Digits alone and "latest" are refused because a reference
+            with them would name a step.
     """
     rule = (
         "a letter or digit, then up to 63 letters, digits, '.', '_' or '-'; "
@@ -232,102 +233,111 @@ def check_alias(alias: str, *, within: object = "") -> str:
 
 
 def attempt_file(attempt: int) -> str:
-    """The object that makes attempt `attempt` exist."""
+    """Return the name of an attempt's record; the attempt exists once this file does."""
     return f"attempts/{check_attempt(attempt)}.json"
 
 
 def attempt_dir(attempt: int) -> str:
-    """The folder of an attempt's steps: an ordinary Orbax root."""
+    """Return the folder of an attempt's steps: an ordinary Orbax root."""
     return f"attempts/{check_attempt(attempt)}"
 
 
 def step_dir(attempt: int, step: int) -> str:
-    """The folder of one step: an ordinary Orbax checkpoint."""
+    """Return the folder of one step: an ordinary Orbax checkpoint."""
     return f"{attempt_dir(attempt)}/{check_step(step)}"
 
 
 def iterator_file(name: str, process: int, processes: int) -> str:
-    """In a step's folder: the state of an iterator in one of the processes that saved it.
+    """Return the file, in a step's folder, of an iterator's state in one of the saving processes.
 
-    Grain names the files of its own so.
+    Grain gives its own files the same names.
     """
     return f"{ITERATORS}{name}/process_{process}-of-{processes}.json"
 
 
 def manifest_file(step: int, attempt: int) -> str:
-    """The object that makes a step verified complete."""
+    """Return the name of a step's manifest; the step is verified complete once this file exists."""
     return f"manifests/{_stem(step, attempt)}.json"
 
 
 def manifest_files(step: int) -> str:
-    """What the name of every manifest of a step begins with, and no other's."""
+    """Return the prefix that all manifests of a step, and no other files, begin with."""
     return f"{MANIFESTS}{check_step(step)}."
 
 
 def annotation_file(step: int, attempt: int) -> str:
-    """Labels and metrics of a step."""
+    """Return the name of the file with a step's labels and metrics."""
     return f"annotations/{_stem(step, attempt)}.json"
 
 
 def trash_file(step: int, attempt: int) -> str:
-    """The tombstone of a soft-deleted step."""
+    """Return the name of the tombstone of a soft-deleted step."""
     return f"trash/{_stem(step, attempt)}.json"
 
 
 def trash_files(step: int) -> str:
-    """What the names of all tombstones, intents and holds of a step begin with, and no others."""
+    """Return the prefix of a step's tombstones, intents and holds, which no other files have."""
     return f"{TRASH}{check_step(step)}."
 
 
 def forgotten_file(step: int, attempt: int) -> str:
-    """What a repair writes that was told to go on without the manifest of a step."""
+    """Return the marker that a repair writes when it is told to go on without a step's manifest."""
     return f"{DAMAGED}{MANIFESTS}{_stem(step, attempt)}.forgotten"
 
 
 def lifted_file(step: int, attempt: int) -> str:
-    """The tombstone that was taken back last: it tells that from a tombstone's loss."""
+    """Return the copy of the last withdrawn tombstone: it shows that the tombstone was not lost."""
     return f"trash/{_stem(step, attempt)}.lifted"
 
 
 def intent_file(step: int, attempt: int) -> str:
-    """What somebody writes who is about to lay the tombstone of a step."""
+    """Return the name of the intent: its writer is about to lay the step's tombstone."""
     return f"trash/{_stem(step, attempt)}.intent.json"
 
 
 def hold_file(step: int, attempt: int, token: str) -> str:
-    """What somebody writes who is about to need a step; `token` is 16 hexadecimal digits."""
+    """Return the name of a hold: its writer is about to need the step.
+
+    Args:
+        step: step number.
+        attempt: the attempt that wrote the step.
+        token: 16 hexadecimal digits, unique to this hold.
+    """
     rule = "16 lower-case hexadecimal digits"
     return f"trash/{_stem(step, attempt)}.{_check(_TOKEN, token, 'token', rule)}.hold.json"
 
 
 def hold_files(step: int, attempt: int) -> str:
-    """What the name of every hold of a step begins with; not only theirs."""
+    """Return the prefix of a step's holds; the tombstone and the intent have it too."""
     return f"{TRASH}{_stem(step, attempt)}."
 
 
 def alias_file(alias: str) -> str:
-    """The object that an alias is."""
+    """Return the name of an alias's record."""
     return f"aliases/{check_alias(alias)}.json"
 
 
 def asset_file(sha256: str) -> str:
-    """A small file kept once for all steps, by the hexadecimal SHA-256 of its bytes."""
+    """Return the name of an asset: a small file kept once for all steps, named by its SHA-256."""
     return f"assets/{_check(_SHA256, sha256, 'asset', '64 lower-case hexadecimal digits')}"
 
 
 def export_dir(step: int, attempt: int, kind: str, digest: str, try_: str) -> str:
-    """The folder of one try at an export."""
+    """Return the folder of one try at an export."""
     _check(_TRY, try_, "try", "a letter or digit, then letters, digits, '.', '_' or '-'")
     return f"{_export_stem(step, attempt, kind, digest)}/{try_}"
 
 
 def export_manifest(step: int, attempt: int, kind: str, digest: str) -> str:
-    """The object that names the try that counts; it lies beside the folder of tries."""
+    """Return the name of an export's manifest, which says which try counts.
+
+    It lies beside the folder of tries.
+    """
     return f"{_export_stem(step, attempt, kind, digest)}.json"
 
 
 def export_manifests(step: int, attempt: int) -> str:
-    """The folder of these of all exports of a step."""
+    """Return the folder with the manifests of all exports of a step."""
     return f"exports/{_stem(step, attempt)}"
 
 
@@ -342,40 +352,40 @@ def _stem(step: int, attempt: int) -> str:
 
 
 def parse_attempt_file(name: str) -> int | None:
-    """The attempt that `attempt_file` made this name from."""
+    """Return the attempt in a name that `attempt_file` made."""
     match = _ATTEMPT_FILE.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
 def parse_manifest_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `manifest_file` made this name from."""
+    """Return (step, attempt) from a name that `manifest_file` made."""
     return _parse_stem(name, MANIFESTS)
 
 
 def parse_annotation_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `annotation_file` made this name from."""
+    """Return (step, attempt) from a name that `annotation_file` made."""
     return _parse_stem(name, ANNOTATIONS)
 
 
 def parse_trash_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `trash_file` made this name from."""
+    """Return (step, attempt) from a name that `trash_file` made."""
     return _parse_stem(name, TRASH)
 
 
 def parse_lifted_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `lifted_file` made this name from."""
+    """Return (step, attempt) from a name that `lifted_file` made."""
     stem = name.removesuffix(".lifted")
     return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
 
 
 def parse_intent_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `intent_file` made this name from."""
+    """Return (step, attempt) from a name that `intent_file` made."""
     stem = name.removesuffix(".intent.json")
     return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
 
 
 def parse_hold_file(name: str) -> tuple[int, int] | None:
-    """(step, attempt) that `hold_file` made this name from."""
+    """Return (step, attempt) from a name that `hold_file` made."""
     match = _HOLD_FILE.fullmatch(name)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
@@ -386,26 +396,26 @@ def _parse_stem(name: str, folder: str) -> tuple[int, int] | None:
 
 
 def parse_step_folder(name: str) -> StepFolder | None:
-    """The step that a folder below `attempts/<n>/` holds, by its last segment alone."""
+    """Parse the last segment of a step's folder below `attempts/<n>/`."""
     match = _STEP_FOLDER.fullmatch(name)
     return StepFolder(int(match.group(1)), match.group(2) is not None) if match else None
 
 
 def parse_alias_file(name: str) -> str | None:
-    """The alias that `alias_file` made this name from."""
+    """Return the alias in a name that `alias_file` made."""
     alias = name.removeprefix(ALIASES).removesuffix(".json")
     known = alias != "latest" and _ALIAS.fullmatch(alias) is not None
     return alias if known and name == f"{ALIASES}{alias}.json" else None
 
 
 def parse_asset_file(name: str) -> str | None:
-    """The SHA-256 that `asset_file` made this name from."""
+    """Return the SHA-256 in a name that `asset_file` made."""
     digest = name.removeprefix(ASSETS)
     return digest if name.startswith(ASSETS) and _SHA256.fullmatch(digest) else None
 
 
 def parse_export_manifest(name: str) -> ExportManifestName | None:
-    """What `export_manifest` made this name from."""
+    """Return the arguments of `export_manifest` from a name that it made."""
     match = _EXPORT_MANIFEST.fullmatch(name)
     if match is None:
         return None
@@ -418,16 +428,17 @@ _STEP = re.compile(r"^(?:0|[1-9][0-9]{0,17})\Z")
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A run, and which of its steps: an alias, a step, the best, or none of them (the latest).
+    """Run and the choice of one of its steps: by alias, by number, the best, or else the latest.
 
     Attributes:
         run: the run's folder.
         alias: alias name, or None.
         step: step number, or None.
-        best: the metric that it is the best by, with ":min" or ":max" or as steps say, or None.
+        best: None, or the metric to rank the steps by. ":min" or ":max" may follow; without it the
+            direction is as noted with the steps.
 
     Raises:
-        InvalidURIError: `step` is no step's number.
+        InvalidURIError: `step` is not a step number.
     """
 
     run: StoreURI
@@ -448,9 +459,9 @@ class CheckpointRef:
 
 
 def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
-    """The checkpoint that "run", "run@alias", "run@latest" or "run/steps/N" names.
+    """Parse "run", "run@alias", "run@latest", "run/steps/N" or "run@best:METRIC".
 
-    Or "run@best:METRIC", "run@best:METRIC:min", "run@best:METRIC:max".
+    ":min" or ":max" may follow the metric.
 
     Raises:
         InvalidURIError: the URI or the alias is malformed, or both an alias and a step are given.
@@ -496,10 +507,11 @@ def _metric(text: str, *, within: str) -> str:
 
 
 def step_of(uri: StoreURI) -> int | None:
-    """N of ".../steps/N", or None; "steps/007" is a mistake, not a run's name.
+    """Return N of ".../steps/N", or None for any other address.
 
     Raises:
-        InvalidURIError: it is such a mistake.
+        InvalidURIError: what follows "steps/" is not a plain number, such as "steps/007". That is
+            taken for a mistake, not for a run's name.
     """
     segments = uri.path.split("/")
     if len(segments) < 3 or segments[-2] != "steps":

@@ -1,7 +1,8 @@
-"""Who may write a run: the lease, and the attempts that are begun under it.
+"""The lease, which says who may write a run, and the attempts that begin under it.
 
 A lease is one object, changed by compare-and-swap. It keeps two writers from beginning attempts at
-a time; what counts is settled by the attempts alone, whatever the clocks say.
+the same time. It does not decide which steps count: that follows from the attempts alone (their
+numbers are the fencing tokens), whatever the clocks say.
 """
 
 import contextlib
@@ -52,30 +53,32 @@ __all__ = [
 ]
 
 LEASE_TTL_SECONDS = 60.0
-"""How long a lease lasts unless it is renewed."""
+"""Time until a lease expires unless it is renewed."""
 
 DEAD_AFTER_SECONDS = 24 * 3600.0
-"""How long after its lease has expired a writer counts as dead rather than paused."""
+"""Time after a lease's expiry from which its writer counts as dead, not only paused."""
 
 CLOCK_MARGIN_SECONDS = 15.0
-"""How far two clocks may be apart: another writer waits this long after an expiry."""
+"""Largest expected difference of two clocks: another writer waits this long after an expiry."""
 
+# Each failed try means that another process changed the lease. So many in a row come from a
+# misconfiguration, such as many processes with one writer id.
 _CAS_TRIES = 50
 
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 class Lease(Record):
-    """Who may start the next attempt without waiting.
+    """Record of who may start the next attempt without waiting.
 
     Attributes:
         writer: id of the writer that holds it.
-        attempt: the attempt it was taken for.
+        attempt: the attempt that it was taken for.
         expires: RFC 3339 in UTC.
         released: the writer gave it back; anybody may take it at once.
-        instance: of the process, among those that share the writer's id.
-        durable: (step, attempt) that was reported durable last; a start that is shown an old list
-            of manifests keeps it all the same.
+        instance: id of the process, among those that share the writer's id.
+        durable: (step, attempt) that was last reported durable. A start keeps that step even if the
+            store shows it a stale listing of manifests.
         begun: the newest attempt that is known to exist; None before the first.
     """
 
@@ -90,18 +93,18 @@ class Lease(Record):
     begun: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
 
     def is_alive(self, now: datetime) -> bool:
-        """True until it is released or has expired, the clock margin included."""
+        """Return True until it is released or has expired, plus the clock margin."""
         margin = timedelta(seconds=CLOCK_MARGIN_SECONDS)
         return not self.released and now < from_rfc3339(self.expires) + margin
 
 
 def is_dead(lease: Lease, now: datetime) -> bool:
-    """Whether the writer of a lease is gone for good, not only paused."""
+    """Return True if the lease's writer is presumed gone for good, not only paused."""
     return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
 
 
 def read_lease(objects: ObjectStore) -> Lease | None:
-    """The run's lease as it is now, alive or not.
+    """Read the run's lease, alive or not.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read.
@@ -111,16 +114,16 @@ def read_lease(objects: ObjectStore) -> Lease | None:
 
 
 class Seen(NamedTuple):
-    """What a run was like before its lease is taken.
+    """State of a run as read before its lease is taken.
 
-    It counts if the lease is still the one that was read: whoever publishes a step, or begins an
-    attempt, changes it before that is reported.
+    It is valid only if the lease is still the one that was read: whoever publishes a step or begins
+    an attempt changes the lease before reporting it.
 
     Attributes:
-        lease: as it was; None: there was none, nor any attempt.
-        generation: of its record.
-        newest: the newest attempt, (0, -1) without any.
-        highest: the highest number that is in use for an attempt or a folder.
+        lease: the lease as read; None: there was neither a lease nor an attempt.
+        generation: generation of the lease's record.
+        newest: the newest attempt, (0, -1) if there is none.
+        highest: the highest number in use for an attempt or a folder.
         kept: the last step to keep.
     """
 
@@ -132,20 +135,20 @@ class Seen(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The lease as it was written last, and the generation of that."""
+    """Lease as last written, with the generation of that write."""
 
     lease: Lease
     generation: bytes
 
 
 class Started(NamedTuple):
-    """An attempt that has begun.
+    """Attempt that has begun.
 
     Attributes:
-        attempt: it.
+        attempt: the attempt.
         held: the lease that was taken for it.
-        goes_back: it does not keep the step that the lease names as durable.
-        probe: of the store; nothing that is written counts before it is over.
+        goes_back: True if it does not keep the step that the lease names as durable.
+        probe: check of the store's promises; nothing written counts before it has passed.
     """
 
     attempt: Attempt
@@ -166,7 +169,7 @@ def begin_attempt(
     before: Attempt | None = None,
     ends: int | None = None,
 ) -> Attempt:
-    """As `start_attempt`, and have the lease name it."""
+    """Start an attempt as `start_attempt` does, and record it in the lease."""
     started = start_attempt(
         objects,
         writer=writer,
@@ -184,7 +187,7 @@ def begin_attempt(
         with contextlib.suppress(StorageError):
             release(objects, started.attempt, clock=clock)
         raise
-    with contextlib.suppress(StorageError):  # it has begun; its own record tells that too
+    with contextlib.suppress(StorageError):  # the attempt has begun: its own record shows it
         note_begun(objects, started)
     return started.attempt
 
@@ -202,39 +205,41 @@ def start_attempt(
     seen: Seen | None = None,
     ends: int | None = None,
 ) -> Started:
-    """Take the lease, then create the next attempt, once the store is known to be sound.
+    """Take the lease and create the next attempt, once the store is known to keep its promises.
 
-    The same writer takes its own lease over at once, since a killed job must not wait for an
-    expiry; another writer only once it has expired, the clock margin included.
+    The same writer takes its own lease over at once, since a restarted job must not wait for an
+    expiry. Another writer has to wait until the lease has expired, plus the clock margin.
 
     Args:
         objects: the run's objects.
         writer: id of the writer, the same over restarts.
-        base_step: the last step to keep, with its attempt where that is known, -1 for none; a
-            function is called while the lease is held, so that it sees all that an earlier writer
-            published. It may be called again.
-        overwrites: the step that is to be overwritten, if one is; no other is saved before it.
+        base_step: the last step to keep, with its attempt if known; -1 for none. A function is
+            called while the lease is held, so that it sees all that an earlier writer published. It
+            may be called again.
+        overwrites: the step that this attempt is begun to overwrite, if any. The attempt saves no
+            step before it.
         clock: tells the time.
         ttl: how long the lease lasts unless renewed, in seconds.
-        instance: tells this process from others of the same writer id.
-        before: the attempt that this process held so far. It must be the newest still: a process
-            that was paused and wakes up must not take the run from its own successor.
-        seen: what the run was like just now, in place of `base_step` and of further looks; only
-            without `before`.
-        ends: the attempt whose lease is taken although its writer lives: somebody says so.
+        instance: id of this process, among those with the same writer id.
+        before: the attempt that this process has held so far. It must still be the newest: a
+            process that was paused and wakes up must not take the run from its own successor.
+        seen: the run's state as just read, used in place of `base_step` and of further requests;
+            only without `before`.
+        ends: an attempt whose lease is taken although its writer is alive, because a person asked
+            for it.
 
     Returns:
-        What `note_begun` is to be told: a start that dies before leaves what one leaves that dies
-        here, an attempt that only its own record tells.
+        The argument for `note_begun`. If this process dies before it calls that, only the attempt's
+        own record shows the attempt, as after a death within this function.
 
     Raises:
         LeaseHeldError: another writer holds the lease.
         FencedError: the run was taken over since `before`.
-        UnsupportedFormatError, CorruptionError: the record of an attempt, or the lease, is damaged
-            or missing: what counts could be judged by guess only.
-        UnsoundStoreError: the store does not keep what runs rest on.
+        UnsupportedFormatError, CorruptionError: the lease or the record of an attempt is damaged or
+            missing: which steps count would be a guess.
+        UnsoundStoreError: the store does not keep the promises that runs depend on.
     """
-    probe = begin_probe(objects.uri)  # answers while the lease is taken
+    probe = begin_probe(objects.uri)  # runs while the lease is taken
     saved = saved_steps(objects) if seen is None else None
     number = free_number(objects, saved or ()) if seen is None else seen.highest + 1
     while True:
@@ -245,21 +250,27 @@ def start_attempt(
         if held is None:
             seen = None
             held = _take_lease(objects, wanted, clock, ttl, before, ends)
+        # The lease never goes back to a lower attempt, so it may name a higher one than was asked
+        # for.
         lease = held.lease
         number = lease.attempt
         try:
             if before is not None:
                 ensure_newest(objects, before)
             if seen is not None:
+                # The lease did not change since `seen` was read, so nothing was published or begun
+                # since.
                 previous, kept = seen.newest, seen.kept
             else:
                 saved = saved_steps(objects) if saved is None else saved
                 previous = _newest(objects, lease, saved)
+                # Asked only once the lease is taken: an earlier writer that publishes a step after
+                # this finds the lease gone, and does not report that step as saved.
                 kept = base_step() if callable(base_step) else base_step
             keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
             if seen is None:
                 probe.ensure_sound()
-            else:  # it keeps every step: until the rest is answered it does no harm
+            else:  # it keeps every step, so it does no harm while the probe goes on
                 probe.ensure_creates()
             begun = create_attempt(
                 objects,
@@ -274,20 +285,20 @@ def start_attempt(
                 ),
             )
         except BaseException:
-            with contextlib.suppress(StorageError):  # else it expires by itself
+            with contextlib.suppress(StorageError):  # else the lease expires by itself
                 release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
             _ensure_sound(objects, probe, begun, clock)
-            # One that goes back keeps no step above its base.
+            # An attempt that goes back keeps no step above its base.
             goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
             return Started(begun, held, goes_back, probe)
-        number += 1  # another start came first, and may have saved: ask again what to keep
+        number += 1  # another start was first and may have saved: ask again what to keep
         seen = None
 
 
 def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clock) -> None:
-    """Wait for the answer; give the lease back if it is bad."""
+    """Wait for the probe; give the lease back if the store failed it."""
     try:
         probe.ensure_sound()
     except BaseException:
@@ -297,7 +308,7 @@ def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clo
 
 
 def note_begun(objects: ObjectStore, started: Started) -> Held | None:
-    """Have the lease name an attempt that has begun; None if it is another's by now."""
+    """Record in the lease that an attempt has begun; return None if another holds it by now."""
 
     def durable(now: Lease) -> tuple[int, int] | None:
         return None if started.goes_back else now.durable
@@ -306,12 +317,12 @@ def note_begun(objects: ObjectStore, started: Started) -> Held | None:
 
 
 def _newest(objects: ObjectStore, lease: Lease, saved: Collection[tuple[int, int]]) -> Begun:
-    """The newest attempt there is, (0, -1) without any.
+    """Return the newest attempt, (0, -1) if there is none.
 
     Args:
         objects: the run's objects.
-        lease: as it was taken.
-        saved: (step, attempt) of manifests and tombstones: their attempts are there, or lost.
+        lease: the lease that was taken.
+        saved: (step, attempt) of manifests and tombstones; an attempt named here exists or is lost.
 
     Raises:
         UnsupportedFormatError, CorruptionError: the record of an attempt is damaged or missing.
@@ -321,13 +332,14 @@ def _newest(objects: ObjectStore, lease: Lease, saved: Collection[tuple[int, int
 
 
 def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
-    """The newest attempt that this process began, also if it never learned that it had.
+    """Return the newest attempt that this process began, even if it never learned of it.
 
     A start that is interrupted, or whose answer is lost, may have created its attempt all the same.
-    The lease tells: whoever else begins an attempt puts an instance of its own there first. The
-    attempt that the lease was taken for did not exist then, so it is this process's if the lease
-    still has this one's instance. Hence attempts before the lease: a lease that was read first
-    could have gone to somebody who created that very number.
+    The lease shows it: whoever else begins an attempt first writes an instance of its own there.
+    The attempt that a lease is taken for does not exist at that moment, so it is this process's own
+    if the lease still has this process's instance. Attempts are therefore listed before the lease
+    is read: a lease that was read first could have passed to a process that created that very
+    number.
 
     Args:
         objects: the run's objects.
@@ -345,25 +357,25 @@ def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
 def note_durable(
     objects: ObjectStore, attempt: Attempt, step: int, held: Held | None = None
 ) -> Held | None:
-    """Note in the lease that `step`, published in `attempt`, is about to be reported durable.
+    """Record in the lease that `step`, published in `attempt`, is about to be reported durable.
 
-    Does nothing if the lease is another's by now: who took it looked at the manifests after this
-    one was published. Nor if the run is there no more, or another has begun in its place.
+    Does nothing if somebody else holds the lease by now: the new holder listed the manifests after
+    this one was published. It also does nothing if the run was removed, or removed and begun anew.
 
     Args:
         objects: the run's objects.
-        attempt: the one that is held.
-        step: that was published.
-        held: the lease as it was written last, if that is known; saves a request.
+        attempt: the attempt that is held.
+        step: the step that was published.
+        held: the lease as last written, if known; it saves a request.
 
     Returns:
-        The lease with it. Whoever takes that over finds the step. None: nothing was noted.
+        The lease with the step, which the next holder will find. None: nothing was recorded.
     """
     return _note(objects, attempt, lambda _: (step, attempt.number), held)
 
 
 def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
-    """Take the step out of the lease, if it is the one noted: its tombstone is about to go."""
+    """Remove the step from the lease, if it names it: the step's tombstone is about to go."""
 
     def forgotten(held: Lease | None) -> Lease | None:
         if held is None or held.durable != key:
@@ -383,7 +395,7 @@ def _note(
         if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
             return None
         if (last is None or held is not last.lease) and not is_begun(objects, attempt):
-            return None  # one that is as it was written last is of the same run
+            return None  # an unchanged lease proves that the run was not replaced
         begun = attempt.number, attempt.base_step
         return held.model_copy(update={"durable": durable(held), "begun": begun})
 
@@ -397,7 +409,7 @@ def renew(
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
 ) -> Held:
-    """Make the lease of `attempt` last `ttl` seconds from now; the lease as it is then.
+    """Extend the lease of `attempt` to `ttl` seconds from now, and return it.
 
     Raises:
         FencedError: the lease was taken for a later attempt, or by another writer.
@@ -417,22 +429,22 @@ def renew(
 
 
 def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
-    """Give the lease of `attempt` back, if it is still the one that holds it."""
+    """Give the lease of `attempt` back, if that attempt still holds it."""
     own = attempt.writer, attempt.number, attempt.instance
 
     def given_back(held: Lease | None) -> Lease | None:
         if held is None or (held.writer, held.attempt, held.instance) != own:
-            return None  # someone took it over meanwhile: it is theirs now
+            return None  # another process took it over meanwhile
         return held.model_copy(update={"expires": rfc3339(clock()), "released": True})
 
     _change(objects, given_back)
 
 
 def holds_lease(objects: ObjectStore, attempt: Attempt) -> bool:
-    """True unless the lease was taken for a later attempt, or by another writer.
+    """Return True unless the lease was taken for a later attempt, or by another writer.
 
-    Whoever takes it over reads the steps to keep only then: what was published while this is still
-    True is among them.
+    A process that takes the lease over lists the steps to keep only afterwards. While this returns
+    True, all steps published so far will therefore be among them.
     """
     lease = read_lease(objects)
     return lease is None or (lease.writer, lease.attempt) == (attempt.writer, attempt.number)
@@ -459,7 +471,7 @@ def _take_lease(
     before: Attempt | None,
     ends: int | None,
 ) -> Held:
-    """The lease, taken for `attempt`, or for the later one it names: it never goes back."""
+    """Take the lease for `attempt`, or for the later attempt that it names: it never goes back."""
     held = _change(objects, _taking(objects, attempt, clock, ttl, before, ends))
     assert held is not None
     return held
@@ -468,7 +480,7 @@ def _take_lease(
 def _take_as_seen(
     objects: ObjectStore, attempt: Attempt, clock: Clock, ttl: float, seen: Seen
 ) -> Held | None:
-    """The same, if the lease is still as it was seen; None if it is not."""
+    """Take the lease only if it is unchanged since `seen` was read; else return None."""
     lease = _taking(objects, attempt, clock, ttl, None)(seen.lease)
     try:
         return Held(*write_record(objects, LEASE_FILE, lease, generation=seen.generation))
@@ -503,7 +515,8 @@ def _taking(
         if before is not None and not held.released and held.instance != attempt.instance:
             raise _replaced(objects, before, held)
         # The attempt of another instance, which gave the lease back, may exist. This process must
-        # never find it in a lease of its own: see `interrupted_start`.
+        # never find that number in a lease of its own: `interrupted_start` would take the attempt
+        # for its own.
         skips = before is not None and held.instance != attempt.instance
         number = max(attempt.number, held.attempt + skips)
         return _lease(writer, number, attempt.instance, clock, ttl, held)
@@ -516,12 +529,13 @@ def _change(
     decide: Callable[[Lease | None], Lease | None],
     last: Held | None = None,
 ) -> Held | None:
-    """Write what `decide` makes of the lease as it is now, by compare-and-swap; what was written.
+    """Change the lease by compare-and-swap, and return it as written.
 
     Args:
         objects: the run's objects.
-        decide: asked again if somebody was faster; None leaves the lease as it is.
-        last: what it may be now; else it is read first.
+        decide: makes the new lease of the present one, or None to leave it. It is called again if
+            another process was faster.
+        last: the lease as last known, tried first without reading; by default it is read.
     """
     found: tuple[Lease, bytes] | None = last
     for number in range(_CAS_TRIES):

@@ -1,11 +1,12 @@
-"""The manifest of a step: what was saved, written once Orbax has committed.
+"""Manifest of a step: what was saved. It is written once Orbax has committed the step.
 
-Its presence makes a step verified complete. It keeps what is asked for often, and stays small
-however large the step is; leaves and files stand in the step's index, whose SHA-256 it has. It
-carries a checksum of itself, so that what it says of all the others can be relied on.
+A step is verified complete once its manifest exists. The manifest holds what readers need often,
+and stays small however large the step is. Leaves and files are listed in the step's index, whose
+SHA-256 the manifest holds. It also has a checksum of itself, so that readers can rely on what it
+says of the other files.
 
-The manifest of a step that Cairn did not save names every leaf and every file itself: nothing is
-written into that step's folder. `step_contents` reads either kind.
+The manifest of a step that Cairn did not save lists every leaf and every file itself, because Cairn
+writes nothing into that step's folder. `step_contents` reads both kinds.
 """
 
 from typing import Annotated, ClassVar, Final, NamedTuple, Self, TypeVar
@@ -43,18 +44,18 @@ __all__ = [
 ]
 
 MOST_LEAVES: Final = 100_000
-"""Of a step. Each takes some 4 kB of memory while it is read."""
+"""Most leaves of a step. Each takes some 4 kB of memory while it is read."""
 
 MOST_FILES: Final = 250_000
-"""Of a step. Each takes some 1 kB of memory while it is read."""
+"""Most files of a step. Each takes some 1 kB of memory while it is read."""
 
 _MOST_ITEMS: Final = 1000
 
 _MOST_AXES: Final = 64
-"""As NumPy has at most."""
+"""Most axes of an array; the same as NumPy's limit."""
 
 MAX_BYTES: Final = 2**53 - 1
-"""Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
+"""Most bytes of a step: the largest integer that every reader of JSON keeps exact."""
 
 Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -76,18 +77,19 @@ class _Part(BaseModel):
 
 
 class LeafRecord(_Part):
-    """One array (or other leaf) of an item.
+    """Array (or other leaf) of an item.
 
     Attributes:
         item: "model", "optimizer", ….
-        path: keys joined by "/", as `leaf_paths` says.
+        path: keys joined by "/"; see `leaf_paths`.
         shape: the global shape; () for a scalar.
         dtype: name such as "bfloat16".
-        spec: per axis: mesh axis, list of them, or None; None if not sharded by name.
+        spec: for each axis a mesh axis, a list of them, or None; None as a whole if the leaf is not
+            sharded by name.
         chunks: shape of the smallest part that can be read; None if not an array.
-        shards: shape of one stored file's part; None if not an array.
-        digest: of the leaf's elements, "algorithm:hex", if taken.
-        compression: of the stored chunks; left out of the JSON if there is none.
+        shards: shape of the part in one stored file; None if not an array.
+        digest: digest of the leaf's elements, "algorithm:hex", if taken.
+        compression: compression of the stored chunks; left out of the JSON if there is none.
     """
 
     item: str
@@ -102,12 +104,12 @@ class LeafRecord(_Part):
 
     @property
     def is_key(self) -> bool:
-        """Whether the elements are typed PRNG keys."""
+        """True if the elements are typed PRNG keys."""
         return self.dtype.startswith("key<")
 
     @property
     def key_words(self) -> tuple[int, ...]:
-        """The axis of words that each typed PRNG key has, and its shape does not tell."""
+        """Trailing axis of words that each typed PRNG key has beyond its logical shape."""
         if not self.is_key:
             return ()
         if self.shards is not None:
@@ -126,14 +128,15 @@ class LeafRecord(_Part):
 
 
 class ObjectRecord(_Part):
-    """One file or object of the step's folder.
+    """File or object of the step's folder.
 
     Attributes:
         name: path relative to the step's folder.
         size: bytes.
         crc32c: eight hexadecimal digits.
-        content: what `ContentSum.text` gave; None where nobody had the bytes at hand.
-        modified_ns: of a file that is not the run's own: when it was modified, if its disk tells.
+        content: result of `ContentSum.text`; None if it was not computed because the bytes were not
+            in memory.
+        modified_ns: for a file outside of the run: when it was modified, if its disk says so.
     """
 
     name: str
@@ -144,12 +147,12 @@ class ObjectRecord(_Part):
 
 
 class SharedFiles(_Part):
-    """Files that a step shares with an earlier one: it has them by a link or a copy of the store.
+    """Files that a step shares with an earlier one, by links or by copies that the store made.
 
     Attributes:
         step: the step that wrote them, which may be gone.
-        attempt: the attempt that it was written in.
-        files: their names in both steps' folders.
+        attempt: the attempt that wrote that step.
+        files: their names, the same in both steps' folders.
     """
 
     step: Number
@@ -158,11 +161,11 @@ class SharedFiles(_Part):
 
 
 class AssetRecord(_Part):
-    """A small file that goes with the model, such as a tokenizer's.
+    """Small file that goes with the model, such as a tokenizer's.
 
     Attributes:
-        name: file name as exported.
-        sha256: of its bytes; it is kept at `layout.asset_file(sha256)`.
+        name: file name for exports.
+        sha256: SHA-256 of its bytes, which are kept at `layout.asset_file(sha256)`.
         size: bytes.
     """
 
@@ -172,7 +175,7 @@ class AssetRecord(_Part):
 
 
 class ModelInfo(_Part):
-    """Which model the leaves belong to.
+    """Model that the leaves belong to.
 
     Attributes:
         model_type: family, such as "llama".
@@ -194,15 +197,15 @@ Objects = Annotated[tuple[ObjectRecord, ...], Field(max_length=MOST_FILES), Fail
 
 
 class PlainStep(_Part):
-    """How a step lies that plain Orbax wrote, and Cairn adopted.
+    """Layout of a step that plain Orbax wrote and Cairn imported.
 
     Attributes:
-        source: its folder, which stays its owner's: nothing is ever written there. None for a copy,
+        source: its folder, which belongs to its owner: Cairn never writes there. None for a copy,
             whose files lie in the run.
-        trees: by item, the folder of a tree; "" is the step's own.
-        json_files: by item, the file of what is JSON.
-        arrays: of an item that is made of a part of a tree: by path, what Orbax calls each leaf. An
-            item of the same folder that is not among these has the rest.
+        trees: the folder of each item's tree; "" is the step's own folder.
+        json_files: the file of each JSON item.
+        arrays: for an item that is a part of a tree: Orbax's name of each leaf, by path. If another
+            item of that folder is not listed here, it has the remaining leaves.
         keys: by item and path, the implementation of leaves that are typed PRNG keys.
     """
 
@@ -221,18 +224,18 @@ class PlainStep(_Part):
 
 
 class IndexRef(_Part):
-    """What a manifest knows of its step's index.
+    """Reference of a manifest to its step's index.
 
     Attributes:
         size: bytes of the file.
-        sha256: of the file.
+        sha256: SHA-256 of the file.
         directory: offset and bytes of its directory.
-        directory_sha256: of the directory as it is stored.
+        directory_sha256: SHA-256 of the directory as stored.
         nbytes: bytes of all files of the step.
-        files: how many there are.
-        leaves: how many there are.
-        leaves_digest: another for every other leaf or value, see `digest_of_leaves`; None if a
-            leaf has no digest.
+        files: number of the step's files.
+        leaves: number of the step's leaves.
+        leaves_digest: digest over all leaves, which differs if any leaf or value does, see
+            `digest_of_leaves`; None if a leaf has no digest.
     """
 
     size: Natural
@@ -246,11 +249,11 @@ class IndexRef(_Part):
 
 
 CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects", "plain"}
-"""Fields of a manifest that tell of leaves and files; an index has all others too."""
+"""Fields of a manifest that describe leaves and files. All other fields are in the index too."""
 
 
 class Manifest(Record):
-    """Everything about one committed step but its leaves and files.
+    """Description of a committed step, except for its leaves and files.
 
     Attributes:
         step: step number.
@@ -258,15 +261,15 @@ class Manifest(Record):
         created: when, RFC 3339 in UTC.
         writer: the writer's id.
         items: names of the stored items.
-        iterators: of which iterators of training data it has the position, and by how many
-            processes each was saved; left out of the JSON if there are none.
-        index: what is known of the step's index; None if Cairn did not save the step.
+        iterators: the iterators of training data whose position was saved, each with the number of
+            processes that saved it; left out of the JSON if there are none.
+        index: reference to the step's index; None if Cairn did not save the step.
         inline_leaves: without an index, every leaf of every item.
         inline_objects: without an index, every file of the step.
         assets: small files kept in the run.
-        model: which model, if one was saved.
+        model: the model, if one was saved.
         environment: versions and hosts, for people.
-        plain: of a step that Cairn did not save: how it lies, and where.
+        plain: for a step that Cairn did not save: its layout and its folder.
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
@@ -311,12 +314,12 @@ class Manifest(Record):
 
     @property
     def source(self) -> str | None:
-        """The folder of the step's files, if they are not the run's own."""
+        """Folder of the step's files, if they lie outside of the run."""
         return None if self.plain is None else self.plain.source
 
     @property
     def leaf_count(self) -> int:
-        """How many leaves all items have."""
+        """Number of leaves of all items."""
         return len(self.inline_leaves) if self.index is None else self.index.leaves
 
     @property
@@ -328,10 +331,10 @@ class Manifest(Record):
 
 
 def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
-    """Raise if a step has more leaves or files than readers take.
+    """Raise if a step has more leaves or files than readers accept.
 
     Raises:
-        UnsupportedFormatError: so it is.
+        UnsupportedFormatError: it has more.
     """
     if leaves > MOST_LEAVES or files > MOST_FILES:
         raise UnsupportedFormatError(
@@ -344,7 +347,7 @@ def refuse_crowded_step(leaves: int, files: int, *, path: object) -> None:
 
 
 class ManifestSummary(NamedTuple):
-    """What listings need of a manifest.
+    """Part of a manifest that listings need.
 
     Attributes:
         created: when the step was saved, RFC 3339 in UTC.
@@ -360,12 +363,14 @@ class ManifestSummary(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: Place | None = None) -> "ManifestSummary":
-        """The summary of a stored manifest, without checking each leaf.
+        """Parse the summary of a stored manifest, without checking each leaf.
 
         Raises:
             UnsupportedFormatError: it can't be read.
             CorruptionError: it is not what was written.
         """
+        # Read without the model, which would validate every inline leaf and file: listings parse
+        # many.
         body = Manifest.body(data, path, place)
         created, plain, index = (body.get(name) for name in ("created", "plain", "index"))
         try:
@@ -384,7 +389,7 @@ class ManifestSummary(NamedTuple):
 
 
 def dtype_bits(dtype: str) -> int:
-    """Bits per element, read off the dtype's name; 8 if the name tells nothing."""
+    """Return the bits per element according to the dtype's name; 8 if the name does not say."""
     if dtype in _BITS:
         return _BITS[dtype]
     kind = dtype.partition("_")[0]

@@ -1,7 +1,7 @@
-"""Reading and writing the records of a run: each says where it belongs, and is refused elsewhere.
+"""Reading and writing of a run's records, each of which names the place where it belongs.
 
-A run's id is made with its `run.json` and stands in every record of it: one that comes from
-another run, or has another's name, is found by whoever reads it.
+A run's id is created with its `run.json` and stands in every record of the run. Readers therefore
+refuse a record that comes from another run, or was written under another name.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 UNREADABLE: Final = (CorruptionError, UnsupportedFormatError)
-"""What a record raises that is not what was written, or not there."""
+"""Errors of a record that is not what was written, or belongs elsewhere."""
 
 _PARSERS_KEPT: Final = 4096
 
@@ -48,18 +48,18 @@ R = TypeVar("R", bound=Record)
 
 
 class _RunIds:
-    """The ids of runs, read once for each store. Safe for use by many threads."""
+    """Cache of the runs' ids, read once for each store. Safe for use by many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: WeakKeyDictionary[ObjectStore, str] = WeakKeyDictionary()
 
     def get(self, objects: ObjectStore, *, anew: bool = False) -> str | None:
-        """The id in `run.json`, or in the lease if that is lost; None if neither can be read.
+        """Return the id in `run.json`, or else in the lease; None if neither can be read.
 
         Args:
             objects: the run's objects.
-            anew: look again: the run may have been removed and begun anew.
+            anew: read it again: the run may have been removed and begun anew.
         """
         with self._lock:
             known = self._known.get(objects)
@@ -74,12 +74,12 @@ class _RunIds:
         return None if told is None else told.run
 
     def expect(self, objects: ObjectStore, run_id: str) -> None:
-        """Take this for the id of the run that is there now."""
+        """Set the id of the run that is there now."""
         with self._lock:
             self._known[objects] = run_id
 
     def note(self, objects: ObjectStore, info: RunInfo) -> str:
-        """The id of the run that is there now."""
+        """Set and return the id of the run that is there now."""
         self.expect(objects, info.id)
         return info.id
 
@@ -88,17 +88,17 @@ _ids: Final = _RunIds()
 
 
 def place_of(objects: ObjectStore, name: str) -> Place:
-    """Where the record `name` of a run belongs."""
+    """Return the place where the record `name` of a run belongs."""
     return Place(_ids.get(objects), name)
 
 
 def expect_run(objects: ObjectStore, run_id: str) -> None:
-    """Take the run for the one of this id, as somebody has read who tells; saves a request."""
+    """Set the id of a run that another process has read; it saves a request."""
     _ids.expect(objects, run_id)
 
 
 def read_run_info(objects: ObjectStore) -> RunInfo | None:
-    """What `run.json` says now; records that are written next belong to that run.
+    """Read `run.json`; records that are written from now on get that run's id.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read.
@@ -112,10 +112,10 @@ def read_run_info(objects: ObjectStore) -> RunInfo | None:
 
 
 def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
-    """Begin a run: store `run.json`, with a new id that its records will have.
+    """Begin a run: write `run.json` with a new id, which all its records will have.
 
     Raises:
-        PreconditionFailedError: there is one already.
+        PreconditionFailedError: there is a `run.json` already.
     """
     placed = info.placed(Place(uuid4().hex, RUN_FILE))
     objects.write_if(RUN_FILE, placed.to_bytes(), generation=None, same_is_success=True)
@@ -123,7 +123,7 @@ def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
 
 
 def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, bytes] | None:
-    """The record at `name` and its generation; None if there is none.
+    """Read the record at `name` and its generation; return None if there is none.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
@@ -133,7 +133,7 @@ def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, byte
 
 
 def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Versioned) -> R:
-    """The record that was read at `name`.
+    """Parse the record that was read at `name`.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
@@ -146,6 +146,7 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
     try:
         return parsed(run)
     except CorruptionError:
+        # The cached id may be that of a run that was removed since. Read it anew before refusing.
         now = _ids.get(objects, anew=True)
         if now == run:
             raise
@@ -153,9 +154,10 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
 
 
 def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
-    """What is wrong with a record that was written, whole, for another place or another run.
+    """Return the error of a whole record that was written for another place or another run.
 
-    None if it belongs to `name`, is not there, or says nothing: what counts by its name alone does.
+    Return None if the record belongs to `name`, does not exist, or does not name its place. A
+    record that takes effect by its name alone is not wrong because its content is damaged.
     """
     found = objects.read(name)
     told = None if found is None else place_told(found.value)
@@ -179,12 +181,12 @@ def read_records(
     names: Iterable[str],
     parse: Callable[[bytes, object, Place], T],
 ) -> dict[str, T]:
-    """What `parse` makes of the records at `names`; absent ones are left out.
+    """Read and parse the records at `names`; absent ones are left out.
 
     Args:
         objects: the run's objects.
-        names: of the records.
-        parse: such as `Alias.parse`; give the same function each time, see `parse_many`.
+        names: names of the records.
+        parse: such as `Alias.parse`; pass the same function each time, see `parse_many`.
 
     Raises:
         UnsupportedFormatError, CorruptionError: one can't be read, or belongs elsewhere.
@@ -200,7 +202,7 @@ def judge_records(
     names: Iterable[str],
     parse: Callable[[bytes, object, Place], T],
 ) -> tuple[dict[str, T], dict[str, StorageError]]:
-    """As `read_records`, but those that can't be read are told beside the others, by name."""
+    """Read records as `read_records` does, but return the errors of unreadable ones, by name."""
     names = list(names)
     run = _ids.get(objects)
     found = objects.parse_many(names, _parser(parse, objects.uri, run))
@@ -217,7 +219,7 @@ def judge_records(
 def _parser(
     parse: Callable[[bytes, object, Place], T], root: StoreURI, run: str | None
 ) -> Callable[[bytes, StoreURI], T | StorageError]:
-    """One function for the same arguments, as `ObjectStore.parse_many` wants."""
+    """Return the same function for the same arguments: `ObjectStore.parse_many` caches by it."""
     above = f"{root.path}/" if root.path else ""
 
     def parsed(data: bytes, path: StoreURI) -> T | StorageError:
@@ -230,7 +232,7 @@ def _parser(
 
 
 def put_record(objects: ObjectStore, name: str, record: Record) -> None:
-    """Store `record` at `name` whatever is there.
+    """Write `record` at `name`, over whatever is there.
 
     Raises:
         StoreFullError: no space or quota left.
@@ -248,17 +250,17 @@ def write_record(
     generation: bytes | None,
     same_is_success: bool = True,
 ) -> tuple[R, bytes]:
-    """Store `record` at `name`, if that is still as last seen; it as written, the new generation.
+    """Write `record` at `name` by compare-and-swap; return it as written, and its generation.
 
     Args:
         objects: the run's objects.
-        name: where.
-        record: what to write; it is told its place.
+        name: where to write it.
+        record: the record; its place is filled in.
         generation: as in `ObjectStore.write_if`.
-        same_is_success: as there.
+        same_is_success: as in `ObjectStore.write_if`.
 
     Raises:
-        PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
+        PreconditionFailedError: the object changed; `current` is a `Versioned`, or None if absent.
         StoreFullError: no space or quota left.
         RunNotFoundError: the run's folder was moved or removed meanwhile; nothing is left there.
     """
@@ -271,14 +273,14 @@ def write_record(
 
 
 def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None:
-    """Take a record back that made a folder anew: on a disk a run can be renamed at any moment.
+    """Delete a record again whose write has created a folder anew, after the run was renamed.
 
-    What was written before that went with the run. A bucket has no folders; who publishes a step
-    there looks whether the run is there still.
+    On a disk a run can be renamed at any moment; what was written before that moved with the run. A
+    bucket has no folders: there the publisher of a step checks that the run still exists.
     """
     if objects.uri.scheme != "file":
         return
-    heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that has lost the one has the other
+    heads = {RUN_FILE, LEASE_FILE} - {name}  # a run that has lost one of them still has the other
     if any(_may_be_there(os.path.join(objects.uri.local_path, head)) for head in heads):
         return
     with contextlib.suppress(StorageError):
@@ -293,7 +295,7 @@ def _ensure_in_a_run(objects: ObjectStore, name: str, generation: bytes) -> None
 
 
 def _may_be_there(path: str) -> bool:
-    """Whether there is a file, or a disk that can't tell: nothing is taken back then."""
+    """Return False only if the file surely does not exist: otherwise nothing may be deleted."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

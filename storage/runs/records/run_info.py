@@ -1,4 +1,4 @@
-"""What a run says of itself: name, age, labels, where it comes from."""
+"""Record of a run: name, age, labels, and where it comes from."""
 
 from typing import Annotated, ClassVar
 
@@ -12,13 +12,13 @@ __all__ = ["Lineage", "RunInfo"]
 
 
 class Lineage(BaseModel):
-    """Where a forked run comes from.
+    """Origin of a forked run.
 
     Attributes:
         run: URI of the parent run.
         step: the step it was forked from.
         attempt: the attempt that wrote that step.
-        manifest_digest: of that step's manifest.
+        manifest_digest: digest of that step's manifest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,16 +30,17 @@ class Lineage(BaseModel):
 
 
 class RunInfo(Record):
-    """What `run.json` says.
+    """Content of `run.json`.
 
     Attributes:
         name: the run's name.
         created: when, RFC 3339 in UTC.
         labels: for people and filters.
-        config_digest: of the model's config, if known.
+        config_digest: digest of the model's config, if known.
         lineage: the step it was forked from, if any.
         environment: versions and hosts, for people.
-        adopts: the folder of plain Orbax whose checkpoints it lists, if it was made by an adoption.
+        adopts: the folder of plain Orbax checkpoints that the run lists, if it was made by an
+            import.
     """
 
     FORMAT: ClassVar[str] = "cairn.run"
@@ -54,5 +55,5 @@ class RunInfo(Record):
 
     @property
     def id(self) -> str:
-        """Of this one run, in every record of it; "" before it is stored."""
+        """Id of the run, which stands in all its records; "" before it is stored."""
         return "" if self.place is None or self.place.run is None else self.place.run

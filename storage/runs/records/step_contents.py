@@ -1,4 +1,4 @@
-"""What a step holds: its leaves and its files, wherever that is written down."""
+"""Leaves and files of a step, from its index or from its manifest."""
 
 import abc
 
@@ -10,7 +10,7 @@ __all__ = ["InlineContents", "StepContents"]
 
 
 class StepContents(abc.ABC):
-    """The leaves and the files of one step."""
+    """Leaves and files of one step."""
 
     @property
     @abc.abstractmethod
@@ -25,14 +25,14 @@ class StepContents(abc.ABC):
     @property
     @abc.abstractmethod
     def shared_files(self) -> tuple[SharedFiles, ...]:
-        """Which of the files the step shares with which earlier ones."""
+        """Files that the step shares with earlier ones."""
 
 
 class InlineContents(StepContents):
-    """As the manifest of a step has it that Cairn did not save."""
+    """Contents of a step that Cairn did not save, as its manifest lists them."""
 
     def __init__(self, manifest: Manifest) -> None:
-        """Of a manifest without an index."""
+        """Create it from a manifest without an index."""
         self._manifest = manifest
 
     @property

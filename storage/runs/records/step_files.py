@@ -1,4 +1,4 @@
-"""Is a file of a step the one that the manifest names? Judged by its record; nothing is read."""
+"""Comparison of a step's files with their records in the manifest. Reads no file contents."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -21,12 +21,13 @@ __all__ = [
 
 
 class FilePlace(NamedTuple):
-    """A folder that files of a step lie in.
+    """Folder that files of a step lie in.
 
     Attributes:
         folder: the folder.
-        records: the files, named from it.
-        is_owners: it is not the run's: what its owner does there, nobody here can help.
+        records: the files, named from the folder.
+        is_owners: True if the folder belongs to somebody else, who may change it; Cairn can't
+            repair files there.
     """
 
     folder: StoreURI
@@ -37,7 +38,7 @@ class FilePlace(NamedTuple):
 def file_places(
     step: StoreURI, records: Iterable[ObjectRecord], source: str | None
 ) -> list[FilePlace]:
-    """Where the files of a step lie; those of an adopted one in its owner's folder.
+    """Return where the files of a step lie; those of an adopted step are in its owner's folder.
 
     Args:
         step: the step's folder in the run.
@@ -57,12 +58,12 @@ def file_places(
 
 
 def is_kept(name: str) -> bool:
-    """Whether a file of an adopted step is one of ours: the digests of its chunks."""
+    """Return True if a file of an adopted step lies in the run: the digests of its chunks."""
     return name.rpartition("/")[2].startswith(FILE_PREFIX)
 
 
 def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
-    """That an adopted step is gone."""
+    """Return the error for an adopted step whose files are gone."""
     elsewhere = ", or it lies on a disk of another machine" * str(source).startswith("file://")
     return StepNotFoundError(
         "the files of an adopted step are gone",
@@ -76,11 +77,11 @@ def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
 def listed_problems(
     listed: Mapping[str, Entry], records: tuple[ObjectRecord, ...]
 ) -> dict[str, str]:
-    """What a listing alone shows to be wrong, one line per file, by name.
+    """Compare a listing with the records; return one line for each file that differs, by name.
 
     Args:
         listed: every file of the step's folder, by name.
-        records: the manifest's.
+        records: the manifest's records.
     """
     problems = {}
     for record in records:
@@ -95,18 +96,18 @@ def listed_problems(
 
 
 def told_problem(record: ObjectRecord, size: int, crc32c: str | None) -> str | None:
-    """As `file_problem`, of what the store tells of a file; what it does not tell is right."""
+    """Compare a file as `file_problem` does, by what the store reports; None counts as equal."""
     found = FileChecksum(record.name, size, crc32c or record.crc32c, record.content or "")
     return file_problem(record, found)
 
 
 def missing_problem(record: ObjectRecord) -> str:
-    """That a file of a step is not there, in one line."""
+    """Return the line that says that a file of a step is missing."""
     return f"{record.name}: missing, {record.size} bytes expected"
 
 
 def file_problem(record: ObjectRecord, found: FileChecksum) -> str | None:
-    """What is wrong with a file of a step, in one line; None if it is what was saved."""
+    """Return the problem with a file of a step, in one line; None if it is what was saved."""
     if found.size != record.size:
         return f"{record.name}: {found.size} bytes, {record.size} expected"
     if found.crc32c is not None and record.crc32c != found.crc32c:

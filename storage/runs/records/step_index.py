@@ -1,19 +1,19 @@
-"""The index of a step: every leaf, every file, where each value lies, and each chunk's digest.
+"""Index of a step: every leaf, every file, where each value lies, and each chunk's digest.
 
-One file per step, written before the manifest, which has the SHA-256 of its directory. The
-directory, a compressed record, has the SHA-256 of each page of the three tables before it: a
-reader takes the directory and those pages that its leaves need, and believes no byte that is not
-what was written.
+A step has one index file. It is written before the manifest, which holds the SHA-256 of the index's
+directory. The directory is a compressed record with the SHA-256 of each page of the three tables
+before it. A reader takes the directory and the pages that its leaves need, and uses no byte that it
+has not compared with its SHA-256.
 
     files | values | digests | directory | its offset, length and SHA-256
 
-- files: a row for each file of values: its folder and name, size, checksums, which step wrote it.
-- values: a row for each outer shard of each leaf, leaves in the directory's order and shards in C
-  order: in which file it lies, where, and how long it is.
+- files: a row for each file of values: folder, name, size, checksums, and the step that wrote it.
+- values: a row for each outer shard of each leaf: its file, offset and length. Leaves are in the
+  directory's order, shards in C order.
 - digests: of the chunks of these shards, each shard's in C order.
 
-What the manifest says stands in the directory too, so that one can be made of the other. See
-ADR 18.
+The directory repeats what the manifest says, so that the manifest can be rebuilt from the index.
+See ADR 18.
 """
 
 import hashlib
@@ -93,25 +93,25 @@ __all__ = [
 ]
 
 MOST_DIRECTORY_BYTES: Final = 64 << 20
-"""Of a directory, once it is decompressed: of 100,000 leaves."""
+"""Largest directory after decompression; enough for 100,000 leaves."""
 
 _PLAIN_BYTES: Final = 4 << 20
 _LEAF_BYTES: Final = 4 << 10
 _FILE_BYTES: Final = 1 << 10
 _TABLE_BYTES: Final = 512
-"""Of the directory, for each 512 of these in the tables it has one: the pages' SHA-256."""
+"""Table bytes per byte of directory: the directory holds a SHA-256 for each page of a table."""
 
 MOST_SHARDS: Final = 1 << 18
-"""Of a leaf: each takes some 400 bytes of memory where TensorStore reads it."""
+"""Most shards of a leaf: each takes some 400 bytes of memory where TensorStore reads it."""
 
 MOST_CHUNKS: Final = 1 << 14
-"""Of a shard. One of 64 MiB has 4,096, see `arrays.chunks`."""
+"""Most chunks of a shard. A shard of 64 MiB has 4,096; see `arrays.chunks`."""
 
 _WHOLE_BYTES: Final = 4 << 20
-"""An index up to this size is read in one go."""
+"""Size up to which an index is read in one request."""
 
 _LOADED_BYTES: Final = 64 << 20
-"""The same where all leaves are wanted: each page asked for by itself costs more than its bytes."""
+"""As `_WHOLE_BYTES`, if all leaves are wanted: a request per page costs more than its bytes."""
 
 FILE_ROW: Final = np.dtype(
     [
@@ -135,18 +135,18 @@ Cell = tuple[int, ...]
 
 
 class IndexDirectory(Record):
-    """What an index holds beside its tables.
+    """Content of an index besides its tables.
 
     Attributes:
         step, attempt, created, writer, items, iterators, assets, model, environment: as in the
             manifest.
         leaves: every leaf of every item.
-        leaves_digest: of these, as the manifest has it.
-        forms: by item and path, the leaves that are stored in another form.
-        meta_digest: of the JSON item's canonical form.
+        leaves_digest: digest of the leaves, as in the manifest.
+        forms: the leaves that are stored in another form, by item and path.
+        meta_digest: digest of the JSON item's canonical form.
         objects: the files that hold no values.
-        folders: of the others.
-        origins: (step, attempt) that wrote files which the step shares with it.
+        folders: the folders of the files that hold values.
+        origins: (step, attempt) of the steps whose files this step shares.
         chunk_alignment: in bytes. With 1, the chunks of a value follow one another.
         files, values, digests: the tables.
     """
@@ -176,9 +176,9 @@ class IndexDirectory(Record):
 
 
 def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
-    """How many shards a leaf has per axis, and how many chunks each of them has.
+    """Return how many shards a leaf has per axis, and how many chunks each shard has per axis.
 
-    Typed PRNG keys have axes at the end that their logical shape does not tell.
+    Typed PRNG keys have trailing axes that their logical shape does not include.
     """
     if leaf.shards is None or leaf.chunks is None:
         return (0,), (0,)
@@ -188,19 +188,19 @@ def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
 
 
 def directory_bytes(leaves: int, files: int, index_bytes: int) -> int:
-    """The most that a step's directory may have, once it is decompressed.
+    """Return the largest size that a step's directory may have after decompression.
 
     Args:
-        leaves: of the step.
-        files: of the step.
-        index_bytes: of the whole index.
+        leaves: number of leaves of the step.
+        files: number of files of the step.
+        index_bytes: size of the whole index.
     """
     needed = _PLAIN_BYTES + leaves * _LEAF_BYTES + files * _FILE_BYTES
     return min(MOST_DIRECTORY_BYTES, needed + index_bytes // _TABLE_BYTES)
 
 
 def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
-    """Why a leaf that is cut so can't be read again; None if it can."""
+    """Return why a leaf with so many shards or chunks can't be read again; None if it can."""
     shards, each = math.prod(grid), math.prod(chunks)
     if shards > MOST_SHARDS:
         return f"{shards} shards, expected at most {MOST_SHARDS}"
@@ -210,7 +210,7 @@ def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
 
 
 def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
-    """What the manifest knows of an index."""
+    """Return the part of the manifest that refers to an index."""
     stored = data[offset : -END.size]
     names = PagedTable(
         directory.files, FILE_ROW, lambda a, b: data[a:b], end=offset, path=INDEX_FILE
@@ -230,7 +230,10 @@ def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
 
 
 def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
-    """SHA-256 of what each leaf is and holds, however it is stored; None if one has no digest."""
+    """Return a SHA-256 over the shape, dtype and values of each leaf, however it is stored.
+
+    Return None if a leaf has no digest.
+    """
     lines = []
     for leaf in leaves:
         if leaf.digest is None:
@@ -242,16 +245,16 @@ def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
 def parse_index(
     data: bytes, path: object, place: Place | None = None
 ) -> tuple[Manifest, "StepIndex"]:
-    """A whole index, and the manifest that it was written with, every byte checked.
+    """Parse a whole index and rebuild its manifest; every byte is checked.
 
     Args:
         data: the file.
         path: where it was read, for errors.
-        place: where that is; an index of another place is refused.
+        place: where it belongs; an index of another place is refused.
 
     Raises:
-        CorruptionError: it is not what was written, or not there.
-        UnsupportedFormatError: it is none, or a newer one.
+        CorruptionError: it is not what was written, or belongs elsewhere.
+        UnsupportedFormatError: it is not an index, or of a newer release.
     """
     if len(data) < END.size or data[-len(MAGIC) :] != MAGIC:
         raise damaged_index(path, "an index", f"{len(data)} bytes without its end")
@@ -272,12 +275,12 @@ def parse_index(
 
 
 def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) -> StepContents:
-    """What the step in the folder `step` holds, of which this is the manifest.
+    """Open the leaves and files of the step in the folder `step`.
 
     Args:
         step: the step's folder.
-        manifest: of it.
-        whole: most leaves are wanted: a large index is read in one go, too.
+        manifest: the step's manifest.
+        whole: most leaves are wanted, so a large index is read in one request too.
 
     Raises:
         CorruptionError: the index is missing, or is not what was written.
@@ -305,6 +308,7 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
         raise damaged_index(path, expected, f"{length} bytes at {offset}")
     read = fetch
     if known.size <= (_LOADED_BYTES if whole else _WHOLE_BYTES):
+        # One byte more than recorded: an index that has grown is then refused by its SHA-256.
         data = fetch(0, known.size + 1)
         _check_whole(data, known, path)
 
@@ -333,11 +337,11 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
 
 
 def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
-    """As `open_contents`, but every byte of the index is checked now.
+    """Open a step's contents as `open_contents` does, but check every byte of the index now.
 
     Args:
-        objects: the run's.
-        manifest: of one of its steps.
+        objects: the run's objects.
+        manifest: manifest of one of the run's steps.
     """
     known, folder = manifest.index, step_dir(manifest.attempt, manifest.step)
     if known is None:
@@ -352,7 +356,7 @@ def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
 
 
 def _check_whole(data: bytes | memoryview, known: IndexRef, path: object) -> None:
-    """Compare an index with what its manifest knows of it."""
+    """Raise if an index is not the one that its manifest refers to."""
     found = hashlib.sha256(data).hexdigest()
     if found != known.sha256:
         raise damaged_index(
@@ -367,6 +371,8 @@ def _directory(
 ) -> IndexDirectory:
     inflater = zlib.decompressobj()
     try:
+        # Decompress at most one byte more than allowed: a damaged or hostile directory must not
+        # fill memory.
         data = inflater.decompress(stored, most + 1)
     except zlib.error as exc:
         raise damaged_index(path, "a compressed directory", str(exc)) from exc
@@ -379,10 +385,10 @@ def _directory(
 
 
 class StepIndex(StepContents):
-    """An open index. Safe for use by many threads.
+    """Open index of a step. Safe for use by many threads.
 
     Attributes:
-        directory: what it holds beside its tables.
+        directory: its content besides the tables.
     """
 
     def __init__(
@@ -392,16 +398,16 @@ class StepIndex(StepContents):
         end: int,
         path: object,
     ) -> None:
-        """Of its directory.
+        """Open the tables of an index whose directory was read.
 
         Args:
-            directory: as it was read.
+            directory: the directory.
             fetch: reads the file from one offset to another.
-            end: where the directory begins, and the tables end.
+            end: where the directory begins and the tables end.
             path: the file, for errors.
 
         Raises:
-            CorruptionError: the tables are not those of the leaves.
+            CorruptionError: the tables do not fit the leaves.
         """
         self.directory = directory
         self._path = path
@@ -417,6 +423,7 @@ class StepIndex(StepContents):
             raise damaged_index(path, f"at most {MOST_FILES} files", str(self.file_count))
         self._names: dict[int, str] = {}
         self._items: dict[str, dict[str, _LeafRows]] = {}
+        # Rows are in the directory's order of leaves: only each leaf's first row has to be kept.
         value = digest = 0
         for leaf in directory.leaves:
             try:
@@ -440,7 +447,7 @@ class StepIndex(StepContents):
 
     @property
     def file_count(self) -> int:
-        """How many files the step has."""
+        """Number of files of the step."""
         return len(self._files) + len(self.directory.objects)
 
     @property
@@ -484,14 +491,14 @@ class StepIndex(StepContents):
         )
 
     def item(self, name: str) -> "ItemPlaces":
-        """Where the values of an item lie."""
+        """Return where the values of an item lie."""
         return ItemPlaces(self, name, self._items.get(name, {}))
 
     def check(self) -> None:
-        """Read all that was not read yet, and see that it fits together.
+        """Read everything not read yet, and check that it fits together.
 
         Raises:
-            CorruptionError: some of it is not what was written, or says what can't be.
+            CorruptionError: some of it is not what was written, or is contradictory.
         """
         for table in (self._files, self._values, self._digests):
             table.prefetch([(0, len(table))])
@@ -505,7 +512,7 @@ class StepIndex(StepContents):
             raise self.damaged(f"leaves whose digest is {told}", f"{digest_of_leaves(self.leaves)}")
 
     def tables(self) -> tuple[Rows, Rows, Rows]:
-        """All rows: of files, of values and of digests.
+        """Return all rows of files, of values and of digests.
 
         Raises:
             CorruptionError: some are not what was written.
@@ -514,14 +521,15 @@ class StepIndex(StepContents):
         return files.rows(0, len(files)), values.rows(0, len(values)), digests.rows(0, len(digests))
 
     def prefetch(self, rows: Iterable["_LeafRows"]) -> None:
-        """Read what there is of these leaves in few reads."""
+        """Read the rows of these leaves in few requests."""
         wanted = list(rows)
         self._values.prefetch([(one.value, one.end[0]) for one in wanted])
         self._digests.prefetch([(one.digest, one.end[1]) for one in wanted])
 
     def small(self, rows: Iterable["_LeafRows"]) -> Iterable[tuple[ValueRef, int]]:
-        """Where leaves of one chunk each lie, in any order, and their digests."""
+        """Return where leaves of one chunk each lie, and their digests, in the given order."""
         wanted = list(rows)
+        # In the table's order, so that each page is taken once.
         order = sorted(range(len(wanted)), key=lambda number: wanted[number].value)
         values = self._values.taken([wanted[number].value for number in order])
         digests = self._digests.taken([wanted[number].digest for number in order])
@@ -531,16 +539,16 @@ class StepIndex(StepContents):
         return [one for one in found if one is not None]
 
     def refs(self, start: int, stop: int) -> list[ValueRef]:
-        """Where the values of some rows lie, files named from the step's folder."""
+        """Return where the values of some rows lie, with files named from the step's folder."""
         rows = self._values.rows(start, stop).tolist()
         return [ValueRef(self._file(number), offset, length) for number, offset, length in rows]
 
     def digest_rows(self, start: int, stop: int) -> Rows:
-        """Some rows of the digests."""
+        """Return some rows of the digests."""
         return self._digests.rows(start, stop)
 
     def damaged(self, expected: str, found: str) -> CorruptionError:
-        """That the index says what can't be."""
+        """Return the error for an index that contradicts itself."""
         return damaged_index(self._path, expected, found)
 
     def _file(self, number: int) -> str:
@@ -563,7 +571,7 @@ class StepIndex(StepContents):
 
 
 class _LeafRows(NamedTuple):
-    """Where the rows of a leaf begin, and how they are laid out.
+    """Rows of a leaf in the tables, and their layout.
 
     Attributes:
         value: its first row of values.
@@ -579,18 +587,18 @@ class _LeafRows(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many rows of values it has, and of digests."""
+        """Number of its rows of values, and of digests."""
         shards = math.prod(self.grid)
         return shards, shards * math.prod(self.chunks)
 
     @property
     def end(self) -> tuple[int, int]:
-        """Behind its last row of values, and of digests."""
+        """Row after its last one of values, and of digests."""
         values, digests = self.size
         return self.value + values, self.digest + digests
 
     def row(self, cell: Sequence[int]) -> int | None:
-        """The row of the value of a shard; None if there is no such shard."""
+        """Return the row of a shard's value; None if there is no such shard."""
         if len(cell) != len(self.grid):
             return None
         number = 0
@@ -602,46 +610,47 @@ class _LeafRows(NamedTuple):
 
 
 class _SmallLeaf(NamedTuple):
-    """Where a leaf of one shard of one chunk lies, and its digest."""
+    """Place and digest of a leaf with one shard of one chunk."""
 
     ref: ValueRef
     digest: int
 
 
 class ItemPlaces:
-    """Where the values of an item lie, and the digests of their chunks, by the leaf's path."""
+    """Places of an item's values and digests of their chunks, by the leaf's path."""
 
     def __init__(self, index: StepIndex, item: str, rows: Mapping[str, _LeafRows]) -> None:
-        """See `StepIndex.item`."""
+        """Create it for an item; see `StepIndex.item`."""
         self._index, self._prefix, self._rows = index, f"{item}/", rows
         self._grids: dict[str, Rows] = {}
         self._small: dict[str, _SmallLeaf] = {}
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Read what there is of these leaves in few reads.
+        """Read the rows of these leaves in few requests.
 
         Raises:
-            CorruptionError: it is not what was written.
+            CorruptionError: they are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
         wanted = {path: self._rows[path] for path in paths if path in self._rows}
         self._index.prefetch(wanted.values())
+        # Leaves of one chunk are looked up together: one by one, a table of many would take long.
         small = {path: rows for path, rows in wanted.items() if rows.size == (1, 1)}
         for path, (ref, digest) in zip(small, self._index.small(small.values()), strict=True):
             self._small[path] = _SmallLeaf(self._within(ref), digest)
 
     def total(self, path: str) -> int | None:
-        """The digest of a whole leaf; None if it has no digests here."""
+        """Return the digest of a whole leaf; None if the leaf has no digests here."""
         if path in self._small:
             return self._small[path].digest
         rows = self._rows.get(path)
         return None if rows is None else total(self._index.digest_rows(rows.digest, rows.end[1]))
 
     def expected(self, path: str, chunks: Sequence[int], index: Cell) -> int | None:
-        """The digest of a chunk; None if there is none.
+        """Return the digest of a chunk; None if there is none.
 
         Args:
-            path: the leaf's.
+            path: the leaf's path.
             chunks: the leaf's chunk shape, which is the index's own.
             index: the chunk's index in the leaf's grid of chunks.
         """
@@ -653,7 +662,7 @@ class ItemPlaces:
         return int(grid[index]) if all(map(operator.lt, index, grid.shape)) else None
 
     def ref(self, path: str, cell: Cell) -> ValueRef | None:
-        """Where a shard lies, the file named from the item's folder; None if there is none."""
+        """Return where a shard lies, with its file named from the item's folder; None if absent."""
         if path in self._small:
             return self._small[path].ref if self._is_first(path, cell) else None
         rows = self._rows.get(path)
@@ -661,7 +670,7 @@ class ItemPlaces:
         return None if row is None else self._within(self._index.refs(row, row + 1)[0])
 
     def refs(self, path: str) -> dict[Cell, ValueRef]:
-        """Where all shards of a leaf lie, by index."""
+        """Return where all shards of a leaf lie, by index."""
         rows = self._rows.get(path)
         if rows is None:
             return {}
@@ -678,7 +687,7 @@ class ItemPlaces:
         return ref._replace(file=ref.file[len(self._prefix) :])
 
     def _grid(self, path: str) -> Rows | None:
-        """The digests of a leaf's chunks, by their index."""
+        """Return the digests of a leaf's chunks, as an array with the chunks' grid as its shape."""
         found = self._grids.get(path)
         rows = self._rows.get(path)
         if found is not None or rows is None:
