@@ -35,11 +35,11 @@ from cairn.service.filters.fields import Field, Kind
 from cairn.service.filters.texts import Text
 
 LONGEST_FILTER: Final = 2000
-"""Characters of a filter."""
+"""Largest number of characters of a filter."""
 
 MOST_CONDITIONS: Final = 50
 DEEPEST: Final = 16
-"""How many parentheses and NOTs may be in each other."""
+"""Largest nesting depth of parentheses and NOTs."""
 
 _ORDERED: Final = ("<=", ">=", "!=", "<", ">", "=")
 _EQUAL: Final = ("!=", "=")
@@ -62,14 +62,15 @@ _LARGEST: Final = 2**63 - 1  # of what databases keep as an integer
 
 
 def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
-    """What a filter means; None of one that says nothing.
+    """Parse a filter; None: the text is empty.
 
     Args:
-        text: As a client sent it.
-        fields: By which the list can be asked.
+        text: Text from the client.
+        fields: Fields of the list's entries.
 
     Raises:
-        InvalidRequestError: It is none; names the place, and what was expected there.
+        InvalidRequestError: The text is no filter; the error names the position, and what was
+            expected there.
     """
     reader = Text(text, "filter", kept=fields)
     if len(text) > LONGEST_FILTER:
@@ -78,7 +79,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
 
 
 class _Parser:
-    """Goes down into parentheses by recursion, as far as is allowed."""
+    """Recursive-descent parser with a bounded depth."""
 
     def __init__(self, reader: Text) -> None:
         self._reader = reader

@@ -1,22 +1,22 @@
-"""Names in a path end where a verb begins.
+"""Path convertor for names that end before a verb's colon.
 
-So `GET …/7:promote` is no look at a step of that odd name: the verb does not have that method.
+So `GET …/7:promote` is not read as a step named `7:promote`; the verb has no such method (405).
 """
 
 from starlette.convertors import Convertor, register_url_convertor
 
 
 class NameConvertor(Convertor[str]):
-    """One part of a path, without a colon."""
+    """Convertor of one path segment without a colon."""
 
     regex = "[^/:]+"
 
     def convert(self, value: str) -> str:
-        """As it is."""
+        """Return the text unchanged."""
         return value
 
     def to_string(self, value: str) -> str:
-        """As it is."""
+        """Return the text unchanged."""
         return value
 
 
@@ -24,5 +24,5 @@ register_url_convertor("name", NameConvertor())
 
 
 def named(parameter: str) -> str:
-    """The parameter as a part of a route's path."""
+    """Return the placeholder of a parameter for a route's path."""
     return f"{{{parameter}:name}}"
