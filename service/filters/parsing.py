@@ -1,4 +1,4 @@
-r"""Reads a filter: a part of the language of AIP-160.
+r"""Parser of filters in a subset of AIP-160.
 
     filter     = [ expression ]
     expression = factor { "AND" factor } | factor { "OR" factor }
@@ -9,8 +9,8 @@ r"""Reads a filter: a part of the language of AIP-160.
     value      = a text, or letters without spaces, commas and parentheses
     text       = "…" or '…', in which \" \' and \\ stand for the second of the two
 
-AND and OR do not stand side by side without parentheses: which binds first is not the same in all
-languages. Source: AIP-160, https://google.aip.dev/160.
+AND and OR need parentheses between them, since languages differ in which of them binds first.
+Source: AIP-160, https://google.aip.dev/160.
 """
 
 import math

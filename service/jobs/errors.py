@@ -2,8 +2,8 @@
 
 ServiceError
 ├── JobsBusyError                  a second engine in one process, or under one name
-├── JobFailedError (.data)         what a failed job stores: its problem body
-│   └── PartsFailedError (.done)   one of its parts failed
+├── JobFailedError (.data)         a job failed; stores its problem body
+│   └── PartsFailedError (.done)   a part of the job failed
 └── ProblemError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409

@@ -1,4 +1,4 @@
-"""Every table of the catalog."""
+"""Initial migration: all tables of the catalog."""
 
 import sqlalchemy as sa
 from alembic import op
