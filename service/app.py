@@ -140,7 +140,7 @@ def _framed(**options: Any) -> FastAPI:
         description="Below `/v1`, a query parameter that an operation does not have is refused "
         "with 422: a misspelt one changes nothing.",
         version=installed_version(),
-        docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
+        docs_url=None,  # FastAPI's page runs scripts of a CDN on our origin
         redoc_url=None,
         redirect_slashes=False,
         **options,
@@ -229,6 +229,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             scheduler.start()
         yield
     finally:
+        # In reverse order: what starts jobs stops before the jobs, and everything before the
+        # catalog.
         if scheduler is not None:
             await run_in_threadpool(scheduler.close)
         if watches is not None:
@@ -261,7 +263,7 @@ def _enough_threads(count: int) -> Callable[[int], None]:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # it has ended, and needs no threads
+    with suppress(RuntimeError):  # the loop has ended, and needs no threads
         loop.call_soon_threadsafe(call)
 
 
@@ -269,7 +271,7 @@ def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
     """Return a function that identifies callers by an issuer's tokens; None: there is no issuer."""
     if not settings.oidc_issuer:
         return None
-    from cairn.service.access import Issuer  # an HTTP client and cryptography: half a second
+    from cairn.service.access import Issuer  # imports httpx and cryptography: 0.5 s
 
     return Issuer(settings).caller
 
@@ -290,7 +292,7 @@ def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
 def _route_template(scope: Scope) -> str | None:
     """Return the path template of a request's route, with the names of its parameters."""
     route = scope.get("route")
-    if route is None:  # the framework's own document, or a folder of static files
+    if route is None:  # FastAPI's own document, or static files
         return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
     versioned = scope["path"].startswith(f"{API_PREFIX}/")
     return f"{API_PREFIX}{route.path_format}" if versioned else str(route.path_format)

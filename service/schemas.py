@@ -93,10 +93,10 @@ class Request(BaseModel):
 def is_plain(value: Any) -> bool:
     """Return whether every database and every file can store all text in a JSON value."""
     texts: list[str] = []
-    left: list[Collection[Any]] = [[value]]  # not by recursion: who sends it says how deep it is
+    left: list[Collection[Any]] = [[value]]  # no recursion: the client chooses the depth
     while left:
         values = left.pop()
-        kinds = set(map(type, values))  # a body has room for 400,000 numbers
+        kinds = set(map(type, values))  # by type first: a body may have 400,000 numbers
         if str in kinds:
             texts.extend(one for one in values if isinstance(one, str))
         if dict in kinds:
@@ -867,7 +867,7 @@ class KeyRequest(Request):
         description="Of the caller, for the audit trail; no other key that counts has it.",
         examples=["trainers"],
     )
-    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON has only text for it
+    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON sends enums as text
     roots: list[Annotated[str, Field(pattern=NAME_PATTERN)]] | None = Field(
         default=None,
         min_length=1,
@@ -1191,7 +1191,7 @@ class RestoreRequest(Request):
         }
     )
 
-    mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON has only text for it
+    mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON sends enums as text
     run: str | None = Field(
         default=None,
         pattern=RUN_PATTERN,
@@ -1226,7 +1226,7 @@ class AdoptedModel(Request):
     def _refuse_what_can_not_be_kept(self) -> Self:
         try:
             size = len(json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False).encode())
-        except ValueError as exc:  # NaN, or half of a character
+        except ValueError as exc:  # NaN, or half of a surrogate pair
             raise ValueError(f"expected JSON, found something else: {exc}") from exc
         if size > MOST_MODEL_BYTES:
             raise ValueError(f"expected at most {MOST_MODEL_BYTES} bytes of JSON, found {size}")

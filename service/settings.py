@@ -160,7 +160,8 @@ class Schedule(ForRuns):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, value: str) -> str:
-        from croniter import CroniterBadDateError, croniter  # not for who has no schedules
+        # Loaded only if there are schedules.
+        from croniter import CroniterBadDateError, croniter
 
         if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
             raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
@@ -458,7 +459,8 @@ class Settings(BaseSettings):
         if not self.jobs_database_url:
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
-            object.__setattr__(self, name, value)  # frozen: filled in once, here
+            # The model is frozen; defaults are filled in here only.
+            object.__setattr__(self, name, value)
         if unknown := sorted({*self.adopt_from} - {*self.root_uris}):
             raise SettingsError(
                 f"CAIRN_ADOPT_FROM: expected roots of CAIRN_ROOT and CAIRN_ROOTS, found "
@@ -548,7 +550,7 @@ def load_settings(**given: Any) -> Settings:
             for error in exc.errors()
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
-    except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
+    except pydantic_settings.SettingsError as exc:  # a variable is not JSON
         name = next((one for one in _JSON if f'"{one.lower()}"' in str(exc)), "ROOTS")
         raise SettingsError(
             f"CAIRN_{name}: expected a JSON {_JSON[name]}, found "

@@ -98,7 +98,7 @@ def _owner(folder: Path) -> str | None:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=5)) as database:
             tables = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'roots'"
             if database.execute(tables).fetchone() is None:
-                return None  # nobody has served with it
+                return None  # no server has used this catalog yet
             row = database.execute("SELECT uri FROM roots WHERE name = 'default'").fetchone()
     except sqlite3.Error as exc:
         raise SettingsError(

@@ -48,7 +48,7 @@ class KeysGuard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # nothing here speaks WebSocket
+        if scope["type"] != "http":  # no route is a WebSocket
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -84,7 +84,7 @@ class KeysGuard:
         peer = peer_name(scope)
         try:
             identity = await _by_what_is_shown(scope, authenticator, peer)
-        except (UnauthenticatedError, ForbiddenError):  # the latter: a token that grants nothing
+        except (UnauthenticatedError, ForbiddenError):  # Forbidden: a valid token without grants
             if scope["path"] not in self._open:
                 raise
             self._count(f"from {peer}")

@@ -156,6 +156,7 @@ def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Call
     Raises:
         UnauthenticatedError: The key is unknown, revoked or expired.
     """
+    # In constant time, and with one error for both: it does not reveal which ids exist.
     if row is None or not compare_digest(row.digest, credential.digest):
         raise UnauthenticatedError(
             "expected a key that this server knows, found another. `cairn keys create` makes one."

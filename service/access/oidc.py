@@ -28,8 +28,8 @@ LEEWAY_SECONDS: Final = 60
 """Largest accepted difference between the clocks of issuer and server."""
 
 FRESH_SECONDS: Final = 300.0
-"""Age up to which keys are used without another request. A key that the issuer withdraws is
-accepted for this long at most."""
+"""Age up to which keys are used without another request. While the issuer answers, a
+withdrawn key is accepted for this long at most."""
 
 KEPT_SECONDS: Final = 3600.0
 """Age up to which keys are used while the issuer does not answer."""
@@ -142,7 +142,7 @@ class Issuer:
             raise _refused("expected no header that has to be understood")
         keys = self._current()
         found = [one for one in keys if kid is None or one.get("kid") == kid]
-        if not found:  # a new one, maybe
+        if not found:  # perhaps the issuer has a new key
             keys = self._current(anew=True)
             found = [one for one in keys if one.get("kid") == kid]
         fitting = [one for one in found if algorithm in _verifies(one)]
@@ -217,7 +217,7 @@ def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
     """Return the algorithms whose signatures a published key may verify."""
     kind, curve = key.get("kty"), key.get("crv")
     known = _ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)), ())
-    if key.get("use", "sig") != "sig" or "d" in key:  # for encryption; or private, and known to all
+    if key.get("use", "sig") != "sig" or "d" in key:  # an encryption key, or a leaked private one
         return ()
     named = key.get("alg")
     return known if named is None else tuple(one for one in known if one == named)

@@ -39,7 +39,7 @@ class Allowed(Permission):
             ForbiddenError: The caller lacks the permission.
             UnauthenticatedError: The request has no known caller.
         """
-        known = cast(Caller | None, request.state.caller)  # by the guard, before any route
+        known = cast(Caller | None, request.state.caller)  # set by the guard, before any route
         if known is None:
             raise UnauthenticatedError("expected somebody who is signed in, found nobody")
         caller = replace(known, request_id=request_id() or "")

@@ -23,7 +23,7 @@ class Rates:
         self._per_second = per_second
         self._at_once = max(1.0, at_once)
         self._clock = clock
-        self._used: dict[str, tuple[float, float]] = {}  # how many are missing, and since when
+        self._used: dict[str, tuple[float, float]] = {}  # missing tokens, and the time
 
     def wait(self, name: str) -> float:
         """Return the seconds until this name may go on; 0: now."""
@@ -37,7 +37,7 @@ class Rates:
             return
         if len(self._used) >= MOST and name not in self._used:
             self._used = {one: used for one, used in self._used.items() if self._missing(one) > 0}
-            if len(self._used) >= MOST:  # more names at once than anybody has: start again
+            if len(self._used) >= MOST:  # an attack with many names: start over
                 self._used.clear()
         self._used[name] = self._missing(name) + 1, self._clock()
 

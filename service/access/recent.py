@@ -41,7 +41,7 @@ class Recent(Generic[T]):
             answer = asyncio.create_task(run_in_threadpool(self._look, name))
             self._answers[name] = self._clock(), answer
         try:
-            return await asyncio.shield(answer)  # others may wait for it too
+            return await asyncio.shield(answer)  # a cancelled caller must not cancel it for others
         except BaseException:
             self.forget(name)
             raise

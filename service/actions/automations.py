@@ -103,7 +103,7 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
             told = {"operation": operation, "problem": problem}
             if not silent:
                 if not advance(plane.catalog, automation.name, before=read, after=move.id, **told):
-                    return started  # another server goes on
+                    return started  # another server has moved the position, and goes on
                 started += operation is not None
             read = move.id
         if len(moves) < _AT_ONCE:

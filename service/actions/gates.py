@@ -141,7 +141,7 @@ def _is_exported(candidate: Candidate) -> bool:
 
 def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
     """Call a webhook, and return its refusal; None: it allows the promotion."""
-    import httpx  # not for who has no such gate
+    import httpx  # loaded only for gates with webhooks
 
     try:
         told = _object(asyncio.run(_answer(url, candidate.told())))

@@ -77,7 +77,7 @@ def _search_runs(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Run], Key]:
-    if refresh:  # any run may have become one that is searched for
+    if refresh:  # after a change, any run may match the search
         for root, uri in roots.items():
             plane.index.scan(root, uri)
     else:
@@ -208,7 +208,7 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
     if not refresh:
         return get_alias(plane, root, run, alias, refresh=True)
     uri = plane.place(root, run)
-    StoredRun(uri).aliases.require(alias)  # says what there is, and what is wrong with it
+    StoredRun(uri).aliases.require(alias)  # raises with the existing names, or the record's damage
     raise AliasNotFoundError(
         "no such alias", path=uri, expected=alias, found="one that was set just now"
     )
@@ -245,7 +245,7 @@ def _known(connection: Connection, root: str, uri: StoreURI) -> RunColumns | Non
 def _from_store(row: RunColumns, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
     """Return a step that the catalog leaves out because its manifest is unreadable."""
     if attempt is None:
-        return _body(row, run, run.step(step))  # raises, unless it was published just now
+        return _body(row, run, run.step(step))  # raises, unless the step was published just now
     deletions = read_deletions(run, [(step, attempt)])
     held = run.step_attempts().get(step) == attempt
     kept = StepState.LISTED if held else StepState.SET_ASIDE

@@ -28,9 +28,9 @@ STATISTICS: Final = 4096
 RECLAIMABLE: Final = 20_000
 """Largest number of runs with a cached amount of reclaimable bytes; a few hundred bytes each."""
 
-_LEAF_BYTES: Final = 1500  # a leaf that is kept
+_LEAF_BYTES: Final = 1500  # memory of a cached leaf
 
-_DIFF: Final = 16  # a diff of no leaves takes as much as so many of them
+_DIFF: Final = 16  # leaves that an empty diff counts as
 
 Found = TypeVar("Found")
 
@@ -228,7 +228,7 @@ class OpenSteps:
         key = (uri.confinement, str(uri), info.manifest_digest)
         with self._lock:
             opening = self._opening.setdefault(key, threading.Lock())
-        with opening:  # of many that ask at once, one reads
+        with opening:  # of many concurrent callers, one reads
             with self._lock:
                 known = self._steps.get(key)
             try:

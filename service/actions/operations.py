@@ -114,7 +114,7 @@ def _list_anew(plane: ControlPlane, operation: Operation) -> None:
         return
     try:
         plane.index.refresh_runs({root: uri}, [(root, changed(operation.request))])
-    except StoreUnavailableError as exc:  # it is cancelled all the same
+    except StoreUnavailableError as exc:  # the operation is cancelled nonetheless
         logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
 
 

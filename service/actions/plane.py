@@ -105,7 +105,7 @@ class ControlPlane:
             RunNotFoundError: Nothing of a run is there.
         """
         found = Run(self.place(root, run))
-        with contextlib.suppress(*UNREADABLE):  # `run.json` is lost, or damaged
+        with contextlib.suppress(*UNREADABLE):  # a lost or damaged `run.json` is allowed here
             refuse_headless(found)
             found.info()
         return found

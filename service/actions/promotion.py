@@ -59,7 +59,7 @@ def promote(
             `attempt` saved it.
         InvalidURIError: `alias` is no valid name.
     """
-    found = Run(plane.place(root, run))  # which is looked at with the step
+    found = Run(plane.place(root, run))  # not opened: `promote_step` checks the run with the step
     gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
@@ -68,7 +68,7 @@ def promote(
 
     lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
-    with ExitStack() as after:  # also where the answer is an error
+    with ExitStack() as after:  # runs the callbacks even if the answer is an error
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
             with _moved_by_others():
                 moved = promote_step(

@@ -20,7 +20,7 @@ from cairn.service.schemas import Operation, OperationState, RestoreMode, Restor
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Run, refuse_damaged, refuse_taken, stranded_aliases
 
-_UNDER_WAY: Final = 1000  # operations at most that are looked at for an equal one
+_UNDER_WAY: Final = 1000  # largest number of operations to search for an equal one
 
 
 def restore_checkpoint(
@@ -80,7 +80,7 @@ def restore_checkpoint(
         try:
             refuse_taken(target)
         except PreconditionFailedError as exc:
-            if not _is_repeated(start, request):  # then by itself
+            if not _is_repeated(start, request):  # a repeated request finds its own run there
                 raise RunExistsError(str(exc)) from exc
     if target is None and not _is_repeated(start, request):
         if seen is None:
@@ -109,6 +109,7 @@ def _is_repeated(start: Start, request: Mapping[str, Any]) -> bool:
         return start.is_key_used()
     return any(
         operation.kind == restore.KIND and operation.request == request
-        for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
         for operation in start.plane.jobs.list(limit=_UNDER_WAY, state=state)
     )

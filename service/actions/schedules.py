@@ -150,7 +150,7 @@ def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> 
 
 def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
     """Return the last due moment of a schedule or, with `ahead`, the next."""
-    from croniter import croniter  # not for who has no schedules
+    from croniter import croniter  # loaded only if there are schedules
 
     moments = croniter(schedule.cron, now.astimezone(UTC), ret_type=datetime)
     found: datetime = moments.get_next() if ahead else moments.get_prev()
@@ -180,12 +180,13 @@ class Scheduler:
         """Stop, and wait for operations that are being started."""
         self._stop.set()
         if self._needed:
-            self._thread.join(LOOK_SECONDS)  # a database that is silent keeps nobody from ending
+            self._thread.join(LOOK_SECONDS)  # bounded, since the database may be silent
 
     def look(self) -> int:
         """Start due operations, and return their number; a failed start is tried again."""
         now, started = self._clock(), 0
         for schedule in self._plane.settings.schedules:
+            # croniter's `get_prev` excludes the moment itself.
             due = _due(schedule, now + timedelta(microseconds=1))
             if self._done.get(schedule.name) == due or now - due > LATE or self._stop.is_set():
                 continue
@@ -203,6 +204,6 @@ class Scheduler:
                     follow_moves(self._plane)
             except (StorageError, SQLAlchemyError, ServiceError) as exc:
                 logger.warning("what is due was not started: %s", exc)
-            except Exception:  # the next look may go better
+            except Exception:  # the thread must survive: the next try may succeed
                 logger.exception("what is due was not started")
             self._stop.wait(self._pause)

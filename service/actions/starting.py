@@ -21,7 +21,7 @@ from cairn.storage.runs import Run
 
 _PLACE: Final = ("root", "run", "by")
 _NONE: Final = object()
-_LONGEST: Final = 80  # letters of a field that is named
+_LONGEST: Final = 80  # characters of a field's name or value in an error
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Start:
             return None
         told = {name: found.request.get(name) for name in asked}
         if (found.kind, told) != (self.kind, dict(asked)):
-            return None  # `make` tells what is wrong
+            return None  # `make` raises the error
         with self._audited(found.request) as entry:
             entry.complete(operation=found.id)
         return found

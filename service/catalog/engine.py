@@ -208,9 +208,10 @@ def lock(connection: Connection, what: str) -> None:
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions on its own
+    connection.isolation_level = None  # the driver must not begin transactions itself
     cursor = connection.cursor()
     use_wal(cursor)
+    # With WAL this cannot corrupt the database; a power cut may lose the last commits.
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -75,7 +75,7 @@ def _note_works_with(connection: Connection) -> None:
         getattr(script.module, "works_with", script.revision)
         for script in _scripts(MIGRATIONS).walk_revisions()
     )
-    oldest = max(said, key=known.index)  # of one that says nothing: its own
+    oldest = max(said, key=known.index)  # default: the migration's own revision
     if works_with(connection, known[-1]) is None:
         connection.execute(insert(RevisionRow).values(revision=known[-1], works_with=oldest))
 
@@ -108,7 +108,7 @@ def upgrade(connection: Connection) -> None:
         return
     found, known = revisions(connection)
     try:
-        if found != known:  # each start asks: Alembic would load and run its environment
+        if found != known:  # checked here, since Alembic loads its environment even without work
             command.upgrade(configuration(connection), "head")
     except CommandError as exc:
         shown = redact(repr(connection.engine.url))

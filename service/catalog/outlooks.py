@@ -123,7 +123,7 @@ def alias_targets(
 
 
 def _known(row: Any) -> KnownStep:
-    created: datetime = row.created  # a listed step has a manifest, which says it
+    created: datetime = row.created  # not null: a listed step has a manifest
     notes = {}
     if hasattr(row, "metrics"):
         metrics = {name: float(value) for name, value in row.metrics.items()}

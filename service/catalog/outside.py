@@ -46,11 +46,11 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
         before: Position before the move; None: the alias did not exist.
     """
     if before is not None and row.sequence <= before.sequence:
-        return False  # written over, or put back as it once was: moves only count up
+        return False  # overwritten or restored: a move always counts up
     since = before.sequence if before is not None else _deleted_at(session, run, row.alias)
     if row.sequence <= since:
-        return False  # what was deleted was put back
-    again = before is None or row.sequence > before.sequence + 1  # made after a deletion
+        return False  # a deleted alias was restored
+    again = before is None or row.sequence > before.sequence + 1  # created anew after a deletion
     for entry in _entries(session, run, "alias.promote", row.alias):
         detail = entry.detail
         if entry.outcome == "done":

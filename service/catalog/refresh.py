@@ -57,7 +57,7 @@ class _Turn:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
-    people: int = 0  # who have it or wait for it
+    people: int = 0  # threads that hold the lock or wait for it
 
 
 class Index:
@@ -95,7 +95,7 @@ class Index:
         leave_catalog_turn()
         with self._turn(root, run.uri, always=anew) as turn:
             while turn is not None and not self._read_run(root, run, anew=anew):
-                pass  # whoever writes first wins, and the others look again
+                pass  # compare-and-swap: the first writer wins, the others read again
 
     def look_for(self, root: str, run: Run) -> None:
         """Read a run that the catalog does not know, unless too many unknown runs are being read.
@@ -139,7 +139,8 @@ class Index:
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
         """
-        with self.catalog.read() as session:  # first: what is known later may be newer than a list
+        # Before the listing: rows that are added after it must not look gone.
+        with self.catalog.read() as session:
             known = {name: one.uri for name, one in rows.known_runs(session, root).items()}
         ours = [name for name, at in known.items() if at == str(uri / name)]
         names = _list_runs(uri, ours)
@@ -157,8 +158,8 @@ class Index:
     def refuse_gone(self, root: str, uri: StoreURI) -> None:
         """Raise if a folder that had runs is empty now, so that no new run begins there.
 
-        The folder is probably an unmounted disk: the new run would land beside it, and the others
-        would look deleted.
+        The folder is probably a mount point without its disk: the new run would land in another
+        place than the others, which would look deleted.
 
         Raises:
             StoreUnavailableError: The folder is empty, and the catalog has runs in it.
@@ -266,7 +267,7 @@ class Index:
             return  # deleted since it was listed
         except StoreUnavailableError:
             raise
-        except DataError as exc:  # of one run, which must not keep the others from being read
+        except DataError as exc:  # one run's odd data must not block the others
             logger.error("the catalog leaves %s as it was: %s", uri, exc.orig)
         except StorageError as exc:
             logger.warning("the catalog leaves %s as it was: %s", uri, exc)
@@ -278,6 +279,8 @@ class Index:
         name = run.uri.name
         with self.catalog.read() as session:
             known = rows.known_run(session, root, name)
+        # Before the records: a change while they are read outdates this stamp, and the next refresh
+        # reads them again.
         stamp = take_stamp(run.uri)
         if known is not None and not anew and _stands(known, run, stamp):
             return True
@@ -317,7 +320,7 @@ class Index:
                 with self._guard:
                     begun = next(self._tickets)
                 yield turn
-                turn.begun = begun  # not reached after an error: the next caller tries for itself
+                turn.begun = begun  # skipped after an error, so that the next caller tries again
             finally:
                 turn.lock.release()
         finally:

@@ -159,10 +159,10 @@ class Roots(Mapping[str, StoreURI]):
                 yield session
         finally:
             with self._lock:
-                self._read = float("-inf")  # this process knows at once
+                self._read = float("-inf")  # invalidate: this process sees its own change at once
 
     def _all(self) -> dict[str, StoreURI]:
-        with suppress(SQLAlchemyError):  # whoever needs the catalog for more says that it is away
+        with suppress(SQLAlchemyError):  # callers that need more of the catalog report an outage
             self._since(time.monotonic() - KNOWN_SECONDS)
         return {**self._own, **{k: v for k, v in self._added.items() if k not in self._own}}
 
@@ -184,7 +184,8 @@ class Roots(Mapping[str, StoreURI]):
             with self._catalog.query() as connection:
                 found = _places(connection.execute(_ADDED).all())
         finally:
-            self._read = began  # of a catalog that is away, too: not everybody waits for it
+            # Even after an error, so that only one caller waits for a silent catalog.
+            self._read = began
         self._added = found
         if found.keys() != before.keys() and self._changed is not None:
             self._changed(len(self._own.keys() | found.keys()))
@@ -206,7 +207,7 @@ def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
     """Return the addresses by name, except those that this older version cannot open."""
     found: dict[str, StoreURI] = {}
     for name, uri, adopt_from in rows:
-        with suppress(InvalidURIError):  # `cairn doctor` says so
+        with suppress(InvalidURIError):  # `cairn doctor` reports these
             found[name] = confined(parse_uri(uri), map(parse_uri, adopt_from))
     return found
 

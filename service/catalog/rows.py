@@ -60,7 +60,7 @@ _REVISION_BITS: Final = 62
 FRESH: Final = timedelta(hours=1)
 """Largest age of a change that becomes an event, in a root that was never scanned before."""
 
-_AT_ONCE: Final = 500  # rows named in one statement
+_AT_ONCE: Final = 500  # row ids in one statement
 
 
 def find_run(session: Session, root: str, name: str) -> RunRow | None:
@@ -259,6 +259,7 @@ def write_run(
     verified = verifications(_subject(run), judged)
     happened = [*step_states(_subject(run), moved), *verified, *happened]
     if first and happened and not _is_watched(session, root, uri):
+        # The first scan of a root also finds old runs, whose history is no news.
         since = utc_now() - FRESH
         happened = [one for one in happened if one.when is not None and one.when >= since]
     session.flush()
@@ -287,7 +288,8 @@ def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> N
 
 
 def _new_revision() -> int:
-    return secrets.randbits(_REVISION_BITS)  # never one of a row that had this name
+    # Random, so that a deleted run's revision never returns.
+    return secrets.randbits(_REVISION_BITS)
 
 
 def _add_up(session: Session, run: RunRow) -> None:
@@ -348,6 +350,7 @@ def _write_aliases(
                 step = None if before is None else before.step
                 note_move(session, run, row, step)
     for row in present.values():
+        # An unreadable record is no deletion, so it gets no event and no audit entry.
         lost_now = row.alias in snapshot.unreadable_aliases
         if not lost_now and not is_deletion_asked_for(session, run, row):
             note_deletion(session, run, row)
@@ -398,10 +401,10 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
     found = connection.execute(_ALIAS, names).first()
     if found is None:
         return
-    seen: int | None = found.sequence  # None also where the run has no such alias
+    seen: int | None = found.sequence  # None: the run has no such alias
     run_id, row_id, step = found.run_id, found.id, found.step
     if seen is not None and seen >= alias.sequence:
-        return  # a refresh has seen a later move already
+        return  # a refresh has seen this move, or a later one
     lost = _lost_records(found.lost_records)
     missed = lost.get(alias_file(alias.alias))
     if missed is not None and lost_alias(missed, alias) is None:

@@ -93,7 +93,7 @@ class Scanner:
             self._index.scan_in_turn(root, uri, self._seconds)
         except (StorageError, SQLAlchemyError) as exc:
             logger.warning("root %s was not looked at: %s", root, exc)
-        except Exception:  # the next look may go better; without any the catalog would grow old
+        except Exception:  # the thread must survive: the next scan may succeed
             logger.exception("root %s was not looked at", root)
         return rest_after(uri, time.monotonic() - began, time.process_time() - worked)
 

@@ -201,7 +201,7 @@ def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
         if term.field.kind.python is str:
             value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
             if dialect == "postgresql":
-                value = collate(value, "C")  # by code point, as SQLite
+                value = collate(value, "C")  # by code point, as in SQLite
         keys.append(SortKey(value, term.descending, term.path.field not in of.present))
     named = {term.path.field for term in search.order}
     return keys + [key for name, key in of.last.items() if name not in named]
@@ -209,10 +209,12 @@ def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
 
 def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
     """Return the condition that an entry comes after a sort key, whose own entry may be gone."""
+    # A lexicographic comparison, spelled out: SQL's row values allow neither mixed directions nor
+    # null.
     ways: list[ColumnElement[bool]] = []
     same: list[ColumnElement[bool]] = []
     for key, part in zip(keys, last, strict=True):
-        if part is None:  # nothing comes after it but others without a value
+        if part is None:  # missing values come last: only ties can follow
             same.append(key.value.is_(None))
             continue
         part = _bound(part)
@@ -254,7 +256,7 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
         named: ColumnElement[bool] = own.in_(all_named)
         return named
     column = of.columns[path.field]
-    if member is not None:  # databases differ in what `LIKE` makes of capitals
+    if member is not None:  # `LIKE` ignores case in SQLite, but not in PostgreSQL
         within = func.lower(column).contains(member.lower(), autoescape=True)
         return func.coalesce(within, false())
     if not field.keyed:
@@ -262,7 +264,7 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
         return and_(present, column != "") if field.kind is Kind.TEXT else present
     if path.key is None:
         return has_entries(column)
-    return text_entry(column, path.key, dialect).is_not(None)  # NaN is a value, too
+    return text_entry(column, path.key, dialect).is_not(None)  # as text, since NaN is a value too
 
 
 def _value(of: Searched, path: Path, dialect: str) -> Any:

@@ -105,7 +105,8 @@ def take_snapshot(
         known: Steps in the catalog, and the stamps of their records.
         deletions: Content of the tombstones that the catalog has seen.
     """
-    stamps = record_stamps(run)  # first: what changes while it is read is read again
+    # First, so that a record which changes meanwhile is read again next time.
+    stamps = record_stamps(run)
     history = run.history()
     due = _lease_end(run)
     unpublished = {(one.step, one.attempt): one.state for one in run.unpublished(history)}
@@ -120,7 +121,8 @@ def take_snapshot(
     seen.forget_others()
     there = {*history.published}.difference(history.deleted)
     gone = {key: seen_deletion(key, one) for key, one in deletions.items() if key in there}
-    lifted = read_lifted(run, gone)  # after the history: a tombstone goes after the note of it
+    # After the history: an undelete writes its note before it removes the tombstone.
+    lifted = read_lifted(run, gone)
     aliases, unreadable = run.aliases.judge(deleted=True)
     problems = seen.problems | unreadable
     for error in problems.values():
@@ -173,7 +175,8 @@ class _Records:
         """Read the changed records of a kind, of the steps `keys`."""
         self._current[kind] = set(keys)
         names = {_FILES[kind](*key): key for key in self._current[kind]}
-        if kind == "manifest":  # one that was listed an instant ago may not be in this list yet
+        # A manifest listed just now may be missing in the older list of stamps.
+        if kind == "manifest":
             stamps = {name: self._stamps.get(name) for name in names}
         else:
             stamps = {name: self._stamps.get(name, "") for name in names}
@@ -187,7 +190,8 @@ class _Records:
         for name in changed:
             if name in found or kind != "manifest":
                 stamp, columns = stamps[name], found.get(name, _EMPTY[kind])
-                if name in unreadable:  # to be named again; damage is not lifted by that
+                # No stamp: report it at each refresh, and keep the known damage.
+                if name in unreadable:
                     stamp, columns = None, {**columns}
                     columns.pop("damaged", None)
                 self._note(names[name], kind, columns, stamp)
@@ -218,7 +222,7 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
     read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
     for name, found in run.objects.read_each(names):
-        if found is None:  # deleted since it was listed
+        if found is None:  # deleted after it was listed
             continue
         try:
             manifest = parse_record(run.objects, name, Manifest, found)

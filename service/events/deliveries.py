@@ -211,7 +211,8 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
         require_webhook(session, webhook)
         connection = session.connection()
         tell(connection, happening)
-        newest = connection.scalar(select(func.max(EventRow.id))) or 0  # it has their lock
+        # `tell` took the lock of event ids, so this is its event.
+        newest = connection.scalar(select(func.max(EventRow.id))) or 0
         (found,) = queries.events(connection, after=newest - 1, limit=1)
         made = connection.execute(_ADD, _row(webhook, found, now))
         return _require(session, webhook, (made.inserted_primary_key or (0,))[0])

@@ -25,7 +25,7 @@ BEHIND_SECONDS: Final = 900.0
 """Age of a root's last scan at which the index counts as stale. It is more where scans take
 long."""
 
-_LATE: Final = 2.0  # times as long as it was from a look to the next, as far as that was seen
+_LATE: Final = 2.0  # multiple of the interval between the last two scans
 
 
 class Noticing:
@@ -58,7 +58,7 @@ class Noticing:
         for moment, operation, state in sorted(ended - self._told):
             try:
                 found = self._jobs.get(operation)
-            except OperationNotFoundError:  # its rows were removed
+            except OperationNotFoundError:  # DBOS's rows of the job were removed
                 continue
             self._tell(_end_of(found, state, moment))
             self._since = max(self._since, moment)

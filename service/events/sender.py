@@ -71,7 +71,7 @@ class Sender:
         self._networks = settings.networks
         roots = Roots(catalog, settings.root_uris)
         self._noticing = Noticing(catalog, jobs, roots, looks=settings.scan_seconds > 0)
-        self._prune_next = 0.0  # on the monotonic clock
+        self._prune_next = 0.0  # monotonic clock
         self._kept = timedelta(days=settings.event_days)
         self._automations = [one.name for one in settings.automations]
         self._name = _name_of(settings)
@@ -120,7 +120,7 @@ class Sender:
         if self._has_name:
             return True
         try:
-            self._name.release()  # of a session that was cut
+            self._name.release()  # a cut session may still be open
             self._name.acquire(self._lose_name)
         except JobsBusyError:
             return False
@@ -196,7 +196,7 @@ class Sender:
         except SQLAlchemyError as exc:
             logger.warning("events wait for the database: %s", exc)
             self._stop.wait(LOOK_SECONDS)
-        except Exception:  # the next look may go better; without any nothing is delivered
+        except Exception:  # the thread must survive: the next try may succeed
             logger.exception("events wait")
             self._stop.wait(LOOK_SECONDS)
 

@@ -32,7 +32,7 @@ _NOT_PUBLIC_IPV4: Final = tuple(
         "10.0.0.0/8",  # private use: RFC 1918
         "100.64.0.0/10",  # shared address space: RFC 6598
         "127.0.0.0/8",  # loopback: RFC 1122
-        "168.63.129.16/32",  # public by number, and each Azure machine's own host
+        "168.63.129.16/32",  # a public address, but the host of each Azure machine
         "169.254.0.0/16",  # link local, metadata of clouds: RFC 3927
         "172.16.0.0/12",  # private use: RFC 1918
         "192.0.0.0/24",  # protocol assignments, metadata of a cloud: RFC 6890
@@ -99,7 +99,7 @@ def parse_target(url: str, networks: Networks) -> Target:
         port = split.port or _PORTS.get(split.scheme, 0)
         host = split.hostname or ""
         host.encode("idna")
-    except ValueError as exc:  # of which a host that can't be resolved raises one, too
+    except ValueError as exc:  # UnicodeError of an invalid host is a ValueError
         raise _refused(
             "an address such as https://ci.example.com/cairn", f"another: {exc}"
         ) from exc

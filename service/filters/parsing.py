@@ -58,7 +58,7 @@ _MOMENT: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
-_LARGEST: Final = 2**63 - 1  # of what databases keep as an integer
+_LARGEST: Final = 2**63 - 1  # largest integer of the databases
 
 
 def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
@@ -213,5 +213,5 @@ def _moment(given: str) -> datetime | None:
         return None
     try:
         return datetime.fromisoformat(given.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):  # a 31st of February, or before the year 1 in UTC
+    except (ValueError, OverflowError):  # February 31, or a moment before the year 1 in UTC
         return None

@@ -14,7 +14,7 @@ _SPACE: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"""[^\s()"'=!<>:.,\\]+""")
 _WORD: Final = re.compile(r"""[^\s()"'=!<>,\\]+""")
 _STRING: Final = re.compile(r""""(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*\'""")
-_SHOWN: Final = 40  # characters of what was found instead
+_SHOWN: Final = 40  # characters of the found text in an error
 
 _KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
     "size": "a checkpoint's size is `bytes`",

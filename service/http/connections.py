@@ -114,11 +114,11 @@ class BoundedConnection(H11Protocol):
         theirs = self.conn.their_state
         if theirs is h11.SEND_BODY:
             self._expect("body", self.body_seconds)
-        elif theirs is not h11.IDLE:  # all is there, and the answer takes its time
+        elif theirs is not h11.IDLE:  # the request is complete: the answer may take long
             self._expect("", 0)
-        elif self.timeout_keep_alive_task is None:  # a new request has begun
+        elif self.timeout_keep_alive_task is None:  # the first bytes of a new request are there
             self._expect("head", self.head_seconds)
-        else:  # between two requests uvicorn waits, not for long
+        else:  # between requests: uvicorn's keep-alive timeout applies too
             self._expect("rest", self.head_seconds)
 
     def _expect(self, what: str, seconds: float) -> None:
@@ -132,7 +132,7 @@ class BoundedConnection(H11Protocol):
 
     def _end(self) -> None:
         self._expect("", 0)
-        self.transport.abort()  # not `close`: it would wait for a client that reads nothing
+        self.transport.abort()  # `close` would wait for a client that reads nothing
 
     def _make_room(self) -> bool:
         others = [one for one in self.connections if isinstance(one, BoundedConnection)]

@@ -134,12 +134,13 @@ def download(
         blocks, status, length = _whole(file), 200, file.size
     else:
         if file.key in _damaged:
-            for _ in _whole(file):  # it may have been restored
+            for _ in _whole(file):  # verify again: the file may have been restored
                 pass
         blocks, status, length = _blocks(file, part), 206, len(part)
         headers["Content-Range"] = part.content_range
     headers["Content-Length"] = str(length)
-    begun = chain([next(blocks, b"")], blocks)  # what fails at once gets a status that says so
+    # Read the first block now, so that an error gets its own status.
+    begun = chain([next(blocks, b"")], blocks)
     return StreamingResponse(begun, status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 
@@ -178,7 +179,8 @@ def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
         end = min(position + BLOCK_BYTES, part.stop)
         block = file.files.read_range(file.name, position, end)
         if not block:
-            raise file.changed(f"{file.size} bytes", f"{position}")  # it was cut short just now
+            # The file was cut short just now.
+            raise file.changed(f"{file.size} bytes", f"{position}")
         position += len(block)
         yield block
 

@@ -140,7 +140,8 @@ async def seen(if_match: Tags = None) -> Seen:
     given = if_match.strip()
     if re.fullmatch(_TAGS, given) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
-    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))  # they may have commas
+    # Not split at commas, which ETags may have.
+    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))
 
 
 async def maybe_seen(if_match: Tags = None) -> Seen | None:

@@ -26,8 +26,8 @@ RETRY_AFTER: Final = "5"
 
 # Messages of a full disk: SQLite's, the operating system's, PostgreSQL's.
 _FULL: Final = ("disk is full", "No space left", "could not extend file")
-_SHOWN: Final = 100  # characters of a value, or of the name of a field, that was sent
-_MAX_LINES: Final = 100  # entries of a list beside `errors`, such as `problems`
+_SHOWN: Final = 100  # characters of a sent value or field name
+_MAX_LINES: Final = 100  # entries of a list other than `errors`, such as `problems`
 _MAX_TEXT: Final = 8000  # characters of the detail, and of such an entry
 
 _NO_DATABASE: Final = "The database does not answer"
@@ -168,7 +168,8 @@ def answer(
         headers: Headers in addition to those of the error.
     """
     problem = problem_from(exc, instance=path)
-    is_damage = isinstance(exc, storage_errors.CorruptionError)  # the store's fault
+    # Not the client's fault, but the store's.
+    is_damage = isinstance(exc, storage_errors.CorruptionError)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed", method, path, exc_info=exc)
     elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR or is_damage:

@@ -52,7 +52,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
                 "msg": _expected(name, known),
                 "input": request.query_params[name],
             }
-            for name in unknown[:MAX_ERRORS]  # what each is compared with takes its time
+            for name in unknown[:MAX_ERRORS]  # bounded: a search for close matches is slow
         ]
         rest = {"count": len(unknown) - len(errors)}
         raise RequestValidationError(

@@ -78,6 +78,8 @@ class StoreTurns:
         async with AsyncExitStack() as places:
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
+                    # The caller's share first: whoever waits for it takes no turn of the root from
+                    # others.
                     await places.enter_async_context(self._place((root, caller), self._share))
                     await places.enter_async_context(self._place((root,), self._at_once))
             except TimeoutError as exc:
@@ -135,6 +137,7 @@ class ValueMemory:
             NotReadyError: The memory did not come free in time.
         """
         turn = asyncio.get_running_loop().create_future()
+        # An answer that needs more than the limit runs alone.
         room = _Room(owners, min(nbytes, self._most), turn)
         self._waiting.append(room)
         self._admit()
@@ -143,7 +146,8 @@ class ValueMemory:
                 await turn
             yield
         except TimeoutError as exc:
-            if turn.done() and not turn.cancelled():  # it was raised inside
+            # The memory was granted: the error is the block's own.
+            if turn.done() and not turn.cancelled():
                 raise
             raise NotReadyError(
                 f"answers that are made of values have {self._most >> 20} MiB of memory, "
@@ -155,16 +159,16 @@ class ValueMemory:
                 self._waiting.remove(room)
             else:
                 self._all -= room.nbytes
-                self._taken -= Counter(dict.fromkeys(owners, room.nbytes))  # keeps those above 0
+                self._taken -= Counter(dict.fromkeys(owners, room.nbytes))  # drops counts of 0
             self._admit()
 
     def _admit(self) -> None:
         """Grant memory to those that fit, in the order of their arrival."""
         for room in list(self._waiting):
-            if room.turn.cancelled():  # it has left, or its time is over, and removes itself next
+            if room.turn.cancelled():  # its request ended or timed out, and removes itself next
                 continue
             if self._all + room.nbytes > self._most:
-                return  # else who needs much would wait for good
+                return  # strictly first come, first served: no starvation of large answers
             own = max(self._taken[owner] for owner in room.owners)
             if not own or own + room.nbytes <= self._share:
                 self._waiting.remove(room)

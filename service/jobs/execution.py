@@ -122,7 +122,7 @@ class Execution(JobContext):
             self.progress.set(done_bytes=before + nbytes)
 
         def body() -> Result:
-            self._elsewhere = True  # who does a part counts its bytes
+            self._elsewhere = True  # the worker of a part counts its bytes
             total = before + sum(int(part["nbytes"]) for part in parts)
             self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
             try:
@@ -170,5 +170,5 @@ class Execution(JobContext):
         done = progress["done_bytes"]
         if not self._elsewhere:
             self._worked(max(0, done - self._counted))
-        self._counted = done  # less than before where a step begins anew
+        self._counted = done  # may shrink when a step starts over
         self._runner.report(progress)

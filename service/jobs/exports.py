@@ -13,8 +13,8 @@ def start_export(
 ) -> Operation:
     """Start an export, or return the operation that runs it or has made the artifact.
 
-    An operation of another control plane is not found here; its artifact is found by the job. With
-    a key, always an operation of its own is started, and the job finds the artifact.
+    An operation of another control plane is unknown here, so a job is started, which finds the
+    artifact. The same holds for a request with a key, since a key names an operation of its own.
 
     Args:
         jobs: Jobs of this server.

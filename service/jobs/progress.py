@@ -9,7 +9,7 @@ REPORT_INTERVAL_SECONDS = 0.2
 PACE_SECONDS: Final = 30.0
 """Time span of the average speed by which the remaining time is estimated."""
 
-_SOONEST: Final = 2.0  # seconds after which there is a pace
+_SOONEST: Final = 2.0  # seconds before an estimate is made
 
 
 class ProgressMeter:
@@ -82,7 +82,7 @@ class ProgressMeter:
     def _seconds_left(self, now: float) -> float | None:
         """Estimate the remaining seconds by the recent speed; None: there is none yet."""
         paces, done, total = self._paces, self.done_bytes, self.total_bytes
-        if total is None or (paces and done < paces[-1][1]):  # another piece of work
+        if total is None or (paces and done < paces[-1][1]):  # a new piece of work has begun
             paces.clear()
         if total is None:
             return None

@@ -12,7 +12,7 @@ from cairn.service.http import problem_from
 from cairn.service.schemas import Operation, OperationState, Problem, Progress
 
 _WORKFLOW_PREFIX: Final = "cairn."
-_PART_MARK: Final = "."  # in no operation's id
+_PART_MARK: Final = "."  # a character that operation ids do not have
 PART: Final = "part"
 """Kind of a workflow that does a part of a job. It is no operation."""
 

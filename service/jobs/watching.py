@@ -79,7 +79,7 @@ class Watches:
         Raises:
             OperationNotFoundError: There is no such operation.
         """
-        began = self._looks  # what looks up to this one have found is older than `current`
+        began = self._looks  # results of queries up to this one are older than `current`
         current = await run_in_threadpool(self._jobs.get, operation_id)
         yield current
         if current.state.final:
@@ -94,7 +94,7 @@ class Watches:
                         return
                     continue
                 if self._watched.get(operation_id) is not watched:
-                    return  # it is there no more
+                    return  # the operation was deleted
                 try:
                     await asyncio.wait_for(changed.wait(), QUIET_SECONDS)
                 except TimeoutError:
@@ -125,15 +125,15 @@ class Watches:
         answers = True
         while self._watched:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._jobs.stopping:  # whoever watches comes back to the next server
+            if self._jobs.stopping:  # watchers reconnect to the next server
                 break
             self._looks += 1
             known = {name: watched.operation for name, watched in self._watched.items()}
-            if not known:  # all have gone meanwhile; who asks of none is told of all
+            if not known:  # all watchers left meanwhile; DBOS would list everything for no ids
                 break
             try:
                 found = await run_in_threadpool(self._jobs.look, known)
-            except Exception as exc:  # whatever a driver raises: it may answer again
+            except Exception as exc:  # any driver's error: the database may answer again
                 if answers:
                     logger.warning("watched jobs cannot be looked at: %s", exc)
                 answers = False

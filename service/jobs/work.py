@@ -28,7 +28,7 @@ def start_worker(
     index, roots = Index(catalog), Roots(catalog, settings.root_uris)
 
     def changed(root: str, run: str) -> None:
-        with suppress(RunNotFoundError):  # a fork that came to nothing
+        with suppress(RunNotFoundError):  # a fork that failed has no run
             index.refresh_run(root, Run(roots[root] / run))
 
     worker = launch_worker(settings, roots, changed=changed, metrics=metrics)

@@ -121,6 +121,7 @@ class FileName(WorkerName):
         except BaseException:
             file.close()
             raise
+        # The process id is only for the error message of another process.
         file.truncate(0)
         file.write(f"{os.getpid()}\n".encode())
         file.flush()
@@ -150,7 +151,7 @@ class FileName(WorkerName):
 
     def _open(self) -> BinaryIO:
         try:
-            make_private(str(self._path))  # others could lock a file that they may read
+            make_private(str(self._path))  # other users could lock a readable file
             return self._path.open("a+b")
         except OSError as exc:
             raise SettingsError(

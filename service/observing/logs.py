@@ -54,7 +54,8 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
         logger.handlers[:] = [handler]
         logger.propagate = False
         logger.setLevel(others)
-    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))  # else every statement
+    # SQLAlchemy logs every statement at info.
+    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))
     logging.captureWarnings(True)
 
 
@@ -125,7 +126,7 @@ def _clean(value: Any) -> Any:
         return [_clean(inner) for inner in value]
     if value is None or isinstance(value, bool | int):
         return value
-    if isinstance(value, float) and math.isfinite(value):  # JSON has no other
+    if isinstance(value, float) and math.isfinite(value):  # JSON has only finite numbers
         return value
     return redact(str(value))
 

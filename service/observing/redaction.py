@@ -57,7 +57,7 @@ _SECRET_KEY: Final = re.compile(rf"{_NAMES}|{_HEADERS}", re.IGNORECASE)
 
 def redact(text: str) -> str:
     """Replace each secret in a text by `***`."""
-    folded = text.casefold()  # as the patterns do, for letters such as the Kelvin sign
+    folded = text.casefold()  # IGNORECASE also matches letters such as the Kelvin sign
     if not any(sign in folded for sign in _SIGNS):
         return text
     for pattern in _SECRETS:

@@ -54,7 +54,7 @@ class ObservedRequests:
             try:
                 await self.app(scope, receive, answer)
             except Exception:
-                answer.status = answer.status or 500  # the framework answers after this
+                answer.status = answer.status or 500  # Starlette sends the 500 after this
                 raise
             finally:
                 answer.end()

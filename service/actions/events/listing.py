@@ -35,11 +35,12 @@ def list_events(
     caller.require(Scope.READ, root)
     roots = caller.roots if root is None else [root]
     with plane.catalog.query() as connection:
-        newest = queries.newest_event(connection)  # before them: none is gone past
+        newest = queries.newest_event(connection)  # read before the events, so that none is skipped
         found = queries.events(
             connection, after=after, roots=roots, run=run, kind=kind, limit=limit + 1
         )
-        pruned = pruned_events(connection)  # after them: what went missing meanwhile is told
+        # Read after the events, so that a concurrent pruning shows.
+        pruned = pruned_events(connection)
     if 0 < after < pruned:
         raise EventsPrunedError(
             f"events after {after}: expected {pruned} or a later one, since those up to there are "

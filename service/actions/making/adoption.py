@@ -94,5 +94,5 @@ def _adopts(run: StoreURI, folder: StoreURI) -> bool:
     """Return whether a run has imported all of a folder, and not just one checkpoint in it."""
     try:
         return Run(run).info().adopts == str(folder)
-    except StorageError:  # it can't be read, so nobody knows
+    except StorageError:  # unreadable: unknown, so do not block the import
         return False

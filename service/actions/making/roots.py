@@ -165,7 +165,8 @@ def _check_usable(place: StoreURI) -> None:
 def _refuse_used(plane: ControlPlane, name: str) -> None:
     found = [
         operation.id
-        for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
         for operation in _operations(plane, state)
         if operation.request.get("root") == name
     ]

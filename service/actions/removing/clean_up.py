@@ -50,7 +50,7 @@ def apply_retention(
     if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
-    check_names(found, stored_policy(wanted.policy))  # refused now rather than by the job
+    check_names(found, stored_policy(wanted.policy))  # refuse now, not in the job
     request = retention.retention_request(
         root=root, run=found, policy=wanted.policy, grace=wanted.grace_seconds, by=caller.name
     )

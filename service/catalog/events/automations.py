@@ -10,7 +10,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AutomationRow, EventRow
 from cairn.storage.store import utc_now
 
-_LONGEST: Final = 2000  # characters of a problem
+_LONGEST: Final = 2000  # characters of a stored problem
 
 
 def positions(catalog: Catalog, names: Iterable[str]) -> dict[str, int]:

@@ -91,7 +91,7 @@ def alias_moved(
         since = max((one.sequence for one in moves[:-1] if one.deleted), default=0)
     elif alias.sequence > before.sequence:
         since = before.sequence
-    else:  # written over, or put back
+    else:  # the record was overwritten, or restored from a backup
         since, again = alias.sequence - 1, (look,)
     last = before
     for one in moves:

@@ -21,7 +21,7 @@ from cairn.service.schemas import EventKind
 from cairn.storage.store import utc_now
 
 _UID_BYTES: Final = 16
-_AT_ONCE: Final = 500  # named in one statement
+_AT_ONCE: Final = 500  # identities in one statement
 _LAST: Final = select(func.coalesce(func.max(EventRow.sequence), 0)).where(
     EventRow.root == bindparam("of_root"), EventRow.run == bindparam("of_run")
 )

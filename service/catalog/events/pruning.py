@@ -86,7 +86,7 @@ def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
         position = select(AutomationRow.position).where(AutomationRow.name == name)
         followed = connection.scalar(position)
         if followed is None:
-            continue  # it begins with what happens next
+            continue  # a new automation starts at the newest event
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
         found.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
     return [one for one in found if one is not None]

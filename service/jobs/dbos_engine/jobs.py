@@ -232,6 +232,7 @@ class Jobs:
         """
         operation = self._known(operation_id)
         if not operation.state.final:
+            # The job before its parts: a cancelled part would make a running job fail.
             self._client.cancel_workflow(operation_id)
             self._cancel_parts(operation_id)
             operation = self.get(operation_id)

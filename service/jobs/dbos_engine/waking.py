@@ -84,7 +84,7 @@ class Waker:
                 continue
             if waits:
                 self.wake()
-                self._stop.wait(LOOK_SECONDS)  # what still waits then, waits for its turn
+                self._stop.wait(LOOK_SECONDS)  # a job that still waits then waits for a limit
 
 
 class _Events(list[threading.Event]):

@@ -85,7 +85,7 @@ class _Steps:
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         try:
             return DBOS.run_step({"name": name}, body)
-        except PortableWorkflowError as exc:  # it had failed before a restart
+        except PortableWorkflowError as exc:  # from before a restart, replayed by DBOS
             if not isinstance(exc.data, dict):
                 raise
             raise JobFailedError(exc.data) from exc
@@ -106,7 +106,7 @@ class _Steps:
         # Raises once the operation was cancelled, or another worker took it over.
         try:
             DBOS.set_event(PROGRESS_EVENT, progress)
-        except DBAPIError as exc:  # the next report may get through; no job ends for want of one
+        except DBAPIError as exc:  # progress must not fail a job
             logger.warning("operation %s: progress is not told: %s", DBOS.workflow_id, exc.orig)
 
 
@@ -162,6 +162,7 @@ class Worker:
                     "job engine: expected none in this process, found a running one. Close the "
                     "first application before starting a second."
                 )
+            # Before DBOS starts, since it takes up all jobs under this name.
             self.name.acquire(self._lose)
             _current = self
         try:
@@ -187,6 +188,7 @@ class Worker:
         self._waker.close()
         self._counts.close()
         DBOS.destroy()
+        # The name last: until here no other process may take up this one's jobs.
         with _current_lock:
             if _current is self:
                 _current = None
@@ -283,7 +285,7 @@ class Worker:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
-        with ExitStack() as turn:  # which lasts until what was cancelled is cleaned up
+        with ExitStack() as turn:  # held until the clean-up after a cancel is done
             try:
                 turn.enter_context(self._limiter.turn(limits, execution.check))
                 return run()
@@ -315,17 +317,18 @@ class Worker:
             failure = execution.failure(exc)
 
             def clean_up() -> Result:
-                execution.progress.set(message="removing what was written")  # only if still ours
+                # Raises if the operation is no longer ours.
+                execution.progress.set(message="removing what was written")
                 self._abandon(execution, kind.name, request, failure)
                 return {}
 
             execution.step("clean up", clean_up)
-            self._tell(kind, request)  # it may have done a part
+            self._tell(kind, request)  # a failed job may have changed the run
             raise failure from exc
 
     def _leave_off(self, execution: Execution, kind: str, request: Request) -> None:
         self._abandon(execution, kind, request)
-        self._tell(self.kinds[kind], request)  # what it has done of it may stay
+        self._tell(self.kinds[kind], request)  # a cancelled job may have changed the run
 
     def _abandon(
         self,
@@ -341,7 +344,8 @@ class Worker:
     def _stop_parts(self, execution: Execution) -> None:
         """Stop the parts of a job that run here, and wait for them."""
         parts = [one for one in self._running() if one.operation_id == execution.operation_id]
-        parts = [one for one in parts if one.is_part]  # a resumed job may wait for its turn
+        # Not the resumed job itself, which may wait for its turn.
+        parts = [one for one in parts if one.is_part]
         for part in parts:
             part.interrupted.set()
         for part in parts:

@@ -39,7 +39,7 @@ def adopt_request(
     request: dict[str, Any] = {"root": root, "run": run, "folder": str(folder)}
     if step is not None:
         request["step"] = step
-    if model is not None:  # pairs: the first rule that matches counts
+    if model is not None:  # pairs keep the order: the first match counts
         rules = [[pattern, name] for pattern, name in model.map.items()]
         request["model"] = {"config": model.config, "map": rules}
     return request

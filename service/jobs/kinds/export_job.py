@@ -169,7 +169,7 @@ def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> lis
             for number, shard in enumerate(planned["shards"])
         ]
         return context.parts(planned["parts"], parts, at_once=planned["at_once"])
-    records, done = [], 0  # one file
+    records, done = [], 0  # a single file
     for number, shard in enumerate(planned["shards"]):
         write = functools.partial(job.write_shard, planned, number, done)
         records.append(context.step(f"write {shard['name']}", write))
@@ -234,9 +234,11 @@ class _ExportJob:
         objects = ObjectStore.open(self._uri)
         existing = find_export(objects, self._key)
         if existing is not None and _wrong_files(self._files(existing.folder), existing):
+            # The manifest before the files, so that nobody finds an artifact without them.
             withdraw_export(objects, self._key, existing)
             delete_tries(self._uri, self._key, existing.folder)
-            existing = find_export(objects, self._key)  # or one that another has made meanwhile
+            # Another execution may have made it meanwhile.
+            existing = find_export(objects, self._key)
         if existing is not None:
             objects.sync(self._key.manifest)
             self._context.progress.set(
@@ -288,7 +290,7 @@ class _ExportJob:
             try:
                 leave_try(objects, self._key, folder, left)
                 break
-            except StoreFullError:  # one of them makes room for the record
+            except StoreFullError:  # give up one file to make room for the record
                 self._files(folder).delete_tree(files.pop().name)
         return {"files": len(files), "bytes": sum(file.size for file in files)}
 
@@ -334,7 +336,8 @@ class _ExportJob:
             shard.file_name,
             _counting(shard, nonfinite),
             on_bytes=lambda count: progress.advance(
-                min(count, done + shard.nbytes - progress.done_bytes)  # the header is no tensor
+                # The header does not count as tensor bytes.
+                min(count, done + shard.nbytes - progress.done_bytes)
             ),
             on_data=on_data,
             metadata=self._content.metadata,
@@ -357,7 +360,7 @@ class _ExportJob:
             done_bytes=done, total_bytes=planned["total_bytes"], message=f"reading {name} again"
         )
         try:
-            if not files.exists(name):  # else this step was begun before
+            if not files.exists(name):  # it exists if this step has begun before
                 self._files(left["folder"]).move(name, files, name)
             self._compare(planned["folder"], left["record"])
             header = shard_header(shard, self._content.metadata)
@@ -507,7 +510,7 @@ class _ExportJob:
             CorruptionError: A file is missing, or has another size.
         """
         files = self._files(planned["folder"])
-        files.sweep("")  # an execution that was killed may have left halves
+        files.sweep("")  # removes partial files of a killed execution
         wrong = _wrong_files(files, manifest)
         if wrong:
             raise CorruptionError(

@@ -111,7 +111,7 @@ class LogitsCheck:
         tolerance = TOLERANCE
         if ours["adapted"]:
             tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
-        if not compared["relative_difference"] <= tolerance:  # NaN is not
+        if not compared["relative_difference"] <= tolerance:  # written so that NaN fails
             raise self._failure(
                 "the export does not compute what the checkpoint does",
                 f"logits within {tolerance:g} of the largest one",
@@ -135,7 +135,7 @@ class LogitsCheck:
                 command,
                 cwd=work,
                 env={**os.environ, **told},
-                stdin=subprocess.PIPE,  # closed when this process ends, which ends that one
+                stdin=subprocess.PIPE,  # closes when this process dies, which ends the child
                 stdout=answer,
                 stderr=errors,
             ) as process:

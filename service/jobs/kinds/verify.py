@@ -36,7 +36,7 @@ def verify_request(
 
 def _run(context: JobContext, request: Request) -> Result:
     records = None
-    if "steps" in request:  # of the whole run, its records as well
+    if "steps" in request:  # a whole run: verify its records too
         records = context.step("records", lambda: _records(context, request))
     if "step" in request:
         wanted = [[request["step"], request["attempt"]]]
@@ -103,7 +103,7 @@ def _verify(
     except StepNotFoundError:
         if "step" in request:
             raise
-        return {"reports": []}  # deleted since it was listed
+        return {"reports": []}  # deleted after it was listed
     noted = _note(run, info, report, job=context.operation_id)
     return {"reports": [{**_report(report), "noted": noted}]}
 
