@@ -482,7 +482,7 @@ class Checkpoint(Response):
 
     @property
     def is_available(self) -> bool:
-        """The step is listed, damaged or not: it can be read, compared and verified."""
+        """True if it is listed, damaged or not: it can be read, compared and verified."""
         return self.state in (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
     @field_serializer("metrics")
@@ -1542,7 +1542,7 @@ class OperationState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """The operation has ended, resumable or not."""
+        """True if the operation has ended, resumable or not."""
         return self in (self.SUCCEEDED, self.FAILED, self.CANCELLED)
 
 
@@ -1576,7 +1576,7 @@ class Operation(Response):
 
     @property
     def has_found_damage(self) -> bool:
-        """The operation is a verification that failed because it found damage."""
+        """True for a verification that failed because it found damage."""
         if self.kind is not OperationKind.VERIFY or self.error is None:
             return False
         return self.error.type == DAMAGED_PROBLEM

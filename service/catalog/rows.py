@@ -281,7 +281,7 @@ def _subject(run: RunRow) -> Subject:
 
 
 def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> None:
-    """Record why a run is unreadable; its other columns stay."""
+    """Record why a run is unreadable, and keep what is known of it."""
     row = find_run(session, root, uri.name)
     if row is not None and row.uri == str(uri) and row.problems != [problem]:
         row.problems, row.stamp, row.revision = [problem], None, _new_revision()

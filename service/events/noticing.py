@@ -19,7 +19,7 @@ OVERLAP: Final = timedelta(minutes=10)
 """Largest expected difference between the clocks of workers."""
 
 LOOKED_BACK: Final = timedelta(days=30)
-"""How far to look back if no end of a job was ever published."""
+"""Time to look back if no end of a job was ever published."""
 
 BEHIND_SECONDS: Final = 900.0
 """Age of a root's last scan at which the index counts as stale. It is more where scans take

@@ -48,7 +48,7 @@ class Field:
 
     @property
     def sortable(self) -> bool:
-        """A list can be ordered by this field."""
+        """True if a list can be ordered by this field."""
         return self.kind is not Kind.NAMES
 
 

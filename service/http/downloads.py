@@ -8,7 +8,8 @@ Many clients take a short answer for a broken connection, and ask for the rest. 
 file that was found damaged is sent, unless the whole is right again.
 
 A file in a folder outside the run, which only a record names, is read and verified once before
-anything of it is sent. Otherwise whoever writes a run's records could read any file of the store.
+anything of it is sent. Otherwise whoever writes a run's records could read any file that the server
+can read.
 """
 
 import base64

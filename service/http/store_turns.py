@@ -168,7 +168,7 @@ class ValueMemory:
             if room.turn.cancelled():  # its request ended or timed out, and removes itself next
                 continue
             if self._all + room.nbytes > self._most:
-                return  # strictly first come, first served: no starvation of large answers
+                return  # else smaller answers would starve a large one
             own = max(self._taken[owner] for owner in room.owners)
             if not own or own + room.nbytes <= self._share:
                 self._waiting.remove(room)

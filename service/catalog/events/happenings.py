@@ -81,8 +81,8 @@ def alias_moved(
         run: Run of the alias.
         alias: Stored record now, perhaps a tombstone.
         before: Last seen position; None: the alias did not exist, and only moves since its last
-            deletion are told.
-        look: Number that is unique to this refresh, so that an alias that was put back is told
+            deletion are yielded.
+        look: Number that is unique to this refresh, so that an alias that was put back is reported
             again.
     """
     moves = alias.history or (alias,)
