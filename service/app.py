@@ -1,4 +1,4 @@
-"""The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
+"""ASGI application of the control plane: `create_app()`, or `cairn.service.app:app` for servers."""
 
 import asyncio
 import logging
@@ -100,18 +100,19 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
 
 
 def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAPI:
-    """The application. It opens its databases when it starts, not here.
+    """Create the application. It opens its databases when it starts, not here.
 
     Args:
-        settings: Default: from the environment.
-        jobs: Launch the job engine; without it, operations answer 503. One process runs one.
+        settings: Settings of the server; default: from the environment.
+        jobs: Launch the job engine, of which a process can have one. Without it, operations answer
+            503.
 
     Raises:
-        SettingsError: A setting cannot work.
+        SettingsError: A setting is invalid.
     """
     settings = settings or load_settings()
     app = _framed(lifespan=_lifespan)
-    # FastAPI's documented way.
+    # FastAPI documents this way to replace the OpenAPI document.
     app.openapi = partial(_document, settings.auth == "keys")  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.launch_jobs = jobs
@@ -131,7 +132,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
 
 
 def _framed(**options: Any) -> FastAPI:
-    """An application with every operation and page, and nothing around them."""
+    """Create an application with all operations and pages, without middleware."""
     return FastAPI(
         routes=_routes(),
         title="Cairn",
@@ -139,7 +140,7 @@ def _framed(**options: Any) -> FastAPI:
         description="Below `/v1`, a query parameter that an operation does not have is refused "
         "with 422: a misspelt one changes nothing.",
         version=installed_version(),
-        docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
+        docs_url=None,  # FastAPI's page runs scripts of a CDN on our origin
         redoc_url=None,
         redirect_slashes=False,
         **options,
@@ -148,13 +149,13 @@ def _framed(**options: Any) -> FastAPI:
 
 @cache
 def _document(needs_keys: bool) -> dict[str, Any]:
-    """The OpenAPI document, made once: the first request with a query waits for it."""
+    """Build the OpenAPI document, once: the first request with a query waits for it."""
     return describe_api(_framed(), needs_keys=needs_keys)
 
 
 @cache
 def _routes() -> list[BaseRoute]:
-    """Every operation and page; the applications of a process share what is made of them once."""
+    """Build all routes, once: the applications of a process share them."""
     all_routes = APIRouter(generate_unique_id_function=_operation_id)
     for router in ROUTERS:
         all_routes.include_router(
@@ -228,6 +229,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             scheduler.start()
         yield
     finally:
+        # In reverse order: what starts jobs stops before the jobs, and everything before the
+        # catalog.
         if scheduler is not None:
             await run_in_threadpool(scheduler.close)
         if watches is not None:
@@ -241,13 +244,13 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _enough_threads(count: int) -> Callable[[int], None]:
-    """Have as many threads as silent stores can hold, and those that all else needs.
+    """Size the thread pool for the threads that silent stores can block, plus those for other work.
 
     Args:
-        count: Of the roots that there are now.
+        count: Current number of roots.
 
     Returns:
-        What is told, in any thread, how many there are from now on.
+        A function for any thread that takes a new number of roots.
     """
     limiter, loop = current_default_thread_limiter(), asyncio.get_running_loop()
     others = limiter.total_tokens
@@ -260,21 +263,21 @@ def _enough_threads(count: int) -> Callable[[int], None]:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # it has ended, and needs no threads
+    with suppress(RuntimeError):  # the loop has ended, and needs no threads
         loop.call_soon_threadsafe(call)
 
 
 def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
-    """What knows the callers of an issuer's tokens; None without one."""
+    """Return a function that identifies callers by an issuer's tokens; None: there is no issuer."""
     if not settings.oidc_issuer:
         return None
-    from cairn.service.access import Issuer  # an HTTP client and cryptography: half a second
+    from cairn.service.access import Issuer  # imports httpx and cryptography: 0.5 s
 
     return Issuer(settings).caller
 
 
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
-    """Others can reach the server, and nobody could prove who they are."""
+    """Raise if other machines can reach the server, but nobody has a key or token."""
     if settings.oidc_issuer or is_loopback(settings.host):
         return
     if some_key_counts(catalog, now=datetime.now(UTC)):
@@ -287,9 +290,9 @@ def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
 
 
 def _route_template(scope: Scope) -> str | None:
-    """The path of the route that a request came to, with the names of its parameters."""
+    """Return the path template of a request's route, with the names of its parameters."""
     route = scope.get("route")
-    if route is None:  # the framework's own document, or a folder of static files
+    if route is None:  # FastAPI's own document, or static files
         return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
     versioned = scope["path"].startswith(f"{API_PREFIX}/")
     return f"{API_PREFIX}{route.path_format}" if versioned else str(route.path_format)
@@ -300,7 +303,7 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """`cairn.service.app:app`, made when a server asks for it."""
+    """Create `cairn.service.app:app` when a server imports it."""
     if name == "app":
         globals()["app"] = made = create_app()
         return made

@@ -1,4 +1,4 @@
-"""What routes share: the control plane, and parameters of paths, queries and headers."""
+"""Dependencies that routes share: the control plane, and parameters of requests."""
 
 from typing import Annotated, cast
 
@@ -86,7 +86,7 @@ IdempotencyKey = Annotated[
 
 
 async def get_plane(request: Request) -> ControlPlane:
-    """The control plane of this application."""
+    """Return the control plane of this application."""
     return cast(ControlPlane, request.app.state.plane)
 
 
@@ -94,7 +94,7 @@ PlaneDependency = Annotated[ControlPlane, Depends(get_plane)]
 
 
 async def get_request_metrics(request: Request) -> RequestMetrics:
-    """What counts the requests to this application."""
+    """Return the request metrics of this application."""
     metrics: ServerMetrics = request.app.state.metrics
     return metrics.requests
 

@@ -1,18 +1,18 @@
-"""Errors of the control plane, and what each becomes over HTTP: one RFC 9457 problem body.
+"""Errors of the control plane; over HTTP each becomes one RFC 9457 problem body.
 
 ServiceError
-├── SettingsError            a setting that cannot work
-├── AddressError             a text that names no checkpoint
-│   └── NoCheckpointError    a run that has none yet
-├── OperationFailedError     a job that was watched did not succeed
-├── WatchEndedError          a job is not watched any more, and goes on
-├── PullError                what was pulled can't be served
+├── SettingsError            a setting is invalid
+├── AddressError             a text is not the address of a checkpoint
+│   └── NoCheckpointError    a run has no checkpoint yet
+├── OperationFailedError     a watched job did not succeed
+├── WatchEndedError          the watch of a job ended; the job goes on
+├── PullError                the pulled files cannot be served
 ├── ServeError               the server cannot start
 ├── BackupError              the databases cannot be copied
-├── SetUpError               a folder is set up already, and otherwise
-├── ClientError              what the HTTP client raises
+├── SetUpError               a folder is set up already, in another way
+├── ClientError              base of the HTTP client's errors
 │   ├── ServerUnreachableError
-│   ├── DownloadError        what came is not what was saved
+│   ├── DownloadError        the downloaded bytes differ from the saved ones
 │   ├── EventsLostError
 │   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
@@ -46,31 +46,31 @@ from typing import Any, ClassVar
 
 
 class ServiceError(Exception):
-    """Base of what the control plane raises."""
+    """Base of the control plane's errors."""
 
 
 class SettingsError(ServiceError):
-    """A setting that cannot work; the message names the variable."""
+    """A setting is invalid; the message names the variable."""
 
 
 class AddressError(ServiceError):
-    """A text that names no checkpoint."""
+    """A text is not the address of a checkpoint."""
 
 
 class NoCheckpointError(AddressError):
-    """A run whose latest checkpoint was asked for, and that has none."""
+    """The latest checkpoint of a run was requested, but the run has none."""
 
 
 class OperationFailedError(ServiceError):
-    """A job that was watched failed or was cancelled."""
+    """A watched job failed or was cancelled."""
 
 
 class WatchEndedError(ServiceError):
-    """Whoever watched a job stopped watching; the job goes on."""
+    """The watch of a job ended; the job goes on."""
 
 
 class PullError(ServiceError):
-    """A folder can't serve what was pulled, or what came is not what was exported."""
+    """A folder cannot serve the pulled files, or they differ from the export."""
 
 
 class ServeError(ServiceError):
@@ -82,31 +82,31 @@ class BackupError(ServiceError):
 
 
 class SetUpError(ServiceError):
-    """A folder is set up already, and not as it was asked for."""
+    """A folder is set up already, in another way than requested."""
 
 
 class ClientError(ServiceError):
-    """Base of what `cairn.service.client.client` raises."""
+    """Base of the errors of `cairn.service.client.client`."""
 
 
 class ServerUnreachableError(ClientError):
-    """No answer from the control plane."""
+    """The control plane does not answer."""
 
 
 class DownloadError(ClientError):
-    """What came is not what was saved, or can't be written where it should."""
+    """The downloaded bytes differ from the saved ones, or cannot be written."""
 
 
 class EventsLostError(ClientError):
-    """Events were watched in a catalog that is not there any more."""
+    """The catalog whose events were watched is gone."""
 
 
 class ProblemResponseError(ClientError):
     """The control plane answered with a problem.
 
     Attributes:
-        problem: The body of the answer.
-        status: Of the answer.
+        problem: Body of the answer.
+        status: Status of the answer.
         retry_after: Seconds after which to ask again, if the answer says so.
     """
 
@@ -120,7 +120,7 @@ class ProblemResponseError(ClientError):
 
 
 class ProblemError(ServiceError):
-    """An answer other than the one that was asked for, with its status and problem type."""
+    """Base of errors that become an answer, with its status and problem type."""
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "internal"
@@ -142,138 +142,138 @@ class ProblemError(ServiceError):
 
 
 class UnauthenticatedError(ProblemError):
-    """Nobody is known to ask: no key, or one that does not count (any more)."""
+    """The request has no key or token, or an invalid one."""
 
     status, slug, title = 401, "unauthenticated", "Not signed in"
 
 
 class ForbiddenError(ProblemError):
-    """Whoever asks may not have that done."""
+    """The caller lacks the permission."""
 
     status, slug, title = 403, "forbidden", "Forbidden"
 
 
 class UnknownRootError(ProblemError):
-    """No root of that name is configured."""
+    """No root has this name."""
 
     status, slug, title = 404, "root-not-found", "No such root"
 
 
 class UnknownKeyError(ProblemError):
-    """No key of a caller has that id."""
+    """No key has this id."""
 
     status, slug, title = 404, "key-not-found", "No such key"
 
 
 class UnknownWebhookError(ProblemError):
-    """No webhook has that id."""
+    """No webhook has this id."""
 
     status, slug, title = 404, "webhook-not-found", "No such webhook"
 
 
 class UnknownDeliveryError(ProblemError):
-    """The webhook has no delivery of that number."""
+    """The webhook has no delivery of this number."""
 
     status, slug, title = 404, "delivery-not-found", "No such delivery"
 
 
 class EventsPrunedError(ProblemError):
-    """Events were asked for that are not kept any more; `.extra` has how to go on."""
+    """The requested events have been pruned; `.extra` says how to go on."""
 
     status, slug, title = 410, "events-pruned", "These events are not kept any more"
 
 
 class KeyNameTakenError(ProblemError):
-    """A key that counts has that name."""
+    """A valid key has this name."""
 
     status, slug, title = 409, "key-name-taken", "The name is taken"
 
 
 class RunExistsError(ProblemError):
-    """A new run was asked for under a name that is taken."""
+    """The name of the new run is taken."""
 
     status, slug, title = 409, "run-exists", "The name is taken"
 
 
 class AlreadyAdoptedError(ProblemError):
-    """A folder was to be adopted that another run adopts; `.extra` has its `root` and `run`."""
+    """Another run has imported the folder; `.extra` has its `root` and `run`."""
 
     status, slug, title = 409, "already-adopted", "Another run adopts the folder"
 
 
 class RootTakenError(ProblemError):
-    """A root was to be added under the name, or in the place, of another."""
+    """Another root has the name or the address."""
 
     status, slug, title = 409, "root-taken", "The name or the place is taken"
 
 
 class RootInUseError(ProblemError):
-    """A root was to be removed on which operations run; `.extra["operations"]` says which."""
+    """Operations run on the root that was to be removed; `.extra["operations"]` has their ids."""
 
     status, slug, title = 409, "root-in-use", "The root is in use"
 
 
 class FixedRootError(ProblemError):
-    """A root was to be removed that the settings name."""
+    """The root that was to be removed comes from the settings."""
 
     status, slug, title = 409, "root-fixed", "The settings name the root"
 
 
 class RootRefusedError(ProblemError):
-    """No root can be, or may be, where one was to be added."""
+    """A root cannot be added at this address."""
 
     status, slug, title = 422, "root-refused", "No root can be there"
 
 
 class PreconditionRequiredError(ProblemError):
-    """A change was asked for without saying what it is based on."""
+    """A change lacks the version that it is based on (`If-Match`)."""
 
     status, slug, title = 428, "precondition-required", "Precondition required"
 
 
 class AliasMovedError(ProblemError):
-    """The alias is not as the request expects; `.extra["current"]` is it, or None."""
+    """The alias is not as the request expects; `.extra["current"]` is its value now, or None."""
 
     status, slug, title = 412, "precondition-failed", "Precondition failed"
 
 
 class ResourceChangedError(ProblemError):
-    """What is to be changed is not as the request expects; `.extra["current"]` is it."""
+    """The resource is not as the request expects; `.extra["current"]` is its current value."""
 
     status, slug, title = 412, "precondition-failed", "Precondition failed"
 
 
 class GateRefusedError(ProblemError):
-    """A step is not what an alias asks for; `.extra["gates"]` says in what."""
+    """The step does not pass the alias's gates; `.extra["gates"]` has the reasons."""
 
     status, slug, title = 409, "gate-refused", "The step does not pass the alias's gates"
 
 
 class AliasesStrandedError(ProblemError):
-    """Aliases name steps that a rollback would set aside; `.extra["aliases"]` says which."""
+    """Aliases name steps that a rollback would supersede; `.extra["aliases"]` has their names."""
 
     status, slug, title = 409, "aliases-stranded", "Aliases would be stranded"
 
 
 class InvalidRequestError(ProblemError):
-    """A well-formed request that asks for something impossible."""
+    """A well-formed request asks for something impossible."""
 
     status, slug, title = 422, "invalid-request", "Invalid request"
 
 
 class TargetRefusedError(ProblemError):
-    """Events may not be sent where a webhook says."""
+    """Events may not be sent to the webhook's URL."""
 
     status, slug, title = 422, "webhook-target-refused", "Nothing is sent there"
 
 
 class TooManyRequestsError(ProblemError):
-    """Whoever asks does so too often; `Retry-After` says when to come back."""
+    """The caller sends too many requests; `Retry-After` says when to come back."""
 
     status, slug, title = 429, "too-many-requests", "Too many requests"
 
 
 class NotReadyError(ProblemError):
-    """A part that requests need is not usable now."""
+    """A needed part of the server is not usable now."""
 
     status, slug, title = 503, "not-ready", "Not ready"

@@ -1,6 +1,6 @@
-"""Files for their owner alone, whatever the umask and the mode of their folder.
+"""Files that only their owner can read or write, whatever the umask and the folder's mode.
 
-Databases have secrets of webhooks and digests of keys in them; other files hold a key.
+Databases have webhook secrets and digests of keys; other files have a key.
 """
 
 import os
@@ -11,9 +11,9 @@ from typing import Final
 
 MODE: Final = 0o600
 OTHERS: Final = 0o077
-"""Bits of a mode that let somebody else in."""
+"""Permission bits of other users."""
 _BESIDE: Final = ("", "-wal", "-shm", "-journal")
-"""Endings of the files of a SQLite database. SQLite gives new ones the mode of the first."""
+"""Suffixes of a SQLite database's files. SQLite creates the others with the mode of the first."""
 
 
 def private_opener(path: str, flags: int) -> int:
@@ -22,10 +22,10 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def shared_files(database: str | None) -> dict[Path, int]:
-    """The files of a SQLite database that others may read or write, with their modes.
+    """Return the files of a SQLite database that other users may access, with their modes.
 
     Args:
-        database: Path of the database, or what SQLAlchemy has for one in memory.
+        database: Path of the database, or SQLAlchemy's name of an in-memory one.
     """
     shared = {}
     for ending in _BESIDE if database else ():
@@ -38,13 +38,13 @@ def shared_files(database: str | None) -> dict[Path, int]:
 
 
 def make_private(file: str | None) -> None:
-    """Create a file with mode 600, or take an existing one from everybody else.
+    """Create a file with mode 600, or remove other users' permissions from an existing one.
 
-    Whoever opens it next says what is wrong with one that can't be made. One of another owner stays
-    as it is: `cairn doctor` names it.
+    A file that cannot be created is reported by the next one who opens it. A file of another owner
+    stays as it is, and `cairn doctor` reports it.
 
     Args:
-        file: Path of a database, as for `shared_files`, or of another file.
+        file: Path of a database, see `shared_files`, or of another file.
     """
     if not file or file.startswith((":", "file:")):
         return

@@ -1,4 +1,4 @@
-"""What goes over the wire: requests and responses of the HTTP API, shared by server and client."""
+"""Requests and responses of the HTTP API, shared by server and client."""
 
 import json
 import re
@@ -32,13 +32,13 @@ from pydantic_core import (
 
 from cairn.storage.store import RUN_NAME
 
-# Not digits alone, which would be a step; the store also refuses "latest".
+# Digits alone would be a step's number; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
 LONGEST_ALIAS = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 RUN_PATTERN = rf"^{RUN_NAME}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-# As `parse_size` reads it, which has the better words for what it refuses.
+# Same sizes as `parse_size` reads; that has the better error messages.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
 AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
 MOST_AXES = 16
@@ -49,23 +49,23 @@ MOST_LAYERS = 10_000
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
 MAX_ERRORS = 20
-"""Parts of a request that an answer names as refused."""
+"""Largest number of refused fields that an answer names."""
 
 MORE_ERRORS = "more_errors"
-"""Type of the validation error that stands for `ctx["count"]` more than those beside it."""
+"""Type of the validation error that stands for `ctx["count"]` more errors."""
 
 DAMAGED_PROBLEM = "urn:cairn:problem:damaged"
-"""Type of the problem that a verification fails with once it has found damage."""
+"""Type of the problem of a verification that found damage."""
 
 _ODD_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class Request(BaseModel):
-    """Base of request bodies: an unknown field is an error, and so is "no" for a boolean.
+    """Base of request bodies: unknown fields are errors, and so is "no" for a boolean.
 
-    A body of 1 MiB has room for 100,000 errors, and pydantic collects all of them, which takes a
-    second in which nothing else is answered. Whatever a field takes has to end early instead:
-    unknown fields here, entries by name in `_ByName`, lists by `max_length` or `fail_fast`.
+    A body of 1 MiB has room for 100,000 errors. pydantic collects all of them, which blocks the
+    server for a second. So every field has to stop early: unknown fields are checked here, entries
+    by name in `_ByName`, lists by `max_length` or `fail_fast`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -91,12 +91,12 @@ class Request(BaseModel):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether all text in a JSON value is such as every database and every file can hold."""
+    """Return whether every database and every file can store all text in a JSON value."""
     texts: list[str] = []
-    left: list[Collection[Any]] = [[value]]  # not by recursion: who sends it says how deep it is
+    left: list[Collection[Any]] = [[value]]  # no recursion: the client chooses the depth
     while left:
         values = left.pop()
-        kinds = set(map(type, values))  # a body has room for 400,000 numbers
+        kinds = set(map(type, values))  # by type first: a body may have 400,000 numbers
         if str in kinds:
             texts.extend(one for one in values if isinstance(one, str))
         if dict in kinds:
@@ -109,33 +109,33 @@ def is_plain(value: Any) -> bool:
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 3.0 is an integer too."""
+    """Convert 3.0 to 3: JSON has one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
+    """Convert NaN and infinities, which JSON lacks, to text that reads back as a number."""
     return value if isfinite(value) else str(value)
 
 
 def _number_of(given: object) -> object:
-    """What `_number` made its text of."""
+    """Convert the text of `_number` back to a number."""
     return float(given) if isinstance(given, str) and given in ("nan", "inf", "-inf") else given
 
 
-# Limits first: behind the validator they would be in no schema.
+# `Field` comes first: limits after a validator are left out of the schema.
 Whole = Annotated[int, Field(ge=0, le=LARGEST_NUMBER), BeforeValidator(_whole)]
-"""An integer of a request; text is none."""
+"""Integer of a request; text is refused."""
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER), BeforeValidator(_whole)]
-"""The same, and at least one."""
+"""Integer of a request, at least 1."""
 
 PLAIN_PATTERN = r"^[^\x00]*$"
 PlainText = Annotated[str, Field(pattern=PLAIN_PATTERN)]
-"""Text of a request, as every database can hold it."""
+"""Text of a request that every database can store."""
 
 Name = Annotated[PlainText, Field(min_length=1, max_length=256)]
-"""Of a label or a metric."""
+"""Name of a label or a metric."""
 
 LabelText = Annotated[PlainText, Field(max_length=2000)]
 
@@ -151,13 +151,14 @@ DespiteDamage = Annotated[
 ]
 
 DAMAGE_SHOWN = 20
-"""Leaves, and problems, of a damaged step that answers name."""
+"""Largest number of damaged leaves, and of problems, that an answer names."""
 
 
 class _ByName:
-    """Entries by name, so many at most: of more, pydantic would judge each before it counts them.
+    """Limit on the entries of a dict, checked before pydantic validates every entry.
 
-    Says in the schema that other names are refused; else these could hold anything.
+    It also adds to the schema that names must match the pattern; otherwise other names could have
+    any value.
     """
 
     def __init__(self, most: int) -> None:
@@ -193,18 +194,18 @@ Metric = Annotated[
         {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"], "type": "string"}]}
     ),
 ]
-"""A number; those that JSON has not are text, as they are given out."""
+"""Number of a metric; NaN and infinities are text, in requests and answers."""
 
 Better = Literal["min", "max"]
-"""Which values of a metric are good: small ones, or large ones."""
+"""Direction of a metric: `min` means lower is better, `max` means higher is better."""
 
 MOST_ENTRIES = 100
-"""Labels, or metrics, in one request."""
+"""Largest number of labels, or metrics, in one request."""
 
 Value = TypeVar("Value")
 
 Named = Annotated[dict[Name, Value], _ByName(MOST_ENTRIES)]
-"""Labels, metrics or what is said of them."""
+"""Labels, metrics or directions by name."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 ExportDtype = Literal["float32", "float16", "bfloat16", "float64", "q8_0"]
@@ -217,7 +218,7 @@ class Response(BaseModel):
 
 
 class FieldProblem(Response):
-    """One part of a request that was refused."""
+    """Part of a request that was refused."""
 
     field: str = Field(description="Where: `path.step`, `query.page_size`, `body.alias` ...")
     detail: str
@@ -253,14 +254,14 @@ class Page(Response):
 
 
 class Health(Response):
-    """The server answers."""
+    """Health of the server: it answers."""
 
     status: Literal["ok"] = "ok"
     version: str
 
 
 class Readiness(Response):
-    """The server can do its work: catalog, job engine and every root are usable."""
+    """Readiness of the server: catalog, job engine and every root are usable."""
 
     status: Literal["ready"] = "ready"
     checks: dict[str, str] = Field(
@@ -270,7 +271,7 @@ class Readiness(Response):
 
 
 class Root(Response):
-    """A store root."""
+    """Store root."""
 
     name: str
     uri: str
@@ -286,13 +287,13 @@ class Root(Response):
 
 
 class RootList(Response):
-    """Every root of this server."""
+    """All roots of this server."""
 
     roots: list[Root]
 
 
 class Lineage(Response):
-    """The checkpoint that a run was forked from."""
+    """Checkpoint that a run was forked from."""
 
     run: str = Field(description="URI of the parent run.")
     step: int
@@ -301,10 +302,10 @@ class Lineage(Response):
 
 
 class LostRecord(Response):
-    """A record that this server has seen, and of which the store has an older one now, or none.
+    """Lost record: this server has seen it, and the store has an older version now, or none.
 
-    Of an alias, a promotion or deletion of it puts that right, wherever to. Of a step's tombstone,
-    deleting the step again does, or undeleting it.
+    A lost move of an alias is resolved by any promotion or deletion of the alias. A lost tombstone
+    is resolved by deleting the step again, or by undeleting it.
     """
 
     record: str = Field(description="Its name in the run's folder.")
@@ -327,7 +328,7 @@ class LostRecord(Response):
 
 
 class Run(Response):
-    """A training run."""
+    """Training run."""
 
     root: str
     name: str
@@ -353,7 +354,7 @@ class Run(Response):
 
 
 class StepUsage(Response):
-    """What a step takes in the store."""
+    """Space that a step uses in the store."""
 
     step: int
     attempt: int
@@ -365,10 +366,10 @@ class StepUsage(Response):
 
 
 class RunUsage(Response):
-    """What a run takes in the store, counted there now.
+    """Space that a run uses in the store, measured there now.
 
-    Names of a file that steps have in common count once, for what was saved first: on a disk the
-    sum is what `du` finds of files' sizes.
+    A file that steps share counts once, for the step that was saved first. On a disk the sum is
+    what `du` finds of the files' sizes.
     """
 
     root: str
@@ -390,9 +391,9 @@ class RunList(Page):
 
 
 class CheckpointState(StrEnum):
-    """Where a step stands: `listed` ones can be used.
+    """State of a step; `listed` steps can be used.
 
-    `damaged` ones are listed too, and their last verification has failed: they can't be promoted.
+    `damaged` steps are listed too, but their last verification failed, so they cannot be promoted.
     """
 
     LISTED = "listed"
@@ -406,14 +407,14 @@ class CheckpointState(StrEnum):
 
 
 AVAILABLE: Literal["available"] = "available"
-"""Stands for `listed` and `damaged` where a list is asked by state."""
+"""Filter for `listed` and `damaged` steps."""
 
 States = CheckpointState | Literal["available", "all"]
-"""Steps of which states a list has."""
+"""Filter of a list by the state of its steps."""
 
 
 class Deletion(Response):
-    """A deletion that can be taken back for a while."""
+    """Deletion that can be undone for a while."""
 
     at: datetime
     expires: datetime = Field(description="From then on collecting garbage removes its bytes.")
@@ -423,7 +424,7 @@ class Deletion(Response):
 
 
 class Damage(Response):
-    """What the last verification of a step found to be wrong with it."""
+    """Damage that the last verification of a step found."""
 
     at: datetime
     by: str = Field(description="Who verified it.")
@@ -442,7 +443,7 @@ class Damage(Response):
 
 
 class Checkpoint(Response):
-    """One saved step of a run."""
+    """Saved step of a run."""
 
     root: str
     run: str
@@ -481,7 +482,7 @@ class Checkpoint(Response):
 
     @property
     def is_available(self) -> bool:
-        """Whether it is listed, damaged or not: it can be read, compared and verified."""
+        """True if it is listed, damaged or not: it can be read, compared and verified."""
         return self.state in (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
     @field_serializer("metrics")
@@ -496,7 +497,7 @@ class CheckpointList(Page):
 
 
 class Tensor(Response):
-    """One leaf of a checkpoint."""
+    """Leaf of a checkpoint."""
 
     item: str
     path: str = Field(
@@ -518,7 +519,7 @@ class Tensor(Response):
 
 
 class TensorValues(Response):
-    """A part of a leaf, as JSON."""
+    """Part of a leaf, as JSON."""
 
     item: str
     path: str
@@ -531,7 +532,7 @@ class TensorValues(Response):
 
 
 class Histogram(Response):
-    """How many elements of a tensor lie where."""
+    """Histogram of a tensor's elements."""
 
     start: float | str = Field(description="Where the first bin begins.")
     width: float = Field(
@@ -541,10 +542,10 @@ class Histogram(Response):
 
 
 class TensorStatistics(Response):
-    """What the elements of a tensor, or of a part of it, are like.
+    """Statistics of the elements of a tensor, or of a part of it.
 
-    `nan`, `positive_infinity` and `negative_infinity` count those that are not finite; what follows
-    them is of the others, null if there are none.
+    `nan`, `positive_infinity` and `negative_infinity` count the elements that are not finite. The
+    fields after them are about the finite ones, and null if there are none.
     """
 
     item: str
@@ -575,7 +576,7 @@ class TensorList(Page):
 
 
 class StepFile(Response):
-    """One file of a checkpoint."""
+    """File of a checkpoint."""
 
     name: str = Field(description="Its path in the step's folder.")
     bytes: int
@@ -589,7 +590,7 @@ class StepFileList(Page):
 
 
 class StepName(Response):
-    """Which step."""
+    """Name of a step."""
 
     root: str
     run: str
@@ -598,7 +599,7 @@ class StepName(Response):
 
 
 class EntryDifference(Response):
-    """An entry that two steps do not have in common."""
+    """Entry that differs between two steps."""
 
     path: str = Field(description="Its keys joined by `/`.")
     change: Literal["changed", "only_this", "only_other"]
@@ -607,7 +608,7 @@ class EntryDifference(Response):
 
 
 class ValueDifference(Response):
-    """How the elements of a leaf differ: those of the other step less those of this."""
+    """Difference of a leaf's elements: those of the other step minus those of this step."""
 
     elements: int
     differing: int = Field(description="NaN equals NaN, and -0.0 equals 0.0.")
@@ -621,7 +622,7 @@ class ValueDifference(Response):
 
 
 class LeafDifference(Response):
-    """A leaf that is not known to be the same in two steps."""
+    """Leaf that may differ between two steps."""
 
     item: str
     path: str
@@ -637,7 +638,7 @@ class LeafDifference(Response):
 
 
 class LeafCounts(Response):
-    """How many leaves of two steps are the same, and how many differ in what."""
+    """Number of equal leaves of two steps, and of different ones by kind of difference."""
 
     equal: int
     values: int
@@ -649,7 +650,7 @@ class LeafCounts(Response):
 
 
 class StepDiff(Page):
-    """What differs between two steps."""
+    """Differences between two steps."""
 
     this: StepName
     other: StepName
@@ -664,7 +665,7 @@ class StepDiff(Page):
 AxisName = Annotated[PlainText, Field(pattern=AXIS_PATTERN)]
 
 SpecEntry = AxisName | Annotated[list[AxisName], Field(max_length=MOST_AXES)] | None
-"""Of one dimension: a mesh axis, several that split it together, or null."""
+"""Placement of one dimension: a mesh axis, several that split it together, or null."""
 
 PlacementRule = Annotated[
     tuple[
@@ -676,7 +677,7 @@ PlacementRule = Annotated[
 
 
 class PlanMesh(Request):
-    """A mesh of devices."""
+    """Mesh of devices."""
 
     axes: Annotated[dict[AxisName, Count], Field(min_length=1), _ByName(MOST_AXES)] = Field(
         description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
@@ -692,7 +693,7 @@ class PlanMesh(Request):
 
 
 class PlanRequest(Request):
-    """Which mesh a checkpoint is to be loaded on, and how."""
+    """Mesh that a checkpoint is to be loaded on, and options of the load."""
 
     mesh: PlanMesh
     rules: Annotated[list[PlacementRule], Field(fail_fast=True)] | None = Field(
@@ -717,7 +718,7 @@ PlacedBy = Literal["rules", "axis_names", "nothing"]
 
 
 class Misfit(Response):
-    """Why a leaf cannot be placed as it is asked for."""
+    """Reason why a leaf cannot be placed as requested."""
 
     detail: str
     dimension: int | None = Field(description="Of the leaf, if it is one that does not fit.")
@@ -727,7 +728,7 @@ class Misfit(Response):
 
 
 class PlannedLeaf(Response):
-    """Where a leaf goes."""
+    """Placement of a leaf."""
 
     item: str
     path: str
@@ -751,7 +752,7 @@ class PlannedLeaf(Response):
 
 
 class DeviceBytes(Response):
-    """What each device holds."""
+    """Bytes that each device holds."""
 
     model: int
     optimizer: int
@@ -760,7 +761,7 @@ class DeviceBytes(Response):
 
 
 class StepPlan(Page):
-    """What a checkpoint needs on a mesh. Everything but `leaves` is the same on each page."""
+    """Placement of a checkpoint on a mesh. Everything but `leaves` is the same on each page."""
 
     step: StepName
     mesh: dict[str, int] = Field(description="Devices along each axis.")
@@ -795,7 +796,7 @@ class StepPlan(Page):
 
 
 class Worker(Response):
-    """A process that executes jobs."""
+    """Process that executes jobs."""
 
     name: str
     host: str
@@ -807,13 +808,13 @@ class Worker(Response):
 
 
 class WorkerList(Response):
-    """Every worker, by name."""
+    """All workers, by name."""
 
     workers: list[Worker]
 
 
 class RunWriter(Response):
-    """Who writes a run, as the store says."""
+    """Writer of a run, from its lease in the store."""
 
     writer: str | None = Field(description="Its id; null: nobody ever has.")
     attempt: int | None = Field(description="The attempt that it holds, or held last.")
@@ -822,7 +823,7 @@ class RunWriter(Response):
 
 
 class TakeOverRequest(Request):
-    """Take a run from the writer that holds it."""
+    """Request to take a run over from its writer."""
 
     attempt: Whole = Field(description="The attempt that holds it, as it was seen.")
     reason: Annotated[PlainText, Field(max_length=2000)] = Field(
@@ -831,7 +832,7 @@ class TakeOverRequest(Request):
 
 
 class RunTakenOver(Response):
-    """What a take-over ended."""
+    """Result of a takeover."""
 
     writer: str = Field(description="Id of the one that held the run.")
     ended: int = Field(description="Its attempt. What it saves from now on does not count.")
@@ -840,33 +841,33 @@ class RunTakenOver(Response):
 
 
 class TakenOver(Response):
-    """What a worker had left, and other workers execute now."""
+    """Operations of a dead worker that other workers execute now."""
 
     operations: list[str] = Field(description="Their ids.")
 
 
 class Scope(StrEnum):
-    """What a caller may do; each may do what those before it may."""
+    """Scope of a caller's permission; each scope includes those before it."""
 
     READ = "read"
     OPERATE = "operate"
     ADMIN = "admin"
 
     def includes(self, other: "Scope") -> bool:
-        """Whether this is at least `other`."""
+        """Return whether this is at least `other`."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
 
 class KeyRequest(Request):
-    """Make a key for a caller."""
+    """Request to create a caller's key."""
 
     name: str = Field(
         pattern=NAME_PATTERN,
         description="Of the caller, for the audit trail; no other key that counts has it.",
         examples=["trainers"],
     )
-    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON has only text for it
+    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON sends enums as text
     roots: list[Annotated[str, Field(pattern=NAME_PATTERN)]] | None = Field(
         default=None,
         min_length=1,
@@ -882,7 +883,7 @@ class KeyRequest(Request):
 
 
 class Key(Response):
-    """A caller's key, without its secret."""
+    """Key of a caller, without its secret."""
 
     id: str = Field(description="The part of the key after `ck_`; no secret.")
     name: str
@@ -897,24 +898,24 @@ class Key(Response):
 
 
 class KeyList(Response):
-    """Every key that was made, by name and time."""
+    """All keys, revoked ones too, by name and time of creation."""
 
     keys: list[Key]
 
 
 class NewKey(Response):
-    """A key that was just made."""
+    """New key, with its secret."""
 
     key: str = Field(description="The key itself, told this once.")
     details: Key
 
 
 AuditOutcome = Literal["done", "refused", "failed", "outside"]
-"""What became of something that was asked."""
+"""Outcome of an action."""
 
 
 class AuditEvent(Response):
-    """Something that was asked of this control plane, or was noticed to have gone around it."""
+    """Action that was requested of this control plane, or noticed to have gone around it."""
 
     id: int
     at: datetime
@@ -940,7 +941,7 @@ class AuditEventList(Page):
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """Kind of an event."""
 
     STEP_DURABLE = "step.durable"
     STEP_DAMAGED = "step.damaged"
@@ -955,7 +956,7 @@ class EventKind(StrEnum):
 
 
 class Event(Response):
-    """Something that happened to a checkpoint, a run, a root or a job."""
+    """Event about a checkpoint, a run, a root or a job."""
 
     id: int = Field(description="Grows: who has read one has missed none before it.")
     uid: str = Field(description="`webhook-id` of every message about it.")
@@ -971,7 +972,7 @@ class Event(Response):
 
 
 class EventList(Page):
-    """Events, in the order in which they became known."""
+    """Events, in the order in which they were noticed."""
 
     events: list[Event]
     position: int = Field(
@@ -981,7 +982,7 @@ class EventList(Page):
 
 
 class WebhookRequest(Request):
-    """Have somebody told of events."""
+    """Request to create a webhook."""
 
     url: PlainText = Field(
         min_length=1,
@@ -1004,7 +1005,7 @@ class WebhookRequest(Request):
 
 
 class Webhook(Response):
-    """Somebody who is told of events, without the secret."""
+    """Webhook, without its secret."""
 
     id: str
     url: str
@@ -1018,20 +1019,20 @@ class Webhook(Response):
 
 
 class WebhookList(Response):
-    """Everybody who is told of events, by when they were entered."""
+    """All webhooks, by time of creation."""
 
     webhooks: list[Webhook]
 
 
 class NewWebhook(Response):
-    """A webhook that was just made."""
+    """New webhook, with its secret."""
 
     secret: str = Field(description="With which messages are signed; told this once.")
     details: Webhook
 
 
 class DeliveryState(StrEnum):
-    """Where a delivery stands; a dead one is not tried again unless somebody asks for that."""
+    """State of a delivery; a dead one is tried again only on request."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -1039,7 +1040,7 @@ class DeliveryState(StrEnum):
 
 
 class DeliveryTry(Response):
-    """One time that an event was sent."""
+    """Try to send an event."""
 
     at: datetime
     seconds: float
@@ -1048,7 +1049,7 @@ class DeliveryTry(Response):
 
 
 class Delivery(Response):
-    """An event that a webhook is told of, and what became of it."""
+    """Delivery of an event to a webhook, and its tries."""
 
     id: int
     state: DeliveryState
@@ -1065,14 +1066,14 @@ class DeliveryList(Page):
 
 
 class AnnounceRequest(Request):
-    """A step that a job has saved."""
+    """Announcement of a step that a job has saved."""
 
     step: Whole
     attempt: Whole | None = Field(default=None, description="The attempt that saved it.")
 
 
 class Alias(Response):
-    """A name that points at a step; its ETag is its sequence number in quotes."""
+    """Name that points at a step; its ETag is its sequence number in quotes."""
 
     alias: str
     step: int
@@ -1096,7 +1097,7 @@ class AliasList(Response):
 
 
 class AliasMove(Response):
-    """One move of an alias, or its deletion."""
+    """Move of an alias, or its deletion."""
 
     step: int = Field(description="Where it pointed from then on; for a deletion, until then.")
     attempt: int
@@ -1109,14 +1110,14 @@ class AliasMove(Response):
 
 
 class AliasHistory(Response):
-    """Moves of an alias, newest first; at most the last hundred, also after its deletion."""
+    """Moves of an alias, newest first, even after its deletion; the last hundred at most."""
 
     alias: str
     events: list[AliasMove]
 
 
 class PromoteRequest(Request):
-    """Point an alias at a step."""
+    """Request to point an alias at a step."""
 
     alias: str = Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS, examples=["production"])
     reason: PlainText = Field(default="", max_length=2000)
@@ -1127,7 +1128,7 @@ class PromoteRequest(Request):
 
 
 class AnnotateRequest(Request):
-    """Set labels and metrics of a step; null removes one, and those that are not named stay."""
+    """Request to set labels and metrics of a step; null removes one, and others stay."""
 
     labels: Named[LabelText | None] = Field(default_factory=dict)
     metrics: Named[Metric | None] = Field(default_factory=dict)
@@ -1139,7 +1140,7 @@ class AnnotateRequest(Request):
 
 
 class AddRootRequest(Request):
-    """Add a root while servers run."""
+    """Request to add a root at run time."""
 
     name: str = Field(pattern=NAME_PATTERN)
     uri: PlainText = Field(
@@ -1157,27 +1158,27 @@ class AddRootRequest(Request):
 
 
 class CreateRunRequest(Request):
-    """Make a run before its job starts, which goes on in it."""
+    """Request to create a run before its job starts, which then writes to it."""
 
     name: str = Field(pattern=RUN_PATTERN, examples=["llama-sft"])
     labels: Named[LabelText] = Field(default_factory=dict, examples=[{"team": "nlp"}])
 
 
 class AnnotateRunRequest(Request):
-    """Set labels of a run; null removes one, and those that are not named stay."""
+    """Request to set labels of a run; null removes one, and others stay."""
 
     labels: Named[LabelText | None] = Field(default_factory=dict)
 
 
 class RestoreMode(StrEnum):
-    """What restoring a step means."""
+    """Mode of a restore."""
 
     FORK = "fork"
     ROLLBACK = "rollback"
 
 
 class RestoreRequest(Request):
-    """Start a new run from a step (fork), or set later steps of its run aside (rollback)."""
+    """Request to start a new run from a step (fork), or to supersede later steps (rollback)."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -1190,7 +1191,7 @@ class RestoreRequest(Request):
         }
     )
 
-    mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON has only text for it
+    mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON sends enums as text
     run: str | None = Field(
         default=None,
         pattern=RUN_PATTERN,
@@ -1208,7 +1209,7 @@ _RulePart = Annotated[PlainText, Field(min_length=1, max_length=1000)]
 
 
 class AdoptedModel(Request):
-    """Which model the steps hold, and which of their leaves are the model's."""
+    """Model in imported steps, and the leaves that belong to it."""
 
     config: dict[str, Any] = Field(
         min_length=1,
@@ -1225,7 +1226,7 @@ class AdoptedModel(Request):
     def _refuse_what_can_not_be_kept(self) -> Self:
         try:
             size = len(json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False).encode())
-        except ValueError as exc:  # NaN, or half of a character
+        except ValueError as exc:  # NaN, or half of a surrogate pair
             raise ValueError(f"expected JSON, found something else: {exc}") from exc
         if size > MOST_MODEL_BYTES:
             raise ValueError(f"expected at most {MOST_MODEL_BYTES} bytes of JSON, found {size}")
@@ -1237,7 +1238,7 @@ class AdoptedModel(Request):
 
 
 class AdoptRequest(Request):
-    """List what plain Orbax has saved in a folder as the steps of a run, where it lies."""
+    """Request to import the checkpoints in a folder of plain Orbax as steps of a run, in place."""
 
     folder: PlainText = Field(
         min_length=1,
@@ -1260,7 +1261,7 @@ class AdoptRequest(Request):
 
 
 class UndeleteRequest(Request):
-    """Take the deletion of a step back."""
+    """Request to undelete a step."""
 
     attempt: Whole | None = Field(
         default=None,
@@ -1269,7 +1270,7 @@ class UndeleteRequest(Request):
 
 
 class KeepBest(Request):
-    """Keep the best steps by one metric; steps without it are never among the best."""
+    """Rule that keeps the best steps by one metric; steps without it are never among the best."""
 
     metric: PlainText = Field(min_length=1, max_length=256, examples=["eval/loss"])
     count: Count = 1
@@ -1277,9 +1278,9 @@ class KeepBest(Request):
 
 
 class RetentionPolicy(Request):
-    """What to keep of a run: what one rule keeps, no other deletes; without rules, everything.
+    """Policy of the steps to keep: a step stays if any rule keeps it; without rules, all stay.
 
-    The latest step, and one that an alias names, stay whatever the policy says.
+    The latest step, and steps that an alias names, stay whatever the policy says.
     """
 
     keep_last: Count | None = Field(
@@ -1305,7 +1306,7 @@ class RetentionPolicy(Request):
 
 
 class ApplyRetentionRequest(Request):
-    """Delete the steps that a policy does not keep, or say which those would be."""
+    """Request to delete the steps that a policy does not keep, or to list them."""
 
     policy: RetentionPolicy
     dry_run: bool = Field(default=True, description="Only say what would be deleted.")
@@ -1318,7 +1319,7 @@ class ApplyRetentionRequest(Request):
 
 
 class RetentionDecision(Response):
-    """What becomes of one step, and why."""
+    """Decision about a step, with its reasons."""
 
     step: int
     attempt: int
@@ -1329,7 +1330,7 @@ class RetentionDecision(Response):
 
 
 class RetentionPlan(Response):
-    """What a policy keeps and deletes of a run now."""
+    """Steps that a policy would keep and delete now."""
 
     root: str
     run: str
@@ -1339,13 +1340,13 @@ class RetentionPlan(Response):
 
 
 class CollectGarbageRequest(Request):
-    """Remove what nobody needs any more, or say what that would be."""
+    """Request to remove a run's garbage, or to list it."""
 
     dry_run: bool = Field(default=True, description="Only say what would be removed.")
 
 
 class VerifyRunRequest(Request):
-    """Compare what is stored of a run with what was written."""
+    """Request to compare the stored bytes of a run with what was written."""
 
     steps: Literal["all", "latest", "none"] = Field(
         default="all",
@@ -1355,14 +1356,14 @@ class VerifyRunRequest(Request):
 
 
 class AutomatedAction(StrEnum):
-    """What is done to a step that an alias has moved to."""
+    """Action on a step that an alias has moved to."""
 
     CONVERT = "convert"
     VERIFY = "verify"
 
 
 class AutomationState(Response):
-    """What the settings have done when an alias moves, and what came of it last."""
+    """Automation of the settings for moves of aliases, and its last result."""
 
     name: str
     alias: str = Field(description="Of these aliases: a pattern, as below.")
@@ -1380,13 +1381,13 @@ class AutomationState(Response):
 
 
 class AutomationList(Response):
-    """Automations, as the settings have them."""
+    """Automations of the settings."""
 
     automations: list[AutomationState]
 
 
 class ScheduledAction(StrEnum):
-    """What is done on a schedule, to each run."""
+    """Action of a schedule on each run."""
 
     VERIFY = "verify"
     APPLY_RETENTION = "apply_retention"
@@ -1394,7 +1395,7 @@ class ScheduledAction(StrEnum):
 
 
 class ScheduleState(Response):
-    """A schedule, and when it is due."""
+    """Schedule, with its last and next moments."""
 
     name: str
     cron: str
@@ -1406,13 +1407,13 @@ class ScheduleState(Response):
 
 
 class ScheduleList(Response):
-    """Schedules, as the settings have them."""
+    """Schedules of the settings."""
 
     schedules: list[ScheduleState]
 
 
 class RepairRequest(Request):
-    """Rebuild records of a run from the others, or say what that would be."""
+    """Request to rebuild records of a run from its other records, or to list the repairs."""
 
     dry_run: bool = Field(default=True, description="Only say what would be done.")
     forget: list[PlainText] = Field(
@@ -1423,7 +1424,7 @@ class RepairRequest(Request):
 
 
 class Repair(Response):
-    """A record that is damaged, lost or in another's place."""
+    """Record that is damaged, lost or in another's place, and its repair."""
 
     name: str
     action: str | None = Field(description="What mends it; null: nothing but a backup can.")
@@ -1432,7 +1433,7 @@ class Repair(Response):
 
 
 class RepairReport(Response):
-    """What would mend a run's records, or did; none: they are what was written."""
+    """Repairs of a run's records, possible or done; empty if all records are intact."""
 
     root: str
     run: str
@@ -1440,7 +1441,7 @@ class RepairReport(Response):
 
 
 class GatherRequest(Request):
-    """Consolidate a checkpoint into one safetensors file."""
+    """Request to gather a checkpoint into one safetensors file."""
 
     items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] = Field(
         default_factory=lambda: ["model"], min_length=1, max_length=16
@@ -1452,7 +1453,7 @@ class GatherRequest(Request):
 
 
 class ConvertRequest(Request):
-    """Export a checkpoint: Hugging Face's files (safetensors; PyTorch loads them), or one GGUF."""
+    """Request to export a checkpoint as Hugging Face files (safetensors) or as one GGUF."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -1519,7 +1520,7 @@ class ConvertRequest(Request):
 
 
 class OperationKind(StrEnum):
-    """What a job does."""
+    """Kind of a job."""
 
     ADOPT = "adopt"
     RESTORE = "restore"
@@ -1531,7 +1532,7 @@ class OperationKind(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Where a job stands; the last three are final."""
+    """State of a job; the last three are final."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -1541,12 +1542,12 @@ class OperationState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether the operation has ended, resumable or not."""
+        """True if the operation has ended, resumable or not."""
         return self in (self.SUCCEEDED, self.FAILED, self.CANCELLED)
 
 
 class Progress(Response):
-    """How far a job is, in bytes."""
+    """Progress of a job, in bytes."""
 
     done_bytes: int = 0
     total_bytes: int | None = None
@@ -1557,7 +1558,7 @@ class Progress(Response):
 
 
 class Operation(Response):
-    """A durable job: it survives restarts of the server."""
+    """Durable job: it survives restarts of the server."""
 
     id: str
     kind: OperationKind | str = Field(
@@ -1575,7 +1576,7 @@ class Operation(Response):
 
     @property
     def has_found_damage(self) -> bool:
-        """Whether it is a verification that failed because what it read is damaged."""
+        """True for a verification that failed because it found damage."""
         if self.kind is not OperationKind.VERIFY or self.error is None:
             return False
         return self.error.type == DAMAGED_PROBLEM
@@ -1588,7 +1589,7 @@ class OperationList(Page):
 
 
 class ArtifactFile(Response):
-    """One file of an artifact."""
+    """File of an artifact."""
 
     name: str
     bytes: int
@@ -1596,7 +1597,7 @@ class ArtifactFile(Response):
 
 
 class Artifact(Response):
-    """What a gather or convert job made."""
+    """Result of a gather or convert job: its files."""
 
     id: str
     kind: OperationKind

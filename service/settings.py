@@ -43,7 +43,7 @@ _CRON_FIELDS: Final = 5
 
 
 class Grant(BaseModel):
-    """What an issuer's callers may do who have one value of a claim."""
+    """Grant to callers of an issuer who have a certain value of a claim."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ class Grant(BaseModel):
 
 
 class Bound(BaseModel):
-    """Between which values a metric must be, both included; NaN and infinities never are."""
+    """Bounds of a metric, both inclusive; NaN and infinities are always outside."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,16 +66,16 @@ class Bound(BaseModel):
         return self
 
     def holds(self, value: float) -> bool:
-        """Whether a value is in there."""
+        """Return whether a value is within the bounds."""
         return math.isfinite(value) and self.min <= value <= self.max
 
 
 class ForRuns(BaseModel):
-    """What settings say of some runs, by patterns as the shell has them.
+    """Setting for some runs, chosen by shell patterns.
 
     Attributes:
-        root: Of the names of their roots.
-        run: Of their names.
+        root: Pattern of their roots' names.
+        run: Pattern of their names.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,12 +84,12 @@ class ForRuns(BaseModel):
     run: str = Field(default="*", min_length=1)
 
     def is_for(self, root: str, run: str) -> bool:
-        """Whether it is said of a run."""
+        """Return whether the setting applies to a run."""
         return fnmatchcase(root, self.root) and fnmatchcase(run, self.run)
 
 
 class ForAliases(ForRuns):
-    """What settings say of some aliases of some runs.
+    """Setting for some aliases of some runs.
 
     Attributes:
         alias: Pattern of their names.
@@ -98,19 +98,19 @@ class ForAliases(ForRuns):
     alias: str = Field(min_length=1)
 
     def is_for_alias(self, root: str, run: str, alias: str) -> bool:
-        """Whether it is said of an alias."""
+        """Return whether the setting applies to an alias."""
         return self.is_for(root, run) and fnmatchcase(alias, self.alias)
 
 
 class Gate(ForAliases):
-    """What a step must be like for an alias to move to it.
+    """Gate of aliases: conditions on a step before an alias may move to it.
 
     Attributes:
-        verified: Every byte was compared with what was saved, and none found damaged since.
-        exported: A Hugging Face export of it lies in the store, whose files were checked.
-        labels: Texts by name; `*` is any.
-        metrics: Bounds by name. NaN is in none.
-        webhook: Is asked with a POST, and answers `{"allow": true}`, or false and a `reason`.
+        verified: Every byte was compared with what was saved, and no damage was found since.
+        exported: The store has a Hugging Face export of the step, whose files were checked.
+        labels: Required texts by name; `*` is any text.
+        metrics: Bounds by name. NaN is out of all bounds.
+        webhook: URL that gets a POST, and answers `{"allow": true}`, or false and a `reason`.
     """
 
     verified: bool = False
@@ -121,12 +121,12 @@ class Gate(ForAliases):
 
 
 class Automation(ForAliases):
-    """What is done to a step once an alias has moved to it.
+    """Automation that acts on a step once an alias has moved to it.
 
     Attributes:
-        name: Of it; its operations are asked for by `automation:<name>`.
-        action: To the step.
-        convert: Of `convert`: how.
+        name: Name of the automation; its operations have the caller `automation:<name>`.
+        action: Action on the step.
+        convert: Options of the action `convert`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -141,14 +141,14 @@ class Automation(ForAliases):
 
 
 class Schedule(ForRuns):
-    """What is done to runs again and again.
+    """Schedule that acts on runs again and again.
 
     Attributes:
-        name: Of it; its operations are asked for by `schedule:<name>`.
-        cron: When, in UTC: minute, hour, day, month and day of the week.
-        action: To each of these runs.
-        steps: Of `verify`: whose bytes are read.
-        policy: Of `apply_retention`: what stays.
+        name: Name of the schedule; its operations have the caller `schedule:<name>`.
+        cron: Moments, in UTC: minute, hour, day, month and day of the week.
+        action: Action on each of these runs.
+        steps: Steps whose bytes the action `verify` reads.
+        policy: Policy of the action `apply_retention`.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -160,7 +160,8 @@ class Schedule(ForRuns):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, value: str) -> str:
-        from croniter import CroniterBadDateError, croniter  # not for who has no schedules
+        # Loaded only if there are schedules.
+        from croniter import CroniterBadDateError, croniter
 
         if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
             raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
@@ -182,7 +183,7 @@ class Schedule(ForRuns):
 
 
 class Settings(BaseSettings):
-    """What the control plane is told at its start; nothing here changes while it runs."""
+    """Settings of the control plane, which do not change while it runs."""
 
     model_config = SettingsConfigDict(env_prefix="CAIRN_", frozen=True, extra="forbid")
 
@@ -388,10 +389,10 @@ class Settings(BaseSettings):
         return self
 
     def check_issuer_url(self, url: object) -> str:
-        """An address of an issuer whose answers nobody on the way can change.
+        """Return an issuer's URL if nobody on the way can change the answers.
 
         Raises:
-            SettingsError: It is another.
+            SettingsError: It is neither https nor on this machine.
         """
         text = url if isinstance(url, str) else ""
         try:
@@ -458,7 +459,8 @@ class Settings(BaseSettings):
         if not self.jobs_database_url:
             chosen["jobs_database_url"] = f"sqlite:///{folder / JOBS}"
         for name, value in chosen.items():
-            object.__setattr__(self, name, value)  # frozen: filled in once, here
+            # The model is frozen; defaults are filled in here only.
+            object.__setattr__(self, name, value)
         if unknown := sorted({*self.adopt_from} - {*self.root_uris}):
             raise SettingsError(
                 f"CAIRN_ADOPT_FROM: expected roots of CAIRN_ROOT and CAIRN_ROOTS, found "
@@ -477,7 +479,7 @@ class Settings(BaseSettings):
         return self
 
     def database_in(self, place: StoreURI) -> str | None:
-        """The setting that puts a database, or the data folder, into a folder; None: none does."""
+        """Return the setting that places a database or the data folder in `place`, if any."""
         files = {
             "CAIRN_DATA_DIR": str(self.data_dir),
             "CAIRN_DATABASE_URL": _sqlite_file(self.database_url),
@@ -492,7 +494,7 @@ class Settings(BaseSettings):
 
     @property
     def root_uris(self) -> dict[str, StoreURI]:
-        """Every root by name, `default` first; nothing below leads out but to its `adopt_from`."""
+        """Every root by name, `default` first, confined to its folder and its `adopt_from`."""
         named = {DEFAULT_ROOT: self.root, **self.roots}
         return {
             name: confined(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
@@ -500,7 +502,7 @@ class Settings(BaseSettings):
         }
 
     def rules_without_roots(self, added: Iterable[str]) -> list[str]:
-        """Gates, schedules and automations that fit no root: of the settings, nor of `added`."""
+        """Describe gates, schedules and automations that match no root, `added` ones included."""
         known = {DEFAULT_ROOT, *self.roots, *added}
         rules: list[tuple[str, str, ForRuns]] = [
             *(("GATES", one.alias, one) for one in self.gates),
@@ -515,14 +517,14 @@ class Settings(BaseSettings):
 
     @property
     def networks(self) -> Networks:
-        """Networks that are not public and that webhooks may be in."""
+        """Private networks that webhooks may be in."""
         return _networks(self.webhook_networks)
 
     def prepare(self) -> None:
-        """Make the data folder.
+        """Create the data folder.
 
         Raises:
-            SettingsError: It cannot be made or written.
+            SettingsError: It cannot be created or written.
         """
         try:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -534,10 +536,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """The settings of the environment, with `given`, where it is not None, before its variables.
+    """Load the settings of the environment; values of `given` that are not None win.
 
     Raises:
-        SettingsError: A setting cannot work; the message names every such variable.
+        SettingsError: A setting is invalid; the message names every such variable.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -548,7 +550,7 @@ def load_settings(**given: Any) -> Settings:
             for error in exc.errors()
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
-    except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
+    except pydantic_settings.SettingsError as exc:  # a variable is not JSON
         name = next((one for one in _JSON if f'"{one.lower()}"' in str(exc)), "ROOTS")
         raise SettingsError(
             f"CAIRN_{name}: expected a JSON {_JSON[name]}, found "
@@ -557,16 +559,16 @@ def load_settings(**given: Any) -> Settings:
 
 
 def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
-    """The settings of who administers a server, and need not say of which store.
+    """Load the settings for an administrator's command, which need not name the store.
 
     Args:
-        data_dir: Of the server; None: that of the store, if one is named, or the only one.
+        data_dir: Data folder of the server; None: that of the named store, or the only one.
 
     Returns:
-        They, and the store that the data folder is of, if that was not said.
+        The settings, and the store that the data folder belongs to, if the caller did not name it.
 
     Raises:
-        SettingsError: As `load_settings`; or it is not clear whose databases are meant.
+        SettingsError: See `load_settings`; or there are several data folders to choose from.
     """
     settings, owner = load_settings(data_dir=data_dir), None
     if not {"data_dir", "root", "roots"} & settings.model_fields_set:
@@ -576,7 +578,7 @@ def load_administered(data_dir: Path | None) -> tuple[Settings, str | None]:
 
 
 def _sqlite_file(url: str) -> str | None:
-    """The file of a database; None: it is a server's, or in memory."""
+    """Return the file of a database; None: it is on a server, or in memory."""
     scheme, _, rest = url.partition("://")
     file = rest.removeprefix("/").partition("?")[0].removeprefix("file:")
     return file if scheme.partition("+")[0] == "sqlite" and file not in ("", ":memory:") else None
@@ -595,7 +597,7 @@ _JSON: Final = {
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address (brackets allowed) means this machine only."""
+    """Return whether a host name or address (brackets allowed) is this machine only."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

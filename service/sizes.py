@@ -1,16 +1,16 @@
-"""Sizes as people read them."""
+"""Human-readable sizes."""
 
 
 class Size(int):
-    """A number of bytes."""
+    """Number of bytes."""
 
     def __str__(self) -> str:
-        """In the largest decimal unit that leaves a number of at least one: `1.5 GB`."""
+        """Format in the largest decimal unit that leaves a number of at least one: `1.5 GB`."""
         return size_text(int(self))
 
 
 def size_text(size: int) -> str:
-    """Bytes in the largest decimal unit that leaves a number of at least one."""
+    """Format bytes in the largest decimal unit that leaves a number of at least one."""
     if size < 1000:
         return f"{size} B"
     value = float(size)

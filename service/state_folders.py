@@ -1,9 +1,9 @@
-"""Where the databases of a store are that nobody has said where to keep, one folder a store.
+"""Default folders of databases, one for each store.
 
-    <state>/cairn/                 of the first store that was served, as ever
-    <state>/cairn/stores/<name>-<digest>/    of each other one
+    <state>/cairn/                 of the first store that was served
+    <state>/cairn/stores/<name>-<digest>/    of each other store
 
-Whose a folder is, its catalog says, which names the root `default`. Nothing is moved.
+A folder's catalog says which store it belongs to: its root `default`. Nothing is ever moved.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ _NAME_LETTERS: Final = 40
 
 
 def folder_of_store(uri: str) -> Path:
-    """Where the databases of a store are; it need not be there yet.
+    """Return the default folder of a store's databases; it need not exist yet.
 
     Args:
-        uri: Of its root `default`.
+        uri: URI of the store's root `default`.
     """
     base = _base()
     if _owner(base) in (None, uri):
@@ -37,13 +37,16 @@ def folder_of_store(uri: str) -> Path:
 
 
 def folder_of_any(uri: str) -> tuple[Path, str | None]:
-    """The same for who has not said which store is meant; and whose it is, if it is another's.
+    """Return the databases' folder for a command whose caller has not named a store.
+
+    It is that of the store at `uri` or else of the only known store, whose URI is then the second
+    value.
 
     Args:
-        uri: Of the root that is served if nobody says which.
+        uri: URI of the root that is served if the caller names none.
 
     Raises:
-        SettingsError: There are several, and none of them is that root's.
+        SettingsError: There are several stores, and none of them is at `uri`.
     """
     own = folder_of_store(uri)
     known = [*_known()]
@@ -59,13 +62,13 @@ def folder_of_any(uri: str) -> tuple[Path, str | None]:
 
 
 def folders_beside(folder: Path) -> list[str]:
-    """Where databases of other stores are, and of which, if a folder has none yet.
+    """Describe the folders of other stores' databases, if `folder` has no databases yet.
 
     Args:
-        folder: As `folder_of_store` gives it.
+        folder: Folder from `folder_of_store`.
 
     Raises:
-        SettingsError: One of them can't be read.
+        SettingsError: The catalog of one of them is unreadable.
     """
     known = [*_known()]
     if folder in known:
@@ -74,7 +77,7 @@ def folders_beside(folder: Path) -> list[str]:
 
 
 def _known() -> Iterator[Path]:
-    """Folders that have databases."""
+    """Yield the folders that have databases."""
     base = _base()
     with suppress(OSError):
         for folder in (base, *sorted((base / _STORES).glob("*"))):
@@ -83,10 +86,10 @@ def _known() -> Iterator[Path]:
 
 
 def _owner(folder: Path) -> str | None:
-    """The store that a folder's catalog is of; None: of none yet.
+    """Return the store that a folder's catalog belongs to; None: it belongs to none yet.
 
     Raises:
-        SettingsError: The catalog can't be read.
+        SettingsError: The catalog is unreadable.
     """
     file = folder / CATALOG
     if not file.is_file():
@@ -95,7 +98,7 @@ def _owner(folder: Path) -> str | None:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=rw", uri=True, timeout=5)) as database:
             tables = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'roots'"
             if database.execute(tables).fetchone() is None:
-                return None  # nobody has served with it
+                return None  # no server has used this catalog yet
             row = database.execute("SELECT uri FROM roots WHERE name = 'default'").fetchone()
     except sqlite3.Error as exc:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Who asks, and what they may."""
+"""Authentication of callers, and their permissions."""
 
 import lazy_loader
 

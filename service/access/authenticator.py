@@ -1,4 +1,4 @@
-"""Who somebody is, by what they show."""
+"""Authentication of callers by key, session cookie or issuer token."""
 
 import asyncio
 import logging
@@ -32,26 +32,27 @@ from cairn.service.errors import TooManyRequestsError, UnauthenticatedError
 logger = logging.getLogger(__name__)
 
 NOTE_EVERY: Final = timedelta(minutes=1)
-"""How exactly a key's last use is known."""
+"""Precision of a key's recorded last use."""
 
 VERIFIED_AT_ONCE: Final = 8
-"""Tokens of an issuer."""
+"""Tokens that are verified with the issuer at the same time."""
 
 FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
-"""Of one address, with what does not count: from then on 429 instead of 401."""
+"""Rate of failed authentications per address. Beyond it, the answer is 429 instead of 401."""
 
 SIGN_INS_AT_ONCE: Final = 20
 SIGN_INS_PER_SECOND: Final = 1.0
-"""Of one key: each is a row that is written, and no request that the guard counts."""
+"""Rate of sign-ins per key. Each one writes a row, and the guard does not count this request."""
 
 
 class Authenticator:
-    """Knows callers by their keys and sessions, as the catalog has them, or by an issuer's tokens.
+    """Authenticator of callers, by keys and sessions in the catalog or by an issuer's tokens.
 
     Args:
-        catalog: With the keys.
-        identify: Tells whom a token vouches for, and waits for its issuer; None: none is trusted.
+        catalog: Catalog that has the keys.
+        identify: Returns the caller that a token vouches for, and may wait for the issuer; None: no
+            issuer is trusted.
     """
 
     def __init__(self, catalog: Catalog, identify: Callable[[str], Caller] | None = None) -> None:
@@ -61,23 +62,23 @@ class Authenticator:
         self._sessions: Recent[tuple[SessionRow, KeyRow]] = Recent(partial(find_session, catalog))
         self._failures = Rates(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
         self._sign_ins = Rates(SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE)
-        # A silent issuer holds no more threads than these.
+        # Bounds the threads that wait for an issuer which does not answer.
         self._verifying = CapacityLimiter(VERIFIED_AT_ONCE)
         self._one_by_one = asyncio.Semaphore(1)
         self._noted: dict[str, datetime] = {}
 
     async def by_bearer(self, text: str, peer: str) -> Identity:
-        """Who shows this bearer token.
+        """Identify the caller that sends a bearer token.
 
         Args:
-            text: The token.
-            peer: Address of who shows it.
+            text: Bearer token: a key, or a token of the issuer.
+            peer: Address of the client.
 
         Raises:
-            UnauthenticatedError: It is none of ours, or counts no more.
-            TooManyRequestsError: Too many of this address did not count.
-            ForbiddenError: It is a token whose bearer is granted nothing.
-            NotReadyError: It is a token, and its issuer does not answer.
+            UnauthenticatedError: The key or token is unknown, revoked or expired.
+            TooManyRequestsError: Too many authentications from this address failed.
+            ForbiddenError: The token is valid, but its bearer is granted nothing.
+            NotReadyError: The issuer is needed to verify the token, and does not answer.
         """
         credential = Credential.parse(text)
         async with self._failing(
@@ -94,21 +95,22 @@ class Authenticator:
             return Identity(caller_of(row, credential, datetime.now(UTC)), credential.id)
 
     async def by_session(self, secret: str, peer: str) -> Identity:
-        """Whose browser has a cookie that holds this.
+        """Identify the caller whose session cookie holds this secret.
 
         Raises:
             UnauthenticatedError: The session is over.
-            TooManyRequestsError: As `by_bearer`.
+            TooManyRequestsError: See `by_bearer`.
         """
         digest = digest_of(secret)
         async with self._failing(peer, known=self._sessions.knows(digest)):
             return session_of(await self._sessions.get(digest), secret, datetime.now(UTC))
 
     async def sign_in(self, key: str, peer: str) -> str:
-        """Begin a session for who shows a key; what its cookie shall hold.
+        """Begin a session for the owner of a key, and return the secret for its cookie.
 
         Raises:
-            UnauthenticatedError, TooManyRequestsError: As `by_bearer`; or too many with this key.
+            UnauthenticatedError, TooManyRequestsError: See `by_bearer`; also too many sign-ins with
+                this key.
         """
         identity = await self.by_bearer(key, peer)
         if identity.key is None:
@@ -126,7 +128,7 @@ class Authenticator:
         self._sessions.forget(digest_of(secret))
 
     async def note_use(self, key: str) -> None:
-        """Note that a key was used, once a minute; if it can't be noted, the log says so."""
+        """Record that a key was used, at most once a minute; log a failure, and do not raise it."""
         now = datetime.now(UTC)
         try:
             row = await self._keys.get(key)
@@ -140,10 +142,10 @@ class Authenticator:
 
     @asynccontextmanager
     async def _failing(self, peer: str, *, known: bool) -> AsyncIterator[None]:
-        """Count failures; what an address shows that has had too many is looked at one by one.
+        """Count failures, and check an address that failed too often one request at a time.
 
-        It is looked at all the same: others may share the address, behind a proxy or a router, and
-        nobody locks them out.
+        Its requests are still checked: other clients may share the address, behind a proxy or a
+        router, and must not be locked out.
         """
         wait = 0.0 if known else self._failures.wait(peer)
         try:
@@ -157,11 +159,11 @@ class Authenticator:
 
 
 def too_many(what: str, wait: float) -> TooManyRequestsError:
-    """The answer to who has to wait.
+    """Return the 429 error for a caller who has to wait.
 
     Args:
-        what: What there were too many requests of.
-        wait: Seconds.
+        what: Kind of request that came too often.
+        wait: Seconds to wait.
     """
     seconds = math.ceil(wait)
     return TooManyRequestsError(

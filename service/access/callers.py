@@ -1,4 +1,4 @@
-"""Whoever asks for something, and how far their permission reaches. Pure."""
+"""Caller of a request, and the limits of its permission. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Caller:
-    """Whoever asks.
+    """Caller of a request.
 
     Attributes:
-        name: Kept in the audit trail and in what is written to the store.
-        scope: What they may do.
-        roots: Names of the roots where they may; None: in all.
-        request_id: Of the request with which they ask, if it has one.
+        name: Name in the audit trail and in records that are written to the store.
+        scope: Highest scope that the caller has.
+        roots: Names of the roots that the caller may use; None: all roots.
+        request_id: Id of the current request, if it has one.
     """
 
     name: str
@@ -27,14 +27,14 @@ class Caller:
     request_id: str = ""
 
     def require(self, scope: Scope, root: str | None = None) -> None:
-        """Refuse what they may not do.
+        """Raise unless the caller has a scope, and may use a root.
 
         Args:
-            scope: What it takes.
-            root: Name of the root that it is about; None: none in particular.
+            scope: Scope that the request needs.
+            root: Name of the root that the request is about; None: no particular root.
 
         Raises:
-            ForbiddenError: They may not.
+            ForbiddenError: The caller lacks the scope or the root.
         """
         if not self.scope.includes(scope):
             raise ForbiddenError(
@@ -48,10 +48,10 @@ class Caller:
             )
 
     def require_everywhere(self, scope: Scope) -> None:
-        """Refuse what concerns all roots to who may not use all of them.
+        """Raise unless the caller has a scope in all roots.
 
         Raises:
-            ForbiddenError: They may not.
+            ForbiddenError: The caller lacks the scope, or is limited to some roots.
         """
         self.require(scope)
         if self.roots is not None:
@@ -61,23 +61,23 @@ class Caller:
             )
 
     def sees(self, root: str) -> bool:
-        """Whether they may use a root."""
+        """Return whether the caller may use a root."""
         return self.roots is None or root in self.roots
 
     def visible(self, roots: Mapping[str, T]) -> dict[str, T]:
-        """Those of some roots, by name, that they may use."""
+        """Return the entries whose root, by name, the caller may use."""
         return {name: value for name, value in roots.items() if self.sees(name)}
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A caller who is known, and by what.
+    """Authenticated caller, and the credential that proved it.
 
     Attributes:
-        caller: Who.
-        key: Id of their key; None: they have shown a token of the issuer's.
-        csrf: Of a browser's session, what a page of ours says with each change that it asks for,
-            and no other page knows; None: they have shown the key itself.
+        caller: The caller.
+        key: Id of the caller's key; None: the caller sent an issuer's token.
+        csrf: CSRF token of a browser session. Only pages of this server know it, and they send it
+            with each change. None: the request has the key itself.
     """
 
     caller: Caller

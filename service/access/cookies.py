@@ -1,4 +1,4 @@
-"""The cookie of a session: by https alone, but for a browser on the server's own machine."""
+"""Session cookie: sent by https only, except to a browser on the server's own machine."""
 
 from typing import Final
 
@@ -11,13 +11,13 @@ from cairn.service.access.origins import is_local
 from cairn.service.access.sessions import LIFETIME
 
 _SECURE: Final = "__Host-cairn_session"
-"""Browsers take a cookie of such a name by https alone, and from this very host."""
+"""Browsers accept a cookie with the prefix `__Host-` by https only, and from this very host."""
 _PLAIN: Final = "cairn_session"
 _LONGEST: Final = 4096
 
 
 def cookie_of(scope: Connection) -> str | None:
-    """What the session's cookie of a request holds; None: it has none."""
+    """Return the value of a request's session cookie; None: the request has none."""
     sent = Headers(scope=scope).getlist("cookie")
     if len(sent) != 1 or len(sent[0]) > _LONGEST:
         return None
@@ -25,7 +25,7 @@ def cookie_of(scope: Connection) -> str | None:
 
 
 def set_cookie(response: Response, scope: Connection, secret: str) -> None:
-    """Have the browser keep its session."""
+    """Set the session cookie of a browser."""
     response.set_cookie(
         _name(scope),
         secret,
@@ -38,7 +38,7 @@ def set_cookie(response: Response, scope: Connection, secret: str) -> None:
 
 
 def delete_cookie(response: Response, scope: Connection) -> None:
-    """Have the browser forget its session."""
+    """Delete the session cookie of a browser."""
     response.delete_cookie(
         _name(scope), path="/", secure=not is_local(scope), httponly=True, samesite="strict"
     )

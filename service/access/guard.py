@@ -1,4 +1,4 @@
-"""Who may ask: with keys, whoever shows one, from anywhere; everybody else is answered 401."""
+"""Guard for a server with keys: answers 401 to everybody who sends no valid credential."""
 
 from collections import Counter
 from hmac import compare_digest
@@ -28,13 +28,13 @@ UNDER_WAY: Final = 100
 _STATIC: Final = "/static/"
 _ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN})
 _OPEN: Final = frozenset({"/readyz"})
-"""Answered to anybody, and more fully to callers that are known."""
+"""Paths that anybody may request; known callers get a fuller answer."""
 
 
 class KeysGuard:
-    """Says who asks, or answers 401 before anything else is done.
+    """ASGI middleware that identifies the caller, or answers 401 before any other work.
 
-    What authenticates is `app.state.authenticator`, which the application makes when it starts.
+    It authenticates with `app.state.authenticator`, which the application makes when it starts.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -48,7 +48,7 @@ class KeysGuard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # nothing here speaks WebSocket
+        if scope["type"] != "http":  # no route is a WebSocket
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -80,11 +80,11 @@ class KeysGuard:
                 await authenticator.note_use(identity.key)
 
     async def _identify(self, scope: Connection, authenticator: Authenticator) -> Identity | None:
-        """Who asks; None where anybody may."""
+        """Identify the caller; None: the caller is unknown, and the path is open to anybody."""
         peer = peer_name(scope)
         try:
             identity = await _by_what_is_shown(scope, authenticator, peer)
-        except (UnauthenticatedError, ForbiddenError):  # the latter: a token that grants nothing
+        except (UnauthenticatedError, ForbiddenError):  # Forbidden: a valid token without grants
             if scope["path"] not in self._open:
                 raise
             self._count(f"from {peer}")
@@ -102,11 +102,11 @@ class KeysGuard:
 
 
 async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, peer: str) -> Identity:
-    """Who asks: a key or token in the header, or else the session of a browser.
+    """Identify the caller by the `Authorization` header, or else by the session cookie.
 
     Raises:
-        UnauthenticatedError: Nobody that is known.
-        ForbiddenError: A browser, for another's page.
+        UnauthenticatedError: The request has no valid credential.
+        ForbiddenError: A page of another site makes the browser send this request.
     """
     shown = Headers(scope=scope).getlist("authorization")
     if shown:
@@ -132,10 +132,12 @@ def _token(shown: list[str]) -> str:
 
 
 def _require_own_page(scope: Connection, identity: Identity) -> None:
-    """A browser sends its cookie for any page: what it changes, a page of ours must have asked for.
+    """Raise unless a page of this server asks for the change.
+
+    A browser sends its cookie with requests of any page, so the CSRF token has to prove the page.
 
     Raises:
-        ForbiddenError: None has.
+        ForbiddenError: The origin or the CSRF token is not that of our own page.
     """
     if scope["method"] in SAFE_METHODS or identity.csrf is None:
         return

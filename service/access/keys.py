@@ -1,4 +1,4 @@
-"""Keys of callers, `ck_<id>_<secret>`: made, told apart, revoked. Only a digest of one is kept."""
+"""Keys of callers, `ck_<id>_<secret>`: create, verify, revoke. Only a key's digest is stored."""
 
 import re
 import secrets
@@ -21,15 +21,15 @@ _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
 _KEY: Final = re.compile(r"ck_([a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 _TABLE: Final = ("", "keys")
-"""Of the lock under which keys are written."""
+"""Lock under which keys are written."""
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What a key says of itself; nothing here gives the key away.
+    """Id and digest of a key that a caller sent; neither reveals the key.
 
     Attributes:
-        id: Which key it is.
+        id: Id of the key.
         digest: SHA-256 of the whole key, in hex.
     """
 
@@ -38,13 +38,16 @@ class Credential:
 
     @classmethod
     def parse(cls, text: str) -> "Credential | None":
-        """Read a key; None: it has not the form of one."""
+        """Parse a key; None: the text does not have the form of a key."""
         found = _KEY.fullmatch(text)
         return None if found is None else cls(found[1], digest_of(text))
 
 
 def digest_of(secret: str) -> str:
-    """What is kept of a secret with more entropy than anybody can try out: its SHA-256, in hex."""
+    """Return the SHA-256 of a secret, in hex.
+
+    A plain hash is enough to store: the secret has too much entropy to be guessed.
+    """
     return sha256(secret.encode()).hexdigest()
 
 
@@ -58,19 +61,19 @@ def make_key(
     by: str,
     now: datetime,
 ) -> tuple[KeyRow, str]:
-    """Make a key; it is told now or never.
+    """Create a key, and return its row and the key's text, which is never available again.
 
     Args:
-        catalog: Where it is noted.
-        name: Of its caller, for the audit trail.
-        scope: What they may do.
-        roots: Where they may; None: in all roots.
-        expires: When it stops to count; None: never.
-        by: Who makes it.
-        now: When.
+        catalog: Catalog to store it in.
+        name: Name of its caller, for the audit trail.
+        scope: Scope that the caller gets.
+        roots: Roots that the caller may use; None: all roots.
+        expires: Time when the key expires; None: never.
+        by: Name of the caller who creates it.
+        now: Current time.
 
     Raises:
-        KeyNameTakenError: Another key that counts has the name.
+        KeyNameTakenError: Another valid key has the name.
     """
     identity = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
     key = f"{PREFIX}{identity}_{secrets.token_urlsafe(_SECRET_BYTES)}"
@@ -96,22 +99,22 @@ def make_key(
 
 
 def list_keys(catalog: Catalog) -> list[KeyRow]:
-    """Every key that was made, by name and time."""
+    """Return every key, revoked ones too, by name and time of creation."""
     with catalog.read() as session:
         return list(session.scalars(select(KeyRow).order_by(KeyRow.name, KeyRow.created)))
 
 
 def find_key(catalog: Catalog, identity: str) -> KeyRow | None:
-    """The key of an id."""
+    """Return the key with an id; None: there is none."""
     with catalog.read() as session:
         return session.get(KeyRow, identity)
 
 
 def revoke_key(catalog: Catalog, identity: str, *, now: datetime) -> KeyRow:
-    """Have a key count no more, for good; one that was revoked stays as it is.
+    """Revoke a key for good; leave a revoked key as it is.
 
     Raises:
-        UnknownKeyError: There is none.
+        UnknownKeyError: No key has this id.
     """
     with catalog.write(_TABLE) as session:
         row = session.get(KeyRow, identity)
@@ -126,33 +129,34 @@ def revoke_key(catalog: Catalog, identity: str, *, now: datetime) -> KeyRow:
 
 
 def note_use(catalog: Catalog, identity: str, *, now: datetime) -> None:
-    """Note that a key was used."""
+    """Record that a key was used."""
     with catalog.write() as session:
         session.execute(update(KeyRow).where(KeyRow.id == identity).values(last_used=now))
 
 
 def some_key_counts(catalog: Catalog, *, now: datetime) -> bool:
-    """Whether anybody has a key."""
+    """Return whether at least one key is valid."""
     with catalog.read() as session:
         return session.scalar(select(KeyRow.id).where(*_counting(now)).limit(1)) is not None
 
 
 def counts(row: KeyRow, now: datetime) -> bool:
-    """Whether a key is neither revoked nor expired."""
+    """Return whether a key is neither revoked nor expired."""
     return row.revoked is None and (row.expires is None or row.expires > now)
 
 
 def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Caller:
-    """Who shows a key.
+    """Verify a key, and return its caller.
 
     Args:
-        row: What is kept of the key of that id, if there is one.
-        credential: What was shown.
-        now: When.
+        row: Stored row of the key's id; None: there is none.
+        credential: Credential that the client sent.
+        now: Current time.
 
     Raises:
-        UnauthenticatedError: It is none of ours, or counts no more.
+        UnauthenticatedError: The key is unknown, revoked or expired.
     """
+    # In constant time, and with one error for both: it does not reveal which ids exist.
     if row is None or not compare_digest(row.digest, credential.digest):
         raise UnauthenticatedError(
             "expected a key that this server knows, found another. `cairn keys create` makes one."
@@ -162,16 +166,16 @@ def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Call
 
 
 def key_caller(row: KeyRow) -> Caller:
-    """Whose key it is."""
+    """Return the caller that a stored key belongs to."""
     roots = None if row.roots is None else frozenset(row.roots)
     return Caller(row.name, Scope(row.scope), roots)
 
 
 def check_counts(row: KeyRow, now: datetime) -> None:
-    """Pass a key that counts.
+    """Raise unless a key is valid.
 
     Raises:
-        UnauthenticatedError: It is revoked or has expired.
+        UnauthenticatedError: The key is revoked or has expired.
     """
     if not counts(row, now):
         ended = f"was revoked at {row.revoked}" if row.revoked else f"expired at {row.expires}"

@@ -1,4 +1,4 @@
-"""Who may ask: without keys, only this machine, and no page that a browser got elsewhere."""
+"""Guard for a server without keys: only this machine may ask, and no page of another site."""
 
 from typing import Final
 
@@ -13,15 +13,15 @@ from cairn.service.http import answer
 from cairn.service.settings import is_loopback
 
 LOOPBACK: Final = Caller("loopback", Scope.ADMIN)
-"""Whoever is on this machine."""
+"""Any client on this machine."""
 
 
 class LoopbackGuard:
-    """Refuses (403) what does not come from this machine.
+    """ASGI middleware that answers 403 to requests which do not come from this machine.
 
-    Three doors: the peer's address; the `Host` header, since a hostile page can point its own name
-    at 127.0.0.1 (DNS rebinding); and, for changes, the `Origin` header, since a browser sends a
-    page's forms to any address.
+    It checks three things: the peer's address; the `Host` header, since a hostile page can point
+    its own name at 127.0.0.1 (DNS rebinding); and, for changes, the `Origin` header, since a
+    browser sends a page's forms to any address.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Tokens of an OpenID Connect issuer: whoever it vouches for, with what their groups are granted.
+"""Verification of an OpenID Connect issuer's tokens, and the grants of their groups.
 
 Source: OpenID Connect Discovery 1.0; RFC 7517 (keys), RFC 7519 (tokens), RFC 8725 (what to refuse).
 """
@@ -25,16 +25,17 @@ from cairn.service.settings import Grant, Settings
 logger = logging.getLogger(__name__)
 
 LEEWAY_SECONDS: Final = 60
-"""How far the clocks of issuer and server may be apart."""
+"""Largest accepted difference between the clocks of issuer and server."""
 
 FRESH_SECONDS: Final = 300.0
-"""How long keys count without asking again: one that the issuer withdraws counts no longer."""
+"""Age up to which keys are used without another request. While the issuer answers, a
+withdrawn key is accepted for this long at most."""
 
 KEPT_SECONDS: Final = 3600.0
-"""How long they count while the issuer does not answer."""
+"""Age up to which keys are used while the issuer does not answer."""
 
 RETRY_SECONDS: Final = 10.0
-"""Between two requests to the issuer, whatever tokens ask for."""
+"""Shortest time between two requests to the issuer, however many tokens need one."""
 
 ANSWER_SECONDS: Final = 5.0
 LONGEST_ANSWER: Final = 1 << 20
@@ -47,18 +48,19 @@ _ALGORITHMS: Final[Mapping[tuple[str, str | None], Sequence[str]]] = {
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""What a public key can verify, by kind and curve; a secret that both sides know is none."""
+"""Signature algorithms by type and curve of a public key. Shared secrets (HS256) are not
+accepted."""
 
 
 class Issuer:
-    """Verifies the tokens of one issuer, with its keys as it publishes them.
+    """Verifier of one issuer's tokens, with the keys that the issuer publishes.
 
     Safe to share between threads.
 
     Args:
-        settings: With an issuer.
-        clock: Monotonic seconds.
-        transport: For tests.
+        settings: Settings that name the issuer.
+        clock: Monotonic clock, in seconds.
+        transport: HTTP transport, for tests.
     """
 
     def __init__(
@@ -79,12 +81,13 @@ class Issuer:
         self._found = ""
 
     def caller(self, token: str) -> Caller:
-        """Whom a token vouches for.
+        """Verify a token, and return the caller that it vouches for.
 
         Raises:
-            UnauthenticatedError: It is not the issuer's, not for this server, or not of now.
-            ForbiddenError: It is, and nothing is granted to its bearer.
-            NotReadyError: The issuer is needed, and does not answer.
+            UnauthenticatedError: The token is not the issuer's, not for this server, or not valid
+                now.
+            ForbiddenError: The token is valid, but its bearer is granted nothing.
+            NotReadyError: The issuer's keys are needed, and the issuer does not answer.
         """
         try:
             header = jwt.get_unverified_header(token)
@@ -101,7 +104,7 @@ class Issuer:
                     "enforce_minimum_key_length": True,
                 },
             )
-        # Nested deeply, or with numbers that no clock has: not the library's own errors.
+        # Deep nesting and numbers that no clock has raise errors that are not PyJWT's own.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
             raise _refused(str(exc) or type(exc).__name__) from exc
         return self._granted(claims)
@@ -129,7 +132,7 @@ class Issuer:
         return Caller(f"oidc:{name}", *_most(found))
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """The key that a token says it was signed with, and how."""
+        """Return the key and the algorithm that a token's header names."""
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not any(
             algorithm in known for known in _ALGORITHMS.values()
@@ -139,7 +142,7 @@ class Issuer:
             raise _refused("expected no header that has to be understood")
         keys = self._current()
         found = [one for one in keys if kid is None or one.get("kid") == kid]
-        if not found:  # a new one, maybe
+        if not found:  # perhaps the issuer has a new key
             keys = self._current(anew=True)
             found = [one for one in keys if one.get("kid") == kid]
         fitting = [one for one in found if algorithm in _verifies(one)]
@@ -150,11 +153,11 @@ class Issuer:
         return fitting[0], algorithm
 
     def _current(self, *, anew: bool = False) -> list[dict[str, Any]]:
-        """The issuer's keys; asked for where they are old, and at most every few seconds."""
+        """Return the issuer's keys; fetch old ones anew, but at most every `RETRY_SECONDS`."""
         now = self._clock()
         usable = now - self._fetched < KEPT_SECONDS
         fresh = now - self._fetched < FRESH_SECONDS and not anew
-        # Where there are keys, nobody waits for another's request.
+        # While there are usable keys, a thread does not wait for another thread's request.
         if not fresh and self._lock.acquire(blocking=not usable):
             try:
                 self._ask()
@@ -211,17 +214,17 @@ def _json(client: httpx.Client, url: str) -> dict[str, Any]:
 
 
 def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
-    """Algorithms of the signatures that a published key verifies."""
+    """Return the algorithms whose signatures a published key may verify."""
     kind, curve = key.get("kty"), key.get("crv")
     known = _ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)), ())
-    if key.get("use", "sig") != "sig" or "d" in key:  # for encryption; or private, and known to all
+    if key.get("use", "sig") != "sig" or "d" in key:  # an encryption key, or a leaked private one
         return ()
     named = key.get("alg")
     return known if named is None else tuple(one for one in known if one == named)
 
 
 def _most(grants: Sequence[Grant]) -> tuple[Scope, frozenset[str] | None]:
-    """The highest scope among grants, in the roots where it is granted."""
+    """Return the highest scope among grants, and the roots where it is granted."""
     highest = max((one.scope for one in grants), key=list(Scope).index)
     roots = [one.roots for one in grants if one.scope is highest]
     if any(one is None for one in roots):

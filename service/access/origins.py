@@ -1,4 +1,4 @@
-"""Where a request comes from: this machine or another, a page of ours or another's."""
+"""Origin of a request: this machine or another, a page of this server or of another site."""
 
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,10 +13,10 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def require_own_page(scope: Connection) -> None:
-    """Pass what a page of this server asks for.
+    """Raise unless a page of this server sends the request.
 
     Raises:
-        ForbiddenError: It is another's page, or no page at all.
+        ForbiddenError: A page of another site sends it, or no page at all.
     """
     headers = Headers(scope=scope)
     origin, host = headers.get("origin"), headers.get("host", "")
@@ -25,9 +25,9 @@ def require_own_page(scope: Connection) -> None:
 
 
 def is_local(scope: Connection) -> bool:
-    """Whether a browser on this machine asks by a name of this machine: no network is in between.
+    """Return whether a browser on this machine uses a name of this machine: no network in between.
 
-    A proxy on this machine is asked by another name.
+    A proxy on this machine is requested by another name, so its clients are not local.
     """
     client = scope.get("client")
     host = Headers(scope=scope).get("host", "")
@@ -35,7 +35,7 @@ def is_local(scope: Connection) -> bool:
 
 
 def host_name(url: str) -> tuple[str, str]:
-    """Host name, and host name with port, as a URL has them; empty if there is none."""
+    """Return the host name of a URL, and host name with port; both are empty if it has none."""
     try:
         split = urlsplit(url)
         return split.hostname or "", split.netloc.lower()
@@ -44,6 +44,6 @@ def host_name(url: str) -> tuple[str, str]:
 
 
 def peer_name(scope: Connection) -> str:
-    """Address of who connects: a proxy's, where there is one."""
+    """Return the address of the client, or of the proxy in front of it."""
     client = scope.get("client")  # None on a Unix socket
     return "this machine" if client is None else str(client[0])

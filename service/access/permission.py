@@ -1,7 +1,7 @@
-"""What a route asks of its caller: `caller: Reader`, `Operator`, `Administrator` or of all roots.
+"""Dependencies that require a permission: `caller: Reader`, `Operator`, `Administrator` and more.
 
-Every route of the API has one of them and is a `PermittedRoute`, and so 401 and 403 come before all
-else that is amiss, the body included.
+Every route of the API has one of them and is a `PermittedRoute`. So 401 and 403 come before every
+other error, even before those of the body.
 """
 
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from cairn.service.observing import request_id
 
 @dataclass(frozen=True)
 class Allowed(Permission):
-    """A dependency: the caller, if they may do what needs `scope` in the path's root.
+    """Dependency that returns the caller if it has a scope in the path's root.
 
     Attributes:
-        scope: What it takes.
-        everywhere: It takes that in all roots.
+        scope: Scope that the route needs.
+        everywhere: The caller needs the scope in all roots.
     """
 
     scope: Scope
@@ -29,17 +29,17 @@ class Allowed(Permission):
 
     @property
     def described(self) -> dict[str, Any]:
-        """See `Permission`."""
+        """Scope and reach of the permission; see `Permission`."""
         return {"scope": self.scope.value, "all_roots": self.everywhere}
 
     async def __call__(self, request: Request) -> Caller:
-        """Return who asks.
+        """Return the caller, with the id of the request.
 
         Raises:
-            ForbiddenError: They may not.
-            UnauthenticatedError: Nobody is known to ask.
+            ForbiddenError: The caller lacks the permission.
+            UnauthenticatedError: The request has no known caller.
         """
-        known = cast(Caller | None, request.state.caller)  # by the guard, before any route
+        known = cast(Caller | None, request.state.caller)  # set by the guard, before any route
         if known is None:
             raise UnauthenticatedError("expected somebody who is signed in, found nobody")
         caller = replace(known, request_id=request_id() or "")
@@ -51,13 +51,13 @@ class Allowed(Permission):
 
 
 Reader = Annotated[Caller, Depends(Allowed(Scope.READ))]
-"""May look at everything that is kept, and ask for a new look at the store."""
+"""May read everything, and ask for a new scan of the store."""
 
 Operator = Annotated[Caller, Depends(Allowed(Scope.OPERATE))]
 """May also promote, delete, restore, export and verify."""
 
 Administrator = Annotated[Caller, Depends(Allowed(Scope.ADMIN))]
-"""May also do in the path's root what no undoing follows."""
+"""May also make changes in the path's root that cannot be undone."""
 
 ServerAdministrator = Annotated[Caller, Depends(Allowed(Scope.ADMIN, everywhere=True))]
-"""May also do what concerns other callers, or all roots."""
+"""May also make changes that concern other callers, or all roots."""

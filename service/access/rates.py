@@ -1,20 +1,20 @@
-"""How often somebody may do something: token buckets by name. Pure, with a clock passed in."""
+"""Rate limits: token buckets by name. Pure, with a clock passed in."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
 MOST: Final = 10_000
-"""Names that are kept apart; those that have waited long enough are forgotten beyond that."""
+"""Names with a bucket of their own. Beyond that, full buckets are dropped."""
 
 
 class Rates:
-    """A bucket for each name: so many at once, and so many a second from then on.
+    """Token bucket for each name: a burst, then a constant rate.
 
     Args:
-        per_second: How many a second; 0: as many as they like.
-        at_once: How many without a pause.
-        clock: Monotonic seconds.
+        per_second: Rate per second; 0: no limit.
+        at_once: Size of a burst.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -23,21 +23,21 @@ class Rates:
         self._per_second = per_second
         self._at_once = max(1.0, at_once)
         self._clock = clock
-        self._used: dict[str, tuple[float, float]] = {}  # how many are missing, and since when
+        self._used: dict[str, tuple[float, float]] = {}  # missing tokens, and the time
 
     def wait(self, name: str) -> float:
-        """Seconds until this name may go on; 0: now."""
+        """Return the seconds until this name may go on; 0: now."""
         if self._per_second == 0:
             return 0.0
         return max(0.0, (self._missing(name) + 1 - self._at_once) / self._per_second)
 
     def take(self, name: str) -> None:
-        """Count one."""
+        """Take a token."""
         if self._per_second == 0:
             return
         if len(self._used) >= MOST and name not in self._used:
             self._used = {one: used for one, used in self._used.items() if self._missing(one) > 0}
-            if len(self._used) >= MOST:  # more names at once than anybody has: start again
+            if len(self._used) >= MOST:  # an attack with many names: start over
                 self._used.clear()
         self._used[name] = self._missing(name) + 1, self._clock()
 

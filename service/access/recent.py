@@ -1,4 +1,4 @@
-"""What a look-up has found a moment ago, for whoever asks the same: one look for many requests."""
+"""Short-lived cache of look-ups in a database: one look-up serves many requests."""
 
 import asyncio
 import time
@@ -10,18 +10,19 @@ from starlette.concurrency import run_in_threadpool
 T = TypeVar("T")
 
 SECONDS: Final = 2.0
-"""How long an answer counts: what was revoked elsewhere is refused here that much later at most."""
+"""Lifetime of an answer. A key that another process revokes is accepted here this much longer at
+most."""
 
 MOST: Final = 10_000
-"""Answers that are kept; names come from outside, and shall not fill the memory."""
+"""Answers in the cache. Clients choose the names, and must not be able to fill the memory."""
 
 
 class Recent(Generic[T]):
-    """Answers of a function that waits for a database.
+    """Cache of a function that waits for a database.
 
     Args:
-        look: Asked in a thread; None: there is nothing of that name.
-        clock: Monotonic seconds.
+        look: Function that runs in a thread; it returns None for an unknown name.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Recent(Generic[T]):
         self._answers: dict[str, tuple[float, asyncio.Task[T | None]]] = {}
 
     async def get(self, name: str) -> T | None:
-        """What there is of a name now, or was a moment ago."""
+        """Return the answer for a name, at most `SECONDS` old."""
         asked, answer = self._answers.get(name, (float("-inf"), None))
         if answer is None or self._clock() - asked >= SECONDS:
             if len(self._answers) >= MOST:
@@ -40,13 +41,13 @@ class Recent(Generic[T]):
             answer = asyncio.create_task(run_in_threadpool(self._look, name))
             self._answers[name] = self._clock(), answer
         try:
-            return await asyncio.shield(answer)  # others may wait for it too
+            return await asyncio.shield(answer)  # a cancelled caller must not cancel it for others
         except BaseException:
             self.forget(name)
             raise
 
     def knows(self, name: str) -> bool:
-        """Whether there was something of that name, the last time that it was looked for."""
+        """Return whether the last look-up of a name has ended and returned something."""
         _, answer = self._answers.get(name, (0, None))
         return (
             answer is not None
@@ -57,5 +58,5 @@ class Recent(Generic[T]):
         )
 
     def forget(self, name: str) -> None:
-        """Look again, the next time."""
+        """Drop the answer for a name."""
         self._answers.pop(name, None)

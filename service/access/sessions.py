@@ -1,4 +1,4 @@
-"""Sessions of browsers: begun with a key, ended by signing out, in time, or with their key."""
+"""Browser sessions: they begin with a key, and end by sign-out, by age, or with their key."""
 
 import secrets
 from datetime import datetime, timedelta
@@ -18,9 +18,9 @@ _BYTES: Final = 32
 
 
 def begin_session(catalog: Catalog, key: str, *, now: datetime) -> str:
-    """Sign a browser in with the key of an id; what its cookie shall hold.
+    """Begin a session for the owner of a key, and return the secret for its cookie.
 
-    Sessions that are over are forgotten; of too many that one key has, the oldest ends.
+    Expired sessions are deleted. If the key has too many sessions, the oldest ones end.
     """
     secret = secrets.token_urlsafe(_BYTES)
     row = SessionRow(digest=digest_of(secret), key_id=key, expires=now + LIFETIME)
@@ -38,7 +38,7 @@ def begin_session(catalog: Catalog, key: str, *, now: datetime) -> str:
 
 
 def find_session(catalog: Catalog, digest: str) -> tuple[SessionRow, KeyRow] | None:
-    """The session whose cookie has this digest, and its key."""
+    """Return the session whose cookie has this digest, with its key; None: there is none."""
     with catalog.read() as session:
         row = session.get(SessionRow, digest)
         key = None if row is None else session.get(KeyRow, row.key_id)
@@ -46,21 +46,21 @@ def find_session(catalog: Catalog, digest: str) -> tuple[SessionRow, KeyRow] | N
 
 
 def end_session(catalog: Catalog, secret: str) -> None:
-    """Sign a browser out."""
+    """End a session."""
     with catalog.write() as session:
         session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(secret)))
 
 
 def session_of(found: tuple[SessionRow, KeyRow] | None, secret: str, now: datetime) -> Identity:
-    """Whose session it is.
+    """Verify a session, and return the identity of its caller.
 
     Args:
-        found: What is kept of it and its key, if anything.
-        secret: What its cookie holds.
-        now: When.
+        found: Stored session and key; None: there is none.
+        secret: Secret in the session's cookie.
+        now: Current time.
 
     Raises:
-        UnauthenticatedError: It is over, or its key counts no more.
+        UnauthenticatedError: The session is over, or its key is revoked or expired.
     """
     if found is None or found[0].expires <= now:
         raise UnauthenticatedError("expected a browser that is signed in, found one that is not")

@@ -1,4 +1,4 @@
-"""What can be done with runs, checkpoints and jobs, as plain functions; routes call these."""
+"""Actions on runs, checkpoints and jobs, as plain functions that the routes call."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Labels and metrics of steps, and labels of runs, after they were saved."""
+"""Labels and metrics of saved steps, and labels of runs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,27 +27,27 @@ def annotate_checkpoint(
     seen: Seen,
     attempt: int | None = None,
 ) -> Checkpoint:
-    """Set labels and metrics of a listed step; those that are not named stay.
+    """Set labels and metrics of a listed step; others stay as they are.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
         step: A listed step.
-        labels: Texts by name; None removes one.
-        metrics: Numbers by name; None removes one.
-        better: Of metrics, whether small or large values are good.
-        seen: What the change is based on.
-        attempt: Which one wrote the step that is meant; None: whichever holds it.
+        labels: Texts by name; None removes a label.
+        metrics: Numbers by name; None removes a metric.
+        better: Direction of metrics: lower or higher is better.
+        seen: Version of the step that the change is based on.
+        attempt: Attempt that must have saved the step; None: any.
 
     Raises:
-        RunNotFoundError, StepNotFoundError: There is none.
-        StepInFlightError: It is being written.
-        StepChangedError: It is deleted, or about to be; or it is another attempt's than `attempt`,
-            or was saved anew just now.
-        ResourceChangedError: It is not as it was seen.
-        UnsupportedFormatError: Entries that can't be kept; all are listed.
+        RunNotFoundError, StepNotFoundError: There is no such run or step.
+        StepInFlightError: The step is being written.
+        StepChangedError: The step is deleted, or about to be; or another attempt than `attempt`
+            saved it, or it was saved anew just now.
+        ResourceChangedError: The step has changed since `seen`.
+        UnsupportedFormatError: Invalid labels or metrics; all are listed.
     """
     found = plane.run(root, run)
     known = get_checkpoint(plane, root, run, step, refresh=True)
@@ -82,20 +82,20 @@ def annotate_run_labels(
     *,
     seen: Seen,
 ) -> Run:
-    """Set labels of a run; those that are not named stay.
+    """Set labels of a run; others stay as they are.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
-        labels: Texts by name; None removes one.
-        seen: What the change is based on.
+        labels: Texts by name; None removes a label.
+        seen: Version of the run that the change is based on.
 
     Raises:
-        RunNotFoundError: There is none.
-        ResourceChangedError: It is not as it was seen.
-        UnsupportedFormatError: Labels that can't be kept; all are listed.
+        RunNotFoundError: There is no such run.
+        ResourceChangedError: The run has changed since `seen`.
+        UnsupportedFormatError: Invalid labels; all are listed.
     """
     found = plane.run(root, run)
     known = get_run(plane, root, run, refresh=True)
@@ -115,17 +115,17 @@ def _noted(one: Annotation, of: Checkpoint) -> dict[str, Any]:
 
 
 def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
-    """As they are noted: JSON has no NaN."""
+    """Return metrics in their stored form, with text for NaN, which JSON lacks."""
     kept = {name: value for name, value in metrics.items() if value is not None}
     numbers: dict[str, Any] = Annotation(metrics=kept).model_dump(mode="json")["metrics"]
     return dict.fromkeys(metrics) | numbers
 
 
 def require_unchanged(now: Response, seen: Seen) -> None:
-    """Refuse what is based on something else than what is there now.
+    """Raise unless the resource is as the client saw it.
 
     Raises:
-        ResourceChangedError: It is.
+        ResourceChangedError: It has changed.
     """
     if not seen.fits(now):
         raise ResourceChangedError(

@@ -1,4 +1,4 @@
-"""What the audit trail tells. Who may use only some roots reads none of it: it has all of them."""
+"""Entries of the audit trail. They cover all roots, so callers of some roots may not read them."""
 
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import audit_events
@@ -9,13 +9,13 @@ from cairn.service.schemas import AuditEvent
 def list_audit_events(
     plane: ControlPlane, search: Search, *, after: tuple[int, ...], limit: int
 ) -> tuple[list[AuditEvent], bool]:
-    """The next entries, newest first; whether there are more.
+    """Return the next entries, newest first, and whether there are more.
 
     Args:
-        plane: Where.
-        search: Which entries.
-        after: Id of the last one that is known already; (): from the newest.
-        limit: At most so many.
+        plane: The control plane.
+        search: Filter and order.
+        after: Sort key of the last entry that the client has; (): start with the newest.
+        limit: Largest number of entries.
     """
     with plane.catalog.query() as connection:
         found = audit_events(connection, search, after=after, limit=limit + 1)

@@ -1,4 +1,4 @@
-"""Nothing is changed without an entry in the audit trail: written before, completed after."""
+"""Audit entries of changes: begun before the change, and completed after it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,18 +21,18 @@ def audited(
     run: str = "",
     **detail: Any,
 ) -> Iterator[AuditEntry]:
-    """Do the block's work under an entry, which tells then whether it was done.
+    """Run the block under an audit entry, and record its outcome.
 
     Args:
-        plane: Whose audit trail.
-        caller: Who asks.
-        action: Such as `checkpoint.delete`.
-        root: Name of the root that it is about.
-        run: Name of the run that it is about.
-        detail: What is asked for.
+        plane: The control plane.
+        caller: Caller of the request.
+        action: Action, such as `checkpoint.delete`.
+        root: Name of the root that the action is about.
+        run: Name of the run that the action is about.
+        detail: Details of the request.
 
     Raises:
-        SQLAlchemyError: The entry could not be written; nothing was done.
+        SQLAlchemyError: The entry could not be written, and the block was not run.
     """
     entry = AuditEntry.begin(
         plane.catalog,

@@ -1,8 +1,8 @@
-"""What the settings have done once an alias has moved.
+"""Automations of the settings, which act when an alias has moved.
 
-Every server follows the events. Each operation has a key of the automation, made of the move: of
-many servers, and of one that died in between, one starts it. What is done here moves no alias, so
-no automation sets off another.
+Every server follows the events. Each operation has an idempotency key made of the automation and
+the move. So of many servers, and of one that died in between, only one starts it. An automation
+moves no alias, so it triggers no other automation.
 """
 
 import logging
@@ -31,15 +31,15 @@ from cairn.storage.runs import Run
 logger = logging.getLogger(__name__)
 
 MAY_PASS: Final = (StoreUnavailableError, NotReadyError)
-"""What keeps an operation from being started now, and may not the next time."""
+"""Errors that prevent a start now, but perhaps not the next time."""
 
 _AT_ONCE: Final = 100
 
 
 def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationState]:
-    """The automations for roots that a caller may use, by name, and what came of each last.
+    """Return the automations for the caller's roots, by name, with their last results.
 
-    Of one that is for other roots too, what came of it may be of those, and is left out.
+    If an automation is for other roots too, its result may be about those, and is left out.
     """
     known = states(plane.catalog) if plane.settings.automations else {}
     found = []
@@ -62,14 +62,14 @@ def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationStat
 
 
 def follow_moves(plane: ControlPlane) -> int:
-    """Start what the moves of aliases since the last time ask for; how many operations.
+    """Start the operations for moves since the last call, and return their number.
 
-    What the store or a database keeps from being started now is tried again the next time, and
-    keeps no other automation from its turn; of what can't be started at all the reason is noted.
+    If a store or database prevents a start, the move is tried again at the next call, and other
+    automations go on. If an operation can never start, the reason is recorded.
 
     Raises:
         SQLAlchemyError: A database does not answer.
-        StoreUnavailableError: A store does not.
+        StoreUnavailableError: A store does not answer.
         NotReadyError: Jobs were not launched.
     """
     wanted = {one.name: one for one in plane.settings.automations}
@@ -86,9 +86,10 @@ def follow_moves(plane: ControlPlane) -> int:
 
 
 def _followed(plane: ControlPlane, automation: Automation, position: int) -> int:
-    """Act on what moved. A root that is silent holds up its own moves alone.
+    """Act on the moves after a position. A silent root delays only its own moves.
 
-    What moved in others meanwhile is passed by once it speaks, and was started by then.
+    Moves in other roots are acted on meanwhile. When the root answers again, the position passes
+    them once more, and idempotency keys prevent a second start.
     """
     started, read = 0, position
     silent: dict[str, StoreUnavailableError | NotReadyError] = {}
@@ -102,7 +103,7 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
             told = {"operation": operation, "problem": problem}
             if not silent:
                 if not advance(plane.catalog, automation.name, before=read, after=move.id, **told):
-                    return started  # another server goes on
+                    return started  # another server has moved the position, and goes on
                 started += operation is not None
             read = move.id
         if len(moves) < _AT_ONCE:
@@ -118,7 +119,10 @@ def _acted(
     move: EventColumns,
     silent: dict[str, StoreUnavailableError | NotReadyError],
 ) -> tuple[str | None, str | None]:
-    """The operation that a move asks for, or why there is none; notes a root that is silent."""
+    """Start the operation for a move; return its id, or why there is none.
+
+    If the root is silent, it is added to `silent`.
+    """
     wanted = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
     if not wanted or move.root not in plane.roots or move.root in silent:
         return None, None
@@ -149,7 +153,7 @@ def _refuse_other(run: Run, moved: Mapping[str, Any]) -> None:
     """Raise if the listed step is not the one that the alias was moved to.
 
     Raises:
-        StepChangedError: It was saved anew, or its run was made anew.
+        StepChangedError: The step was saved anew, or its run was made anew.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
     """
     listed = run.step(int(moved["step"]))

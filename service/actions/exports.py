@@ -1,4 +1,4 @@
-"""Exports of a checkpoint, and what they made."""
+"""Exports of a checkpoint, and their artifacts."""
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
@@ -41,10 +41,11 @@ def convert_checkpoint(
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        StepDamagedError: It is damaged, and no reason is given to export it all the same.
-        InvalidRequestError: It has no configuration of a model, or an option can't be.
+        StepDamagedError: The step is damaged, and the request gives no reason to export it
+            nonetheless.
+        InvalidRequestError: The step has no configuration of a model, or an option is invalid.
         UnsupportedFormatError: `max_shard_size` or `memory` is no size.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     options = convert.convert_options(
         wanted.dtype,
@@ -86,13 +87,14 @@ def gather_checkpoint(
     *,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start gathering items of any checkpoint into one file.
+    """Start to gather items of any checkpoint into one file.
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        StepDamagedError: It is damaged, and no reason is given to gather it all the same.
-        InvalidRequestError: It has no such items, or an option can't be.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        StepDamagedError: The step is damaged, and the request gives no reason to gather it
+            nonetheless.
+        InvalidRequestError: The step lacks an item, or an option is invalid.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     options = gather.gather_options(wanted.items, wanted.dtype)
     start = Start(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
@@ -116,11 +118,10 @@ def gather_checkpoint(
 
 
 def get_artifact(plane: ControlPlane, caller: Caller, artifact: str) -> Artifact:
-    """What an artifact is, and its files.
+    """Return an artifact, with its files.
 
     Raises:
-        ArtifactNotFoundError: There is no such artifact (any more) in a root that the caller may
-            use.
+        ArtifactNotFoundError: The caller's roots have no such artifact, or no longer.
     """
     ref = ArtifactRef.parse(artifact)
     manifest, folder = ref.open(caller.visible(plane.roots))
@@ -128,7 +129,7 @@ def get_artifact(plane: ControlPlane, caller: Caller, artifact: str) -> Artifact
 
 
 def artifact_body(ref: ArtifactRef, manifest: ExportManifest, folder: StoreURI) -> Artifact:
-    """An artifact as the API gives it out."""
+    """Return an artifact in the form of the API."""
     return Artifact(
         id=ref.id,
         kind=OperationKind(manifest.kind),
@@ -149,10 +150,10 @@ def artifact_body(ref: ArtifactRef, manifest: ExportManifest, folder: StoreURI) 
 
 
 def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> StoredFile:
-    """A file of an artifact.
+    """Return a file of an artifact, ready for download.
 
     Raises:
-        ArtifactNotFoundError: As `get_artifact`, or it has no such file.
+        ArtifactNotFoundError: See `get_artifact`; or the artifact has no such file.
         CorruptionError: The stored file has another size.
     """
     manifest, folder = ArtifactRef.parse(artifact).open(caller.visible(plane.roots))
@@ -184,11 +185,11 @@ def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:
 
 
 def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[Artifact]:
-    """What was made of a listed step and is there, newest first; read from the store.
+    """Return the artifacts of a listed step, newest first; read from the store.
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        UnsupportedFormatError, CorruptionError: A manifest of an export can't be read.
+        UnsupportedFormatError, CorruptionError: The manifest of an export is unreadable.
         StoreUnavailableError: The store does not answer.
     """
     found = plane.run(root, run)
@@ -205,13 +206,13 @@ def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[
 def list_run_artifacts(
     plane: ControlPlane, root: str, run: str, most: int
 ) -> tuple[list[Artifact], bool]:
-    """What was made of the steps of a run and is there; whether there is more. From the store.
+    """Return the artifacts of a run, and whether there are more; read from the store.
 
-    Those of the highest steps come first, also of steps that were set aside since.
+    Artifacts of the highest steps come first, those of superseded steps included.
 
     Raises:
         RunNotFoundError: There is no such run.
-        UnsupportedFormatError, CorruptionError: A manifest of an export can't be read.
+        UnsupportedFormatError, CorruptionError: The manifest of an export is unreadable.
         StoreUnavailableError: The store does not answer.
     """
     found = plane.run(root, run)

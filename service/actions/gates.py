@@ -1,6 +1,6 @@
-"""What aliases ask of the steps that they move to, as the settings say.
+"""Gates of aliases: conditions of the settings on steps that an alias may move to.
 
-A gate that can't be judged is not passed: no promotion goes on because something else is down.
+A gate that cannot be judged refuses: an outage must not let a promotion pass.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from cairn.storage.runs import (
 )
 
 WEBHOOK_SECONDS: Final = 10.0
-"""For the whole answer of a gate's webhook."""
+"""Time limit for the whole answer of a gate's webhook."""
 
 WEBHOOK_BYTES: Final = 64 << 10
-"""Of its answer."""
+"""Size limit of its answer."""
 
 CONVERT: Final = "convert"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A step that an alias shall move to.
+    """Step that an alias is about to move to.
 
     Attributes:
         root: Name of its root.
-        run: Its run.
-        info: It, held.
+        run: Run of the step.
+        info: The step, marked as in use.
         alias: Name of the alias.
-        by: Who asks.
-        reason: Why.
+        by: Name of the caller.
+        reason: Reason of the promotion.
     """
 
     root: str
@@ -54,11 +54,11 @@ class Candidate:
 
     @cached_property
     def noted(self) -> Annotation:
-        """Its labels and metrics, as they are in the store."""
+        """Labels and metrics of the step, from the store."""
         return noted_of(self.run, self.info)
 
     def told(self) -> dict[str, Any]:
-        """It, for a webhook."""
+        """Return the candidate as the request body for a webhook."""
         return {
             "root": self.root,
             "run": self.run.uri.name,
@@ -74,16 +74,16 @@ class Candidate:
 
 
 def gates_of(plane: ControlPlane, root: str, run: str, alias: str) -> list[Gate]:
-    """The gates of an alias."""
+    """Return the gates of an alias."""
     return [gate for gate in plane.settings.gates if gate.is_for_alias(root, run, alias)]
 
 
 def refuse_gated(gates: Sequence[Gate], candidate: Candidate) -> None:
-    """Raise if a step does not pass; webhooks are asked if it passes all else.
+    """Raise unless a step passes; webhooks are called only if it passes everything else.
 
     Raises:
-        GateRefusedError: It does not; every reason is named.
-        UnsupportedFormatError, CorruptionError: Its labels can't be read.
+        GateRefusedError: The step does not pass; the error has every reason.
+        UnsupportedFormatError, CorruptionError: The step's labels are unreadable.
         StoreUnavailableError: The store does not answer.
     """
     refused = [reason for gate in gates for reason in _refusals(gate, candidate)]
@@ -130,7 +130,7 @@ def _text(bound: Bound) -> str:
 
 
 def _is_exported(candidate: Candidate) -> bool:
-    """Whether an export of this very step was published: its files were checked before that."""
+    """Return whether an export of this step was published, with its files checked."""
     info = candidate.info
     try:
         found = published_exports(candidate.run.objects, info.step, info.attempt, CONVERT)
@@ -140,8 +140,8 @@ def _is_exported(candidate: Candidate) -> bool:
 
 
 def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
-    """Why a webhook does not allow it; None if it does."""
-    import httpx  # not for who has no such gate
+    """Call a webhook, and return its refusal; None: it allows the promotion."""
+    import httpx  # loaded only for gates with webhooks
 
     try:
         told = _object(asyncio.run(_answer(url, candidate.told())))
@@ -155,10 +155,10 @@ def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
 
 
 async def _answer(url: str, body: dict[str, Any]) -> bytes:
-    """What a webhook answers: in bounded time, headers and all, and of bounded size.
+    """Post to a webhook, and return its answer, within limits of time and size.
 
     Raises:
-        HTTPError, InvalidURL, TimeoutError, ValueError: There is no such answer.
+        HTTPError, InvalidURL, TimeoutError, ValueError: There is no valid answer within the limits.
     """
     import httpx
 
@@ -181,10 +181,10 @@ async def _answer(url: str, body: dict[str, Any]) -> bytes:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
-        ValueError, RecursionError: It is none, or one too deep to be read.
+        ValueError, RecursionError: The content is not an object, or nested too deeply.
     """
     told = json.loads(content)
     if not isinstance(told, dict):

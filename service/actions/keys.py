@@ -1,4 +1,4 @@
-"""Keys of callers. Who may use only some roots makes none: it might count in others."""
+"""Actions on keys. Callers of some roots make none, since a key may give access to other roots."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -13,20 +13,20 @@ from cairn.service.errors import KeyNameTakenError, UnknownRootError
 from cairn.service.schemas import Key, KeyRequest, NewKey
 
 RESERVED: Final = frozenset({"loopback"})
-"""Names by which the audit trail knows somebody else."""
+"""Names of callers without a key, in the audit trail."""
 
 
 def list_keys(plane: ControlPlane) -> list[Key]:
-    """Every key that was made, by name and time."""
+    """Return every key, revoked ones too, by name and time of creation."""
     return [_body(row) for row in access.list_keys(plane.catalog)]
 
 
 def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewKey:
-    """Make a key.
+    """Create a key.
 
     Raises:
-        UnknownRootError: A root is none of ours.
-        KeyNameTakenError: A key that counts has the name.
+        UnknownRootError: A root is unknown.
+        KeyNameTakenError: A valid key has the name.
     """
     _check(request, plane.roots)
     now = datetime.now(UTC)
@@ -47,10 +47,10 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
 
 
 def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> Key:
-    """Have a key count no more.
+    """Revoke a key.
 
     Raises:
-        UnknownKeyError: There is none of that id.
+        UnknownKeyError: No key has this id.
     """
     with audited(plane, caller, "key.revoke", id=key):
         return _body(access.revoke_key(plane.catalog, key, now=datetime.now(UTC)))

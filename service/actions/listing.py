@@ -1,6 +1,6 @@
-"""Runs, checkpoints and aliases as the catalog has them; read from the store anew if that is asked.
+"""Lists of runs, checkpoints and aliases from the catalog, refreshed from the store on request.
 
-What the catalog does not know is looked for in the store before it is said not to exist.
+If the catalog does not know a run or step, the store is read before a 404.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from cairn.storage.runs import StepInfo, StepState
 from cairn.storage.store import StoreURI, from_rfc3339
 
 Key = tuple[Any, ...]
-"""Where a page begins: after the entry of this key; (): at the first."""
+"""Sort key of the last entry before a page; (): the page is the first."""
 
 EVERYTHING: Final = Search()
 
@@ -34,17 +34,17 @@ def list_runs(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Run], Key]:
-    """The next runs, by root and name; after which key there are more, () if there are none.
+    """Return the next runs, by root and name, and the key of the next page, () without one.
 
-    Runs that go meanwhile are left out, maybe all of them; the key is that of the page anyway.
+    Runs that are deleted meanwhile are left out, perhaps all of them; the key is valid nonetheless.
 
     Args:
-        plane: Where.
-        roots: Those that are meant.
-        search: Which of their runs, and in what other order.
-        after: Key of the last one that is known already; without another order its root and name.
-        limit: At most so many.
-        refresh: Look at the store first: at this page, or if some are searched for, at all runs.
+        plane: The control plane.
+        roots: Roots to read.
+        search: Filter and order of the runs.
+        after: Sort key of the last run that the client has; without an order its root and name.
+        limit: Largest number of runs.
+        refresh: Refresh first: the runs of this page, or, with a search, all runs.
 
     Raises:
         NotReadyError: A root is being read for the first time.
@@ -77,7 +77,7 @@ def _search_runs(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Run], Key]:
-    if refresh:  # any run may have become one that is searched for
+    if refresh:  # after a change, any run may match the search
         for root, uri in roots.items():
             plane.index.scan(root, uri)
     else:
@@ -89,15 +89,15 @@ def _search_runs(
 
 
 def _end(found: Sequence[RunColumns], limit: int) -> Key:
-    """The key of a page's last run; () if there are no more."""
+    """Return the key of a page's last run; (): it is the last page."""
     return (found[limit - 1].root, found[limit - 1].name) if len(found) > limit else ()
 
 
 def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
-    """One run.
+    """Return a run.
 
     Raises:
-        RunNotFoundError: There is none.
+        RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
     with _found(plane, root, run, refresh=refresh) as (_, known):
@@ -115,18 +115,18 @@ def list_checkpoints(
     limit: int,
     refresh: bool,
 ) -> tuple[list[Checkpoint], Key]:
-    """The next checkpoints of a run, highest step first; after which key there are more, or ().
+    """Return a run's next checkpoints, highest first, and the key of the next page, or ().
 
     Args:
-        plane: Where.
+        plane: The control plane.
         root: Name of the run's root.
         run: Name of the run.
-        search: Which of its checkpoints, and in what other order.
-        state: Which of them, whatever the search says.
-        after: Key of the last one that is known already; without another order its step and
+        search: Filter and order of the checkpoints.
+        state: States to return, in addition to the filter.
+        after: Sort key of the last checkpoint that the client has; without an order its step and
             attempt.
-        limit: At most so many.
-        refresh: Look at the store first.
+        limit: Largest number of checkpoints.
+        refresh: Refresh the run first.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -156,18 +156,18 @@ def get_checkpoint(
     attempt: int | None = None,
     refresh: bool,
 ) -> Checkpoint:
-    """One step, whatever its state.
+    """Return a step in any state.
 
     Args:
-        plane: Where.
+        plane: The control plane.
         root: Name of the run's root.
         run: Name of the run.
-        step: Its number.
-        attempt: Of several attempts at it this one; None: the one that is listed, or the last.
-        refresh: Look at the store first.
+        step: Number of the step.
+        attempt: Attempt that saved the step; None: the listed one, or else the last.
+        refresh: Refresh the run first.
 
     Raises:
-        RunNotFoundError, StepNotFoundError: There is none.
+        RunNotFoundError, StepNotFoundError: There is no such run or step.
         StoreUnavailableError: The store is needed, and does not answer.
     """
     with _found(plane, root, run, refresh=refresh) as (connection, known):
@@ -185,7 +185,7 @@ def get_checkpoint(
 
 
 def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> list[Alias]:
-    """Aliases of a run, by name.
+    """Return the aliases of a run, by name.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -196,10 +196,10 @@ def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> 
 
 
 def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: bool) -> Alias:
-    """One alias.
+    """Return an alias.
 
     Raises:
-        RunNotFoundError, AliasNotFoundError: There is none.
+        RunNotFoundError, AliasNotFoundError: There is no such run or alias.
         StoreUnavailableError: The store is needed, and does not answer.
     """
     for found in list_aliases(plane, root, run, refresh=refresh):
@@ -208,7 +208,7 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
     if not refresh:
         return get_alias(plane, root, run, alias, refresh=True)
     uri = plane.place(root, run)
-    StoredRun(uri).aliases.require(alias)  # says what there is, and what is wrong with it
+    StoredRun(uri).aliases.require(alias)  # raises with the existing names, or the record's damage
     raise AliasNotFoundError(
         "no such alias", path=uri, expected=alias, found="one that was set just now"
     )
@@ -218,7 +218,7 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
 def _found(
     plane: ControlPlane, root: str, run: str, *, refresh: bool
 ) -> Iterator[tuple[Connection, RunColumns]]:
-    """A run that is known, or was found in the store, and a connection to ask on about it."""
+    """Open a connection, and find a run's row in the catalog; refresh the run if it is unknown."""
     uri = plane.place(root, run)
     if refresh:
         plane.index.refresh_run(root, StoredRun(uri))
@@ -243,9 +243,9 @@ def _known(connection: Connection, root: str, uri: StoreURI) -> RunColumns | Non
 
 
 def _from_store(row: RunColumns, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
-    """A step that the catalog leaves out, as its manifest can't be read."""
+    """Return a step that the catalog leaves out because its manifest is unreadable."""
     if attempt is None:
-        return _body(row, run, run.step(step))  # raises, unless it was published just now
+        return _body(row, run, run.step(step))  # raises, unless the step was published just now
     deletions = read_deletions(run, [(step, attempt)])
     held = run.step_attempts().get(step) == attempt
     kept = StepState.LISTED if held else StepState.SET_ASIDE
@@ -278,10 +278,10 @@ def _body(row: RunColumns, run: StoredRun, info: StepInfo) -> Checkpoint:
 
 
 def refuse_other(run: StoredRun, listed: StepInfo, attempt: int | None) -> None:
-    """Raise if a listed step is not that of the attempt that is meant; None: any is.
+    """Raise unless `attempt` saved a listed step; None: any attempt may have.
 
     Raises:
-        StepChangedError: It is another's.
+        StepChangedError: Another attempt saved it.
     """
     if attempt in (None, listed.attempt):
         return

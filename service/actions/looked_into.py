@@ -1,7 +1,7 @@
-"""What was looked into last, kept for the next request: steps, how they differ, and statistics.
+"""Caches of steps, their differences, and statistics.
 
-It takes seconds to read what a step of many leaves holds. Statistics are kept by what they are of,
-so that what two steps share is read once.
+It takes seconds to read the contents of a step with many leaves. Statistics are cached by content,
+so leaves that two steps share are read once.
 """
 
 import threading
@@ -17,33 +17,33 @@ from cairn.storage.runs import LeafRecord, Manifest, Run, StepContents, StepInde
 from cairn.storage.store import Confinement, StoreURI
 
 LEAVES: Final = 100_000
-"""Most leaves that are kept, of all steps together; one and a half kilobytes each."""
+"""Largest number of cached leaves, of all steps together; 1.5 kB each."""
 
 DIFFERENCES: Final = 100_000
-"""Most leaves that differ which are kept, of all diffs together; half a kilobyte each."""
+"""Largest number of cached differing leaves, of all diffs together; 0.5 kB each."""
 
 STATISTICS: Final = 4096
-"""Statistics that are kept; a kilobyte each."""
+"""Largest number of cached statistics; 1 kB each."""
 
 RECLAIMABLE: Final = 20_000
-"""Runs of which is kept what retention would free; a few hundred bytes each."""
+"""Largest number of runs with a cached amount of reclaimable bytes; a few hundred bytes each."""
 
-_LEAF_BYTES: Final = 1500  # a leaf that is kept
+_LEAF_BYTES: Final = 1500  # memory of a cached leaf
 
-_DIFF: Final = 16  # a diff of no leaves takes as much as so many of them
+_DIFF: Final = 16  # leaves that an empty diff counts as
 
 Found = TypeVar("Found")
 
 
 class Known(Generic[Found]):
-    """What was found last, by what it is of. Safe for use by many threads."""
+    """LRU cache by content. Safe for use by many threads."""
 
     def __init__(self, most: int, size: Callable[[Found], int] = lambda _: 1) -> None:
-        """Of few enough entries.
+        """Create an empty cache.
 
         Args:
-            most: Of their sizes together; an entry that is larger is kept alone.
-            size: Of an entry.
+            most: Largest sum of the entries' sizes; a larger entry is cached alone.
+            size: Returns the size of an entry.
         """
         self._most, self._size = most, size
         self._entries: OrderedDict[Hashable, Found] = OrderedDict()
@@ -51,16 +51,16 @@ class Known(Generic[Found]):
         self._lock = threading.Lock()
 
     def peek(self, content: Hashable) -> Found | None:
-        """What is known of some content; None: nothing is."""
+        """Return the cached entry of a content; None: there is none."""
         with self._lock:
             return self._entries.get(content)
 
     def get(self, content: Hashable, find: Callable[[], Found]) -> Found:
-        """What is known of some content; if that is nothing, it is found and kept.
+        """Return the entry of a content; compute and cache it if it is missing.
 
         Args:
-            content: Another for everything of which something else is found.
-            find: Finds it.
+            content: Key that differs wherever the entry differs.
+            find: Computes the entry.
         """
         with self._lock:
             if content in self._entries:
@@ -77,11 +77,11 @@ class Known(Generic[Found]):
 
 
 class LeafForm(NamedTuple):
-    """What many leaves of a step have in common.
+    """Properties that many leaves of a step share.
 
     Attributes:
-        shape, dtype, spec: As in its record.
-        nbytes: Of it.
+        shape, dtype, spec: Values of the leaf's record.
+        nbytes: Size in bytes.
     """
 
     shape: tuple[int, ...]
@@ -91,11 +91,11 @@ class LeafForm(NamedTuple):
 
 
 class ToldLeaf(NamedTuple):
-    """What is said of a leaf, beside its name: in little room.
+    """Compact form of a leaf, without its name.
 
     Attributes:
-        form: One for all leaves that have the same.
-        digest: Of its elements.
+        form: Shared by all leaves with equal properties.
+        digest: Digest of its elements.
     """
 
     form: LeafForm
@@ -103,13 +103,13 @@ class ToldLeaf(NamedTuple):
 
     @classmethod
     def of(cls, leaf: LeafRecord, forms: dict[LeafForm, LeafForm] | None = None) -> "ToldLeaf":
-        """A leaf; `forms` are those of leaves before."""
+        """Convert a leaf; `forms` has the shared forms of the leaves before."""
         form = LeafForm(leaf.shape, leaf.dtype, leaf.spec, leaf.nbytes)
         return cls(form if forms is None else forms.setdefault(form, form), leaf.digest)
 
 
 class LeafChange(NamedTuple):
-    """A leaf that is not known to be the same in two steps; as `reading.LeafDifference`."""
+    """Leaf that may differ between two steps; see `reading.LeafDifference`."""
 
     item: str
     path: str
@@ -119,14 +119,14 @@ class LeafChange(NamedTuple):
 
 
 class StepChanges(NamedTuple):
-    """The leaves that differ between two steps, by item and path, and how many do not."""
+    """Leaves that differ between two steps, by item and path, and the number of equal ones."""
 
     leaves: tuple[LeafChange, ...]
     equal: int
 
     @classmethod
     def between(cls, this: "OpenStep", other: "OpenStep") -> "StepChanges":
-        """Those of two steps."""
+        """Compare the leaves of two steps."""
         forms: dict[LeafForm, LeafForm] = {}
         found, equal = diff_leaves(this.leaves, other.leaves)
         changes = (
@@ -143,19 +143,19 @@ class StepChanges(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How much room it takes, in leaves."""
+        """Size in the cache, in leaves."""
         return len(self.leaves) + _DIFF
 
 
 @dataclass(frozen=True)
 class OpenStep:
-    """A listed step.
+    """Listed step, with its manifest and contents.
 
     Attributes:
-        uri: Its folder in its run.
-        manifest: Its manifest.
-        manifest_digest: That of it; nothing else has it.
-        contents: What the manifest names.
+        uri: Folder of the step in its run.
+        manifest: Manifest of the step.
+        manifest_digest: Digest of the manifest, unique to it.
+        contents: Contents that the manifest names.
     """
 
     uri: StoreURI
@@ -165,14 +165,14 @@ class OpenStep:
 
     @property
     def size(self) -> int:
-        """How much room it takes, in leaves: the pages of its index that were read stay."""
+        """Size in the cache, in leaves; pages of its index stay in memory once they are read."""
         index = self.manifest.index
         others = len(self.manifest.inline_objects) if index is None else index.size // _LEAF_BYTES
         return max(len(self.contents.leaves), others)
 
     @cached_property
     def leaves(self) -> list[LeafRecord]:
-        """Every leaf, by item and path."""
+        """All leaves, by item and path."""
         return sorted(self.contents.leaves, key=attrgetter("item", "path"))
 
     @cached_property
@@ -180,14 +180,14 @@ class OpenStep:
         return {(leaf.item, leaf.path): leaf for leaf in self.leaves}
 
     def leaf(self, item: str, path: str) -> LeafRecord | None:
-        """A leaf; None if the step has no such one."""
+        """Return a leaf; None: the step has no such leaf."""
         return self._by_path.get((item, path))
 
     def reader(self) -> CheckpointReader:
-        """What reads its values, for one request: it keeps open whatever it has read.
+        """Open a reader of its values for one request; the reader keeps its files open.
 
         Raises:
-            StorageError: As `CheckpointReader.open`.
+            StorageError: See `CheckpointReader.open`.
         """
         if isinstance(self.contents, StepIndex):
             return CheckpointReader.of(self.uri, self.manifest, self.contents)
@@ -195,19 +195,19 @@ class OpenStep:
 
 
 _Key = tuple[Confinement | None, str, str]
-"""How far a step may lead, where it is, and the digest of its manifest."""
+"""Confinement of a step, its address, and the digest of its manifest."""
 
 
 class OpenSteps:
-    """The steps that were asked for last. Safe for use by many threads.
+    """LRU cache of opened steps. Safe for use by many threads.
 
     Attributes:
-        changes: What differs between two of them, by their digests: of two large ones only one
-            is kept.
+        changes: Cached differences of two steps, by their digests; of two large ones only one is
+            cached.
     """
 
     def __init__(self, leaves: int = LEAVES, differences: int = DIFFERENCES) -> None:
-        """Of at most so many leaves, and leaves that differ; a step that has more is kept alone."""
+        """Limit the cached leaves, and differing leaves; a larger step is cached alone."""
         self._leaves = leaves
         self.changes: Known[StepChanges] = Known(differences, lambda one: one.size)
         self._steps: OrderedDict[_Key, OpenStep] = OrderedDict()
@@ -215,12 +215,12 @@ class OpenSteps:
         self._lock = threading.Lock()
 
     def open(self, run: Run, info: StepInfo) -> OpenStep:
-        """A step that was just seen to be listed.
+        """Open a step that was just seen to be listed.
 
         Raises:
-            StepNotFoundError: It has no manifest.
-            CorruptionError, UnsupportedFormatError: Its manifest or its index can't be read.
-            StoreUnavailableError: The store gives no answer.
+            StepNotFoundError: The step has no manifest.
+            CorruptionError, UnsupportedFormatError: Its manifest or its index is unreadable.
+            StoreUnavailableError: The store does not answer.
         """
         uri = run.step_uri(info)
         if info.manifest_digest is None:
@@ -228,7 +228,7 @@ class OpenSteps:
         key = (uri.confinement, str(uri), info.manifest_digest)
         with self._lock:
             opening = self._opening.setdefault(key, threading.Lock())
-        with opening:  # of many that ask at once, one reads
+        with opening:  # of many concurrent callers, one reads
             with self._lock:
                 known = self._steps.get(key)
             try:

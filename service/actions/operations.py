@@ -1,4 +1,4 @@
-"""Jobs that were started, as far as a caller may see them."""
+"""Operations, limited to the roots of a caller."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -27,19 +27,20 @@ def list_operations(
     limit: int,
     state: OperationState | None,
 ) -> tuple[list[Operation], bool]:
-    """The next operations, newest first; whether there are more.
+    """Return the next operations, newest first, and whether there are more.
 
     Args:
-        plane: Where.
-        caller: Who asks: of roots that they may not use, nothing is told.
-        after: `created` and id of the last one that is known already.
-        limit: At most so many.
-        state: Only those in this state; None: in any.
+        plane: The control plane.
+        caller: Caller of the request; operations of other roots are left out.
+        after: `created` and id of the last operation that the client has.
+        limit: Largest number of operations.
+        state: Return only operations in this state; None: in any.
 
     Raises:
         NotReadyError: Jobs were not launched.
     """
-    # Who sees few of them has many looked through: not a page as small as they ask for at a time.
+    # A caller of some roots may see few of many operations, so read large pages even for a small
+    # limit.
     size = limit + 1 if caller.roots is None else max(limit + 1, _LOOKED_THROUGH)
     found: list[Operation] = []
     while len(found) <= limit:
@@ -52,10 +53,10 @@ def list_operations(
 
 
 def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
-    """One operation as it stands now.
+    """Return the current state of an operation.
 
     Raises:
-        OperationNotFoundError: There is none of that id in a root that the caller may use.
+        OperationNotFoundError: The caller's roots have no such operation.
     """
     found = plane.jobs.get(operation)
     if not _seen_by(caller, found):
@@ -66,10 +67,10 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
 async def watch_operation(
     plane: ControlPlane, caller: Caller, operation: str
 ) -> AsyncGenerator[Operation | None]:
-    """One operation now, then whenever it changes, to its end; None where it is long quiet.
+    """Yield an operation now and at every change until it ends; None after a quiet time.
 
     Raises:
-        OperationNotFoundError: As `get_operation`.
+        OperationNotFoundError: See `get_operation`.
     """
     async with aclosing(plane.watching.states(operation)) as states:
         async for found in states:
@@ -79,10 +80,12 @@ async def watch_operation(
 
 
 def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
-    """Stop an operation; one that is cancelled already stays so. What it has left is listed.
+    """Cancel an operation, and refresh the run that it has changed.
+
+    A cancelled operation stays as it is.
 
     Raises:
-        OperationNotFoundError: As `get_operation`.
+        OperationNotFoundError: See `get_operation`.
         OperationStateError: It has ended otherwise.
     """
     found = get_operation(plane, caller, operation)
@@ -96,7 +99,7 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     """Run a failed or cancelled operation again.
 
     Raises:
-        OperationNotFoundError: As `get_operation`.
+        OperationNotFoundError: See `get_operation`.
         OperationStateError: It is under way, has succeeded, or has found damage.
     """
     found = get_operation(plane, caller, operation)
@@ -105,18 +108,18 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
 
 
 def _list_anew(plane: ControlPlane, operation: Operation) -> None:
-    """Read the run that a cancelled operation was changing: if its worker is gone, nobody did."""
+    """Refresh the run of a cancelled operation, since a dead worker cannot do it."""
     changed, root = plane.jobs.kinds[operation.kind].changed, str(operation.request.get("root"))
     if changed is None or (uri := plane.roots.get(root)) is None:
         return
     try:
         plane.index.refresh_runs({root: uri}, [(root, changed(operation.request))])
-    except StoreUnavailableError as exc:  # it is cancelled all the same
+    except StoreUnavailableError as exc:  # the operation is cancelled nonetheless
         logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
 
 
 def _seen_by(caller: Caller, operation: Operation) -> bool:
-    """Whether an operation is of a root that a caller may use."""
+    """Return whether an operation is of a root that a caller may use."""
     return caller.sees(str(operation.request.get("root", "")))
 
 

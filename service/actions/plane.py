@@ -1,4 +1,4 @@
-"""What the actions work with: roots, catalog, jobs."""
+"""Control plane: roots, catalog, jobs and caches that the actions use."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from cairn.storage.store import StoreURI, confine
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """The parts of a control plane.
+    """Parts of a control plane.
 
     Attributes:
-        settings: Its own.
-        roots: Store roots by name, as they are now.
-        index: What brings the catalog up to date with the store.
+        settings: Settings of the server.
+        roots: Current store roots by name.
+        index: Index that keeps the catalog up to date with the store.
         engine: The jobs; None: not launched.
-        watches: Whoever watches them.
-        steps: What steps hold that were looked into, and how they differ.
-        statistics: Those of tensors that were asked for.
-        reclaimable: Bytes that retention would free of runs, by what tells their rows apart.
+        watches: Watchers of the jobs.
+        steps: Cache of opened steps and their differences.
+        statistics: Cache of tensor statistics.
+        reclaimable: Cache of the bytes that retention would free, by version of a run's rows.
     """
 
     settings: Settings
@@ -47,7 +47,7 @@ class ControlPlane:
         """The jobs.
 
         Raises:
-            NotReadyError: They were not launched.
+            NotReadyError: Jobs were not launched.
         """
         if self.engine is None:
             raise NotReadyError("the job engine of this server was not launched")
@@ -55,24 +55,24 @@ class ControlPlane:
 
     @property
     def watching(self) -> Watches:
-        """Whoever watches the jobs.
+        """Watchers of the jobs.
 
         Raises:
-            NotReadyError: They were not launched.
+            NotReadyError: Jobs were not launched.
         """
         if self.watches is None:
             raise NotReadyError("the job engine of this server was not launched")
         return self.watches
 
     def root(self, name: str) -> StoreURI:
-        """The folder of a root.
+        """Return the address of a root.
 
         Raises:
             UnknownRootError: There is no such root.
         """
         found = self.roots.get(name)
         if found is None:
-            # Whoever asks may have been given this name, and no other.
+            # The message names no other root: the caller may know of this one only.
             raise UnknownRootError(
                 f"root {name!r}: expected one of this server's, found none of that name. "
                 "`cairn roots` and GET /v1/roots list those that you may use."
@@ -80,32 +80,32 @@ class ControlPlane:
         return found
 
     def place(self, root: str, run: str) -> StoreURI:
-        """Where a run is, or would be; the store is not asked.
+        """Return the address of a run, which need not exist; the store is not read.
 
         Raises:
             UnknownRootError: There is no such root.
-            InvalidURIError: The name is not one, or leads out of the root.
+            InvalidURIError: The run's name is invalid, or leads out of the root.
         """
         return confine(self.root(root), run)
 
     def run(self, root: str, run: str) -> Run:
-        """A run, opened in the store.
+        """Open a run in the store.
 
         Raises:
-            UnknownRootError, InvalidURIError: As `place`.
+            UnknownRootError, InvalidURIError: See `place`.
             RunNotFoundError: The root has no such run.
         """
         return Run.open(self.place(root, run))
 
     def run_of_any_kind(self, root: str, run: str) -> Run:
-        """A run, also one that has lost its `run.json`.
+        """Open a run, even one that has lost its `run.json`.
 
         Raises:
-            UnknownRootError, InvalidURIError: As `place`.
-            RunNotFoundError: There is nothing of a run.
+            UnknownRootError, InvalidURIError: See `place`.
+            RunNotFoundError: Nothing of a run is there.
         """
         found = Run(self.place(root, run))
-        with contextlib.suppress(*UNREADABLE):  # `run.json` is lost, or damaged
+        with contextlib.suppress(*UNREADABLE):  # a lost or damaged `run.json` is allowed here
             refuse_headless(found)
             found.info()
         return found

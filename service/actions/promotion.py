@@ -1,4 +1,4 @@
-"""Where aliases point: moving, deleting, their history."""
+"""Actions on aliases: promote, delete, history."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,30 +36,30 @@ def promote(
     """Point `alias` at a listed step.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
         step: A listed step.
         alias: Name of the alias.
-        reason: Kept in its history.
-        expect: Its sequence number as last seen; None: it must not exist.
-        attempt: Which one wrote the step that is meant; None: whichever holds it.
-        later: Takes what is to be called once the answer is on its way, as `promote_step` does.
+        reason: Reason, which its history keeps.
+        expect: Sequence number of the alias as last seen; None: it must not exist.
+        attempt: Attempt that must have saved the step; None: any.
+        later: Takes a function to call once the answer is on its way; see `promote_step`.
 
     Raises:
         RunNotFoundError: There is no such run.
-        StepNotFoundError: The step is not listed, or was adopted and is gone.
-        StepInFlightError: It is being written.
-        StepDamagedError: It is damaged.
-        CorruptionError: It was adopted, and its owner has changed it.
+        StepNotFoundError: The step is not listed, or was imported and is gone.
+        StepInFlightError: The step is being written.
+        StepDamagedError: The step is damaged.
+        CorruptionError: The step was imported, and its owner has changed it.
         AliasMovedError: The alias is not as expected.
         GateRefusedError: The step does not pass the alias's gates.
-        StepChangedError: The step was deleted while it was being promoted, or is another attempt's
-            than `attempt`.
-        InvalidURIError: `alias` cannot be an alias.
+        StepChangedError: The step was deleted during the promotion, or another attempt than
+            `attempt` saved it.
+        InvalidURIError: `alias` is no valid name.
     """
-    found = Run(plane.place(root, run))  # which is looked at with the step
+    found = Run(plane.place(root, run))  # not opened: `promote_step` checks the run with the step
     gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
@@ -68,7 +68,7 @@ def promote(
 
     lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
-    with ExitStack() as after:  # also where the answer is an error
+    with ExitStack() as after:  # runs the callbacks even if the answer is an error
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
             with _moved_by_others():
                 moved = promote_step(
@@ -96,12 +96,12 @@ def delete_alias(
     """Delete an alias; its history stays.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
         alias: Name of the alias.
-        expect: Its sequence number as last seen.
+        expect: Sequence number of the alias as last seen.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -119,7 +119,7 @@ def delete_alias(
 
 
 def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> AliasHistory:
-    """Moves of an alias, newest first, also after its deletion; read from the store.
+    """Return the moves of an alias from the store, newest first, even after its deletion.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -135,9 +135,11 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
 def _look_at_unseen(
     plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
 ) -> AliasEvent | None:
-    """Have the index judge the move that a change is based on, before that one hides it.
+    """Refresh the run if the catalog has not seen the alias's last move.
 
-    The alias's last event, if the store has lost it: what comes now comes after it.
+    This must come before the new move, which hides the last one.
+    Returns the last event of the alias that the store has lost, so that the new move continues from
+    it; None: nothing is lost.
     """
     with plane.catalog.query() as connection:
         seen, lost = rows.alias_seen(connection, root, run, alias)
@@ -164,7 +166,7 @@ def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:
 
 @contextmanager
 def _moved_by_others() -> Iterator[None]:
-    """A lost compare-and-swap is a problem that has the alias as it is now."""
+    """Convert a lost compare-and-swap to a problem with the alias as it is now."""
     try:
         yield
     except PreconditionFailedError as exc:

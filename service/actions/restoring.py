@@ -1,4 +1,4 @@
-"""Going back to a checkpoint: as a new run, or in its own."""
+"""Return to a checkpoint: in a new run (fork), or in its own (rollback)."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -20,7 +20,7 @@ from cairn.service.schemas import Operation, OperationState, RestoreMode, Restor
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Run, refuse_damaged, refuse_taken, stranded_aliases
 
-_UNDER_WAY: Final = 1000  # operations at most that are looked at for an equal one
+_UNDER_WAY: Final = 1000  # largest number of operations to search for an equal one
 
 
 def restore_checkpoint(
@@ -34,18 +34,19 @@ def restore_checkpoint(
     seen: Seen | None,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start a new run from the step (fork), or set the run's later steps aside (rollback).
+    """Start a new run from the step (fork), or supersede the run's later steps (rollback).
 
     Raises:
         InvalidRequestError: A fork has no name or strands aliases, or a rollback has a name.
-        PreconditionRequiredError: A rollback, and nothing was seen.
-        ResourceChangedError: A rollback, and the run is not as it was seen.
-        AliasesStrandedError: A rollback that would set aside steps that aliases name.
+        PreconditionRequiredError: A rollback without `seen`.
+        ResourceChangedError: A rollback, and the run has changed since `seen`.
+        AliasesStrandedError: A rollback would supersede steps that aliases name.
         InvalidURIError: The new run's name leads out of the root.
-        RunExistsError: There is something of that name, in the store.
+        RunExistsError: The store has something of the new run's name.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        StepDamagedError: It is damaged, and no reason is given to go back to it all the same.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        StepDamagedError: The step is damaged, and the request gives no reason to use it
+            nonetheless.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     if (wanted.run is not None) != (wanted.mode is RestoreMode.FORK):
         raise InvalidRequestError(
@@ -79,7 +80,7 @@ def restore_checkpoint(
         try:
             refuse_taken(target)
         except PreconditionFailedError as exc:
-            if not _is_repeated(start, request):  # then by itself
+            if not _is_repeated(start, request):  # a repeated request finds its own run there
                 raise RunExistsError(str(exc)) from exc
     if target is None and not _is_repeated(start, request):
         if seen is None:
@@ -103,11 +104,12 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
 
 
 def _is_repeated(start: Start, request: Mapping[str, Any]) -> bool:
-    """Whether an operation answers to the request already."""
+    """Return whether an operation for this request exists already."""
     if start.idempotency_key is not None:
         return start.is_key_used()
     return any(
         operation.kind == restore.KIND and operation.request == request
-        for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
         for operation in start.plane.jobs.list(limit=_UNDER_WAY, state=state)
     )

@@ -1,7 +1,8 @@
-"""What the settings have done to runs again and again.
+"""Schedules of the settings, which act on runs again and again.
 
-Every server looks what is due. Each operation has a key of the schedule, made of the moment and the
-run: of many servers, and of one that was started anew, one starts it. No client can use such a key.
+Every server checks what is due. Each operation has an idempotency key made of the schedule, the
+moment and the run. So of many servers, and of one that was restarted, only one starts it. No client
+can use such a key.
 """
 
 import contextlib
@@ -42,13 +43,13 @@ from cairn.storage.store import StoreURI, utc_now
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""From one look at the clock to the next."""
+"""Interval between two checks of the clock."""
 
 FOLLOW_SECONDS: Final = 1.0
-"""From one look at the moves of aliases to the next, if something is to be done about them."""
+"""Interval between two checks for moved aliases, if there are automations."""
 
 LATE: Final = timedelta(hours=1)
-"""What was due this long ago, while no server ran, is left out until it is due again."""
+"""Age from which a missed moment is skipped, after a time without any server."""
 
 _RUNS_AT_ONCE: Final = 1000
 
@@ -62,7 +63,7 @@ _KINDS: Final = {
 def list_schedules(
     plane: ControlPlane, caller: Caller, *, now: datetime | None = None
 ) -> list[ScheduleState]:
-    """The schedules for roots that a caller may use, by name, and when each is due."""
+    """Return the schedules for the caller's roots, by name, with their last and next moments."""
     visible = caller.visible(plane.roots)
     moment = now or utc_now()
     return [
@@ -77,12 +78,13 @@ def list_schedules(
 
 
 def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[int, bool]:
-    """Start what a schedule has due at a moment, of each run whose operation was not started yet.
+    """Start the operations that a schedule has due at a moment, except those started before.
 
-    What is wrong with one run is logged, and keeps no other from its turn.
+    An error of one run is logged, and the others go on.
 
     Returns:
-        How many operations were started; and whether that is all, or a store was silent.
+        The number of started operations, and False if a store was silent, so that runs may be
+        missing.
 
     Raises:
         SQLAlchemyError: A database does not answer.
@@ -103,7 +105,7 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
 
 @contextlib.contextmanager
 def _noted(where: str, problems: list[Exception]) -> Iterator[None]:
-    """Log what keeps something from being started, and go on with the next."""
+    """Log an error that prevents a start, and go on."""
     try:
         yield
     except (StorageError, ServiceError) as exc:
@@ -114,7 +116,7 @@ def _noted(where: str, problems: list[Exception]) -> Iterator[None]:
 def _start(
     plane: ControlPlane, by: Caller, schedule: Schedule, root: str, run: str, key: str
 ) -> bool:
-    """Start it, unless it was; whether it is started now.
+    """Start an operation unless it was started before; return whether it was started now.
 
     Raises:
         IdempotencyKeyReusedError: Another operation has its key; the audit trail has that too.
@@ -135,7 +137,7 @@ def _start(
 
 
 def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> Iterator[str]:
-    """Names of the runs of a root that it is for, in the store now."""
+    """Yield the names of a root's runs that a schedule is for, after a refresh."""
     after: tuple[str | int, ...] = ()
     while True:
         look = not after
@@ -147,8 +149,8 @@ def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> 
 
 
 def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
-    """When it was due last, or is due next."""
-    from croniter import croniter  # not for who has no schedules
+    """Return the last due moment of a schedule or, with `ahead`, the next."""
+    from croniter import croniter  # loaded only if there are schedules
 
     moments = croniter(schedule.cron, now.astimezone(UTC), ret_type=datetime)
     found: datetime = moments.get_next() if ahead else moments.get_prev()
@@ -156,10 +158,10 @@ def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
 
 
 class Scheduler:
-    """Starts what is due, and what the moves of aliases ask for, in a thread of its own."""
+    """Thread that starts due operations, and those that automations demand."""
 
     def __init__(self, plane: ControlPlane, *, clock: Callable[[], datetime] = utc_now) -> None:
-        """Of the settings' schedules and automations."""
+        """Prepare the thread for the settings' schedules and automations."""
         self._plane = plane
         settings = plane.settings
         self._needed = bool(settings.schedules or settings.automations)
@@ -170,20 +172,21 @@ class Scheduler:
         self._thread = threading.Thread(target=self._watch, name="cairn-scheduler", daemon=True)
 
     def start(self) -> None:
-        """Begin, if there is anything to start."""
+        """Start the thread, if there are schedules or automations."""
         if self._needed:
             self._thread.start()
 
     def close(self) -> None:
-        """End; what is being started is waited for."""
+        """Stop, and wait for operations that are being started."""
         self._stop.set()
         if self._needed:
-            self._thread.join(LOOK_SECONDS)  # a database that is silent keeps nobody from ending
+            self._thread.join(LOOK_SECONDS)  # bounded, since the database may be silent
 
     def look(self) -> int:
-        """Start what is due now; how many operations were. What can't be is tried again."""
+        """Start due operations, and return their number; a failed start is tried again."""
         now, started = self._clock(), 0
         for schedule in self._plane.settings.schedules:
+            # croniter's `get_prev` excludes the moment itself.
             due = _due(schedule, now + timedelta(microseconds=1))
             if self._done.get(schedule.name) == due or now - due > LATE or self._stop.is_set():
                 continue
@@ -201,6 +204,6 @@ class Scheduler:
                     follow_moves(self._plane)
             except (StorageError, SQLAlchemyError, ServiceError) as exc:
                 logger.warning("what is due was not started: %s", exc)
-            except Exception:  # the next look may go better
+            except Exception:  # the thread must survive: the next try may succeed
                 logger.exception("what is due was not started")
             self._stop.wait(self._pause)

@@ -1,4 +1,4 @@
-"""Starting a job."""
+"""Start of a job, with idempotency key and audit entry."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -21,21 +21,22 @@ from cairn.storage.runs import Run
 
 _PLACE: Final = ("root", "run", "by")
 _NONE: Final = object()
-_LONGEST: Final = 80  # letters of a field that is named
+_LONGEST: Final = 80  # characters of a field's name or value in an error
 
 
 @dataclass(frozen=True)
 class Start:
-    """A request to start a job.
+    """Request to start a job.
 
     Attributes:
-        plane: Where.
-        caller: Who asks.
-        root: Name of the root that it is about.
-        kind: Of the job.
-        action: What the audit trail calls it.
-        idempotency_key: The same key of this caller, in this root, is the same operation, for good.
-        briefly: What the audit trail has of fields that are too large for it.
+        plane: The control plane.
+        caller: Caller of the request.
+        root: Name of the root that the job is about.
+        kind: Kind of the job.
+        action: Action in the audit trail.
+        idempotency_key: An equal key of this caller, in this root, returns the same operation, for
+            good.
+        briefly: Short values for the audit trail, in place of fields that are too large for it.
     """
 
     plane: ControlPlane
@@ -47,13 +48,13 @@ class Start:
     briefly: Mapping[str, Any] = field(default_factory=dict)
 
     def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
-        """The operation that the key names, if that was asked for; None: it is to be made.
+        """Return the operation of an equal earlier request with the key; None: there is none.
 
-        To be called before anything is looked up in the store: what was asked for then may be gone
-        by the time that a client that got no answer asks again.
+        Call this before the store is read. A client that got no answer repeats its request, and
+        what it asked for may be gone from the store by then.
 
         Args:
-            asked: What the path and the body say, as the job's request has it.
+            asked: Values of the path and the body, as the job's request has them.
 
         Raises:
             UnknownRootError: No such root is configured.
@@ -67,13 +68,13 @@ class Start:
             return None
         told = {name: found.request.get(name) for name in asked}
         if (found.kind, told) != (self.kind, dict(asked)):
-            return None  # `make` tells what is wrong
+            return None  # `make` raises the error
         with self._audited(found.request) as entry:
             entry.complete(operation=found.id)
         return found
 
     def is_key_used(self) -> bool:
-        """Whether the key names an operation: then `make` finds it, or tells what is wrong.
+        """Return whether an operation has the key; then `make` returns it, or raises.
 
         Raises:
             NotReadyError: Jobs were not launched.
@@ -81,15 +82,16 @@ class Start:
         return self._used() is not None
 
     def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
-        """Start the job, or find the one that is meant.
+        """Start the job, or return the existing operation for an equal request.
 
         Args:
-            request: JSON object handed to it, with the root and the run that it is about.
-            exported: The run where an export lies, if it has been made already.
+            request: JSON object for the job, with the root and the run that it is about.
+            exported: Run that may have the export already.
 
         Raises:
             NotReadyError: Jobs were not launched.
-            IdempotencyKeyReusedError: The key was used for another request; says for which.
+            IdempotencyKeyReusedError: The key was used for another request, which the error
+                describes.
         """
         jobs, key = self.plane.jobs, self._key
         with self._audited(request) as entry:
@@ -106,13 +108,13 @@ class Start:
 
     @property
     def _key(self) -> str | None:
-        """The engine's."""
+        """Idempotency key for the engine."""
         if self.idempotency_key is None:
             return None
         return operation_key(self.caller.name, self.root, self.idempotency_key)
 
     def _used(self) -> Operation | None:
-        """The operation that the key names."""
+        """Return the operation that has the key; None: there is none."""
         if self._key is None:
             return None
         with suppress(OperationNotFoundError):
@@ -127,7 +129,7 @@ class Start:
 
 
 def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
-    """How a request is another one than that of an operation."""
+    """Describe how a request differs from that of an operation."""
     before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
     different = [
@@ -147,7 +149,7 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
 
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Its fields, also those in others, by their whole names."""
+    """Flatten nested fields to one level, with dotted names."""
     found: dict[str, Any] = {}
     for name, value in request.items():
         inner = _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Comparing what is stored with what was saved, and mending records."""
+"""Verification of stored bytes and records, and repair of records."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -21,11 +21,11 @@ def verify_checkpoint(
     *,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start reading every byte of a checkpoint.
+    """Start to read and verify every byte of a checkpoint.
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     start = Start(plane, caller, root, verify.KIND, "checkpoint.verify", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "step": step}):
@@ -44,11 +44,11 @@ def verify_run(
     steps: str,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start comparing a run's records, and the bytes of "all" listed steps, the "latest" or "none".
+    """Start to verify a run's records, and "all" its listed steps, the "latest" or "none".
 
     Raises:
         RunNotFoundError: There is no such run.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     start = Start(plane, caller, root, verify.KIND, "run.verify", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "steps": steps}):
@@ -66,12 +66,12 @@ def repair_records(
     dry_run: bool,
     forget: Iterable[str],
 ) -> RepairReport:
-    """What would mend the records of a run, or, without `dry_run`, what did.
+    """Repair the records of a run or, with `dry_run`, return the possible repairs.
 
     Raises:
-        RunNotFoundError: There is nothing of a run.
+        RunNotFoundError: Nothing of a run is there.
         LeaseHeldError: A job writes the run.
-        RecordNotLostError: A name in `forget` is of none that is lost for good.
+        RecordNotLostError: A name in `forget` is not that of a lost record.
     """
     found = plane.run_of_any_kind(root, run)
     given = list(forget)

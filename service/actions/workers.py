@@ -1,4 +1,4 @@
-"""The processes that execute jobs."""
+"""Actions on workers, the processes that execute jobs."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,7 +18,7 @@ from cairn.service.schemas import TakenOver, Worker
 
 
 def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
-    """Every worker that was started, by name, and what it executes in roots of the caller.
+    """Return all workers, by name, with their current operations in the caller's roots.
 
     Raises:
         NotReadyError: Jobs were not launched.
@@ -41,7 +41,7 @@ def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
 
 
 def _visible(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> list[str]:
-    """Ids of those that are of roots that a caller may use."""
+    """Return the ids of operations in the caller's roots."""
     found = []
     for operation in operations:
         with suppress(OperationNotFoundError):
@@ -50,11 +50,11 @@ def _visible(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> 
 
 
 def take_over_worker(plane: ControlPlane, caller: Caller, name: str) -> TakenOver:
-    """Have other workers go on with what a dead one has left, whatever root that is of.
+    """Put the operations of a dead worker back for other workers, whatever their root.
 
     Raises:
-        WorkerNotFoundError: No worker of that name was started.
-        WorkerAliveError: It lives.
+        WorkerNotFoundError: No worker of this name was ever started.
+        WorkerAliveError: The worker is alive.
         NotReadyError: Jobs were not launched.
     """
     jobs = plane.jobs

@@ -1,4 +1,4 @@
-"""The catalog: an index of what the store holds, and the audit trail of what was done here."""
+"""Catalog: database with an index of the store, and the audit trail."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The audit trail: what was asked of this control plane, by whom, and what became of it."""
+"""Audit trail: requests to this control plane, their callers and their outcomes."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ Outcome = Literal["done", "refused", "failed"]
 
 
 class AuditEntry:
-    """An entry of the trail: begun before what it tells of is done, completed after."""
+    """Entry of the audit trail, which begins before its action and is completed after."""
 
     def __init__(self, catalog: Catalog, row: int, values: Mapping[str, Any]) -> None:
         self._catalog = catalog
@@ -56,19 +56,19 @@ class AuditEntry:
         detail: Mapping[str, Any],
         request_id: str = "",
     ) -> "AuditEntry":
-        """Write it.
+        """Write the entry.
 
         Args:
-            catalog: Where to.
-            action: Such as `checkpoint.delete`.
-            actor: Who asks.
-            root: Name of the root that it is about; empty: none in particular.
-            run: Name of the run that it is about; empty: none in particular.
-            detail: What is asked for.
-            request_id: Of the request.
+            catalog: Catalog to write to.
+            action: Action, such as `checkpoint.delete`.
+            actor: Name of the caller.
+            root: Name of the root that the action is about; empty: no particular root.
+            run: Name of the run that the action is about; empty: no particular run.
+            detail: Details of the request.
+            request_id: Id of the request.
 
         Raises:
-            SQLAlchemyError: It could not be written: then nothing may be done.
+            SQLAlchemyError: The entry could not be written, so the action must not happen.
         """
         values = {
             "at": datetime.now(UTC),
@@ -90,14 +90,15 @@ class AuditEntry:
         also: Callable[[Connection], None] | None = None,
         **detail: Any,
     ) -> None:
-        """Say what became of it; the first to say so counts.
+        """Record the outcome; only the first call counts.
 
-        It has happened, whatever becomes of the note; so a failing database is logged, not raised.
+        The action has happened, whether this can be recorded or not. So an error of the database is
+        logged, not raised.
 
         Args:
             outcome: "refused" if the request was at fault, "failed" if the service was.
             also: Writes more in the same transaction.
-            detail: What is known now, beside what was asked for.
+            detail: Details of the outcome, in addition to those of the request.
         """
         if self._completed:
             return
@@ -123,13 +124,13 @@ class AuditEntry:
 def audit_events(
     connection: Connection, search: Search, *, after: Key, limit: int
 ) -> list[AuditEvent]:
-    """The next entries that are searched for, newest first.
+    """Return the next entries of a search, newest first.
 
     Args:
-        connection: To the catalog.
-        search: Which entries.
-        after: Id of the last one that is known, alone; (): from the newest.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        search: Filter and order.
+        after: Sort key of the last entry that the client has; (): start with the newest.
+        limit: Largest number of entries.
     """
     dialect = connection.dialect.name
     page = searched_page(_EVENTS, AUDIT, search, after=after, limit=limit, dialect=dialect)

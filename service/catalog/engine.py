@@ -1,4 +1,4 @@
-"""The catalog's database: one engine, short read and write transactions, migrated at opening."""
+"""Database of the catalog: one engine, short transactions, migrations at opening."""
 
 import sqlite3
 import time
@@ -20,22 +20,25 @@ from cairn.service.observing import redact
 from cairn.service.private_files import make_private
 
 BUSY_TIMEOUT_SECONDS = 30
-# A page of steps has hundreds of JSON columns: the standard library reads them at half the speed.
+# A page of steps has hundreds of JSON columns, and the standard library takes twice as long to
+# parse them.
 _OPTIONS: Final[dict[str, Any]] = {"hide_parameters": True, "json_deserializer": from_json}
 READS_AT_ONCE: Final = 2
 CONNECT_SECONDS = 10
-"""Until a server that takes connections and says nothing counts as away; else nothing ends them."""
+"""Time limit for connecting. Nothing else ends the wait for a server that accepts and says
+nothing."""
 
 
 class Catalog:
-    """An opened catalog.
+    """Opened catalog.
 
-    Reads see one snapshot; writes are serialized (SQLite: `BEGIN IMMEDIATE`, so that two writers
-    queue up instead of failing half-way).
+    Reads see one snapshot. Writes are serialized; in SQLite by `BEGIN IMMEDIATE`, so that two
+    writers queue up and neither fails in the middle.
 
     Attributes:
-        reads_at_once: How many readers get their answers soonest. An embedded database works in
-            their own threads, of which one runs at a time; a server works for several.
+        reads_at_once: Number of concurrent reads with the lowest latency. An embedded database runs
+            in the callers' threads, and the GIL lets one run at a time; a database server works for
+            several.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -50,16 +53,19 @@ class Catalog:
 
     @classmethod
     def open(cls, url: str, *, auto_upgrade: bool = True) -> "Catalog":
-        """Connect, and bring the tables to this version, unless a newer one has them and it works.
+        """Connect, and migrate the tables to this version.
+
+        Tables of a newer version stay as they are, if this version works with them.
 
         Args:
-            url: Of the database.
-            auto_upgrade: Also in PostgreSQL where there are tables, which servers of an older
-                version may be using: by `upgrade_catalog` else. SQLite is that of one server.
+            url: URL of the database.
+            auto_upgrade: Migrate existing tables in PostgreSQL too, where servers of an older
+                version may use them; if false, `upgrade_catalog` does. SQLite has one server only,
+                and is always migrated.
 
         Raises:
-            SettingsError: The URL cannot be used, or its database was made by a newer version that
-                this one cannot work with, or has to be upgraded first.
+            SettingsError: The URL is unusable; or a newer version made the database, and this one
+                cannot work with it; or it has to be migrated first.
         """
         catalog = cls(_create_engine(url))
         try:
@@ -78,27 +84,27 @@ class Catalog:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that reads one snapshot."""
+        """Open a session that reads one snapshot."""
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
     def query(self) -> Iterator[Connection]:
-        """As `read`, for what is asked most: a connection, without a session's book-keeping.
+        """Open a connection for frequent reads, without the bookkeeping of a session.
 
-        In PostgreSQL without a transaction, too: there each statement has a snapshot of its own
-        anyway, and to begin and end one takes longer than a statement.
+        In PostgreSQL it also has no transaction: each statement has a snapshot of its own anyway,
+        and to begin and end a transaction takes longer than a statement.
         """
         with self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self, run: tuple[str, str] | None = None) -> Iterator[Session]:
-        """A session whose changes commit together when the block ends, or not at all.
+        """Open a session whose changes commit together at the end of the block, or not at all.
 
         Args:
-            run: Root and name of the run whose rows it writes, or "" for the root's own: one
-                session at a time does.
+            run: Root and name of the run whose rows it writes, or ("root", "") for the root itself.
+                It serves as a lock, which one session has at a time; None: no lock.
         """
         with (
             self._written_alone(),
@@ -111,7 +117,7 @@ class Catalog:
 
     @contextmanager
     def connect(self, run: tuple[str, str] | None = None) -> Iterator[Connection]:
-        """As `write`, for a few statements: a connection, without a session's book-keeping."""
+        """Open a connection for a few writes, like `write` without the bookkeeping of a session."""
         with self._written_alone(), self._writer.begin() as connection:
             if run is not None:
                 lock(connection, "/".join(run))
@@ -119,7 +125,7 @@ class Catalog:
 
     @contextmanager
     def _written_alone(self) -> Iterator[None]:
-        """SQLite would have whoever finds another writing look again after a while, up to 0.1 s."""
+        """Serialize the writers of SQLite, which would poll for its lock every 0.1 s."""
         if self._writing is None:
             yield
             return
@@ -136,13 +142,13 @@ class Catalog:
 
 
 def upgrade_catalog(url: str) -> tuple[str | None, str]:
-    """Bring a catalog to this version, one process at a time; its revisions before and after.
+    """Migrate a catalog to this version, and return its revisions before and after.
 
-    One of a newer version that this one works with stays as it is.
+    One process migrates at a time. A newer revision that this version works with stays as it is.
 
     Raises:
-        SettingsError: The URL cannot be used, or its database was made by a newer version that
-            this one cannot work with.
+        SettingsError: The URL is unusable, or a newer version made the database, and this one
+            cannot work with it.
     """
     engine = _create_engine(url)
     try:
@@ -192,9 +198,9 @@ def _create_engine(url: str) -> Engine:
 
 
 def lock(connection: Connection, what: str) -> None:
-    """Wait for whoever else has a lock of this name, until the transaction ends.
+    """Acquire the lock of a name until the end of the transaction.
 
-    In SQLite a transaction that writes has locked out all others already.
+    In SQLite there is nothing to do: a writing transaction excludes all others.
     """
     if connection.dialect.name == "postgresql":
         key = func.hashtextextended(what, 0)
@@ -202,24 +208,26 @@ def lock(connection: Connection, what: str) -> None:
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions on its own
+    connection.isolation_level = None  # the driver must not begin transactions itself
     cursor = connection.cursor()
     use_wal(cursor)
+    # With WAL this cannot corrupt the database; a power cut may lose the last commits.
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
 def use_wal(cursor: Any) -> None:
-    """Have a SQLite database keep a log beside it, so that readers and a writer do not wait.
+    """Switch a SQLite database to WAL mode, in which readers and a writer do not block each other.
 
-    For this SQLite itself waits for nobody, such as another process that makes the tables.
+    SQLite's busy timeout does not apply to this statement, so it is retried here, while another
+    process makes the tables for example.
 
     Args:
-        cursor: Of the database.
+        cursor: Cursor of the database.
 
     Raises:
-        sqlite3.OperationalError: Others have it locked for too long, or it can't be had.
+        sqlite3.OperationalError: The database stays locked for too long, or does not support WAL.
     """
     until = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:

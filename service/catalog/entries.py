@@ -1,4 +1,4 @@
-"""Entries of the catalog's JSON columns, in SQL: alike in SQLite and PostgreSQL."""
+"""SQL expressions for members of JSON columns, equivalent in SQLite and PostgreSQL."""
 
 import math
 from collections.abc import Callable
@@ -21,19 +21,19 @@ from sqlalchemy import (
 )
 
 _NUL: Final = r"\u0000"
-"""As JSON has it. PostgreSQL's text can't have it, and SQLite takes it for the end."""
+"""NUL as JSON writes it. PostgreSQL's text cannot have it, and SQLite takes it for the end."""
 
 _NOT_FINITE: Final = {"inf": math.inf, "-inf": -math.inf}
-"""JSON has neither them nor NaN: they are text there."""
+"""JSON has neither infinities nor NaN, so they are stored as text."""
 
 
 def text_entry(of: Any, key: str, dialect: str) -> ColumnElement[Any]:
-    """An entry as text; null where there is none. NUL is U+FFFD, in its name as well.
+    """Return a member as text; null if it is missing. NUL becomes U+FFFD, in its name too.
 
     Args:
-        of: The column.
-        key: The entry's name, whatever letters it has.
-        dialect: Name of the database's.
+        of: JSON column.
+        key: Name of the member; it may have any characters.
+        dialect: Name of the database's dialect.
     """
     if dialect == "sqlite":
         return _from_sqlite(of, key, lambda value, _: type_coerce(value, Text()))
@@ -44,12 +44,12 @@ def text_entry(of: Any, key: str, dialect: str) -> ColumnElement[Any]:
 
 
 def number_entry(of: Any, key: str, dialect: str) -> ColumnElement[Any]:
-    """An entry as a number; null where there is none, or NaN.
+    """Return a member as a number; null if it is missing or NaN.
 
     Args:
-        of: The column.
-        key: The entry's name.
-        dialect: Name of the database's.
+        of: JSON column.
+        key: Name of the member.
+        dialect: Name of the database's dialect.
     """
     if dialect == "sqlite":
         return _from_sqlite(of, key, _number)
@@ -58,12 +58,15 @@ def number_entry(of: Any, key: str, dialect: str) -> ColumnElement[Any]:
 
 
 def has_entries(of: Any) -> ColumnElement[bool]:
-    """Whether there is any entry."""
+    """Return the condition that a JSON object has any member."""
     return cast(of, Text()) != "{}"
 
 
 def _without_nul(of: Any) -> ColumnElement[str]:
-    """JSON with U+FFFD in place of NUL; an escaped backslash is not the begin of one."""
+    """Replace NUL in JSON text by U+FFFD.
+
+    Escaped backslashes are rewritten first: one before `u0000` is text, and no part of a NUL.
+    """
     return func.replace(
         func.replace(cast(of, Text()), r"\\", r"\u005c"), _NUL, r"\ufffd", type_=Text()
     )
@@ -79,7 +82,7 @@ def _number(value: ColumnElement[Any], kind: ColumnElement[Any]) -> ColumnElemen
 def _from_sqlite(
     of: Any, key: str, read: Callable[[ColumnElement[Any], ColumnElement[Any]], ColumnElement[Any]]
 ) -> ColumnElement[Any]:
-    """By comparing names: paths of SQLite's JSON functions have no form for some."""
+    """Read a member by comparing names: SQLite's JSON paths cannot express all of them."""
     plain = case((func.instr(of, _NUL) > 0, _without_nul(of)), else_=of)
     entry = func.json_each(plain).table_valued(
         column("key", Text()), column("value", Text()), column("type", Text())

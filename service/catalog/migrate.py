@@ -1,4 +1,4 @@
-"""Brings a catalog database to the tables of this version, with the packaged Alembic scripts."""
+"""Migration of the catalog's tables to this version, by the packaged Alembic scripts."""
 
 import functools
 from pathlib import Path
@@ -18,7 +18,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def configuration(connection: Connection) -> Config:
-    """Alembic's configuration for an open connection."""
+    """Return Alembic's configuration for an open connection."""
     config = _located(MIGRATIONS)
     config.attributes["connection"] = connection
     return config
@@ -32,56 +32,59 @@ def _located(folder: Path) -> Config:
 
 @functools.cache
 def _scripts(folder: Path) -> ScriptDirectory:
-    """The scripts of a folder, all loaded: each is compiled whenever Alembic loads it."""
+    """Load all scripts of a folder, once: Alembic compiles them at every load."""
     scripts = ScriptDirectory.from_config(_located(folder))
     scripts.get_current_head()
     return scripts
 
 
 def revisions(connection: Connection) -> tuple[str | None, str]:
-    """The revision of a catalog, None of an empty one; and that of this version of Cairn."""
+    """Return the revision of a catalog, None if it is empty, and that of this version of Cairn."""
     head = str(_scripts(MIGRATIONS).get_current_head())
     return MigrationContext.configure(connection).get_current_revision(), head
 
 
 def is_newer_and_works(connection: Connection) -> bool:
-    """Whether a newer version has made the tables, and left all that this one reads and writes."""
+    """Return whether a newer version made the tables, and this version can still use them."""
     found, _ = revisions(connection)
     known = known_revisions()
     return found is not None and found not in known and works_with(connection, found) in known
 
 
 def works_with(connection: Connection, revision: str) -> str | None:
-    """The oldest revision whose code can run on tables of `revision`, as its code has noted.
+    """Return the oldest revision whose code can use tables of `revision`; None: unknown.
 
-    None if it has not.
+    The code of `revision` has recorded it.
     """
     noted = select(RevisionRow.works_with).where(RevisionRow.revision == revision)
     return connection.scalar(noted)
 
 
 def known_revisions() -> list[str]:
-    """Every revision of this version, oldest first."""
+    """Return all revisions of this version, oldest first."""
     return [script.revision for script in _scripts(MIGRATIONS).walk_revisions()][::-1]
 
 
 def _note_works_with(connection: Connection) -> None:
-    """For older versions that start on these tables: each migration says `works_with`."""
+    """Record the oldest compatible revision, for older versions that start on these tables.
+
+    Each migration script declares it as `works_with`; the newest of them counts.
+    """
     known = known_revisions()
     said = (
         getattr(script.module, "works_with", script.revision)
         for script in _scripts(MIGRATIONS).walk_revisions()
     )
-    oldest = max(said, key=known.index)  # of one that says nothing: its own
+    oldest = max(said, key=known.index)  # default: the migration's own revision
     if works_with(connection, known[-1]) is None:
         connection.execute(insert(RevisionRow).values(revision=known[-1], works_with=oldest))
 
 
 def refuse_older(connection: Connection) -> None:
-    """Raise if the tables are there and are of an older version.
+    """Raise if the tables exist and belong to an older version.
 
     Raises:
-        SettingsError: they are.
+        SettingsError: They do.
     """
     found, known = revisions(connection)
     if found != known and found in known_revisions():
@@ -94,19 +97,18 @@ def refuse_older(connection: Connection) -> None:
 
 
 def upgrade(connection: Connection) -> None:
-    """Run the migrations that are missing, in the connection's transaction.
+    """Run the missing migrations in the connection's transaction.
 
-    What a newer version has made stays as it is, if this one works with it.
+    Tables of a newer version stay as they are, if this version can use them.
 
     Raises:
-        SettingsError: The database was made by a newer version of Cairn, which older ones can't
-            work with.
+        SettingsError: A newer version of Cairn made the database, and this one cannot use it.
     """
     if is_newer_and_works(connection):
         return
     found, known = revisions(connection)
     try:
-        if found != known:  # each start asks: Alembic would load and run its environment
+        if found != known:  # checked here, since Alembic loads its environment even without work
             command.upgrade(configuration(connection), "head")
     except CommandError as exc:
         shown = redact(repr(connection.engine.url))

@@ -1,4 +1,8 @@
-"""Tables of the catalog. Audit trail, keys, events, webhooks and added roots are there alone."""
+"""Tables of the catalog.
+
+The audit trail, keys, events, webhooks and added roots exist here only; the rest is rebuilt from
+the store.
+"""
 
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -23,28 +27,28 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 LONGEST_ACTOR: Final = 256
 
 RecordKind = Literal["manifest", "annotation", "deletion"]
-"""The records of a step."""
+"""Kinds of a step's records."""
 
 
 class UTCDateTime(TypeDecorator[datetime]):
-    """An instant: stored in UTC, read back with its time zone on every database."""
+    """Column type of an instant: stored in UTC, and read with its time zone from every database."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC; a time without zone is a programming error."""
+        """Convert to UTC; a time without zone is a programming error."""
         if value is not None and value.tzinfo is None:
             raise TypeError(f"expected a time with its zone, found {value!r}")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """SQLite forgets the zone; it is UTC."""
+        """Add the zone, which SQLite drops: it is UTC."""
         return None if value is None else value.replace(tzinfo=value.tzinfo or UTC)
 
 
 class PlainText(TypeDecorator[str]):
-    """Text of the store, as every database can hold it: without NUL, and cut to what fits."""
+    """Column type for text from the store: without NUL, and cut to the column's length."""
 
     impl = String
     cache_ok = True
@@ -54,12 +58,12 @@ class PlainText(TypeDecorator[str]):
         self._length = length
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """NUL becomes U+FFFD: what is shown of one alias must not keep a run from being listed."""
+        """Replace NUL by U+FFFD: one odd alias must not keep a whole run from being listed."""
         return None if value is None else _plain(value, self._length)
 
 
 def plain_actor(name: str) -> str:
-    """The name of a caller as the audit trail has it."""
+    """Return the name of a caller as the audit trail stores it."""
     return _plain(name, LONGEST_ACTOR)
 
 
@@ -68,7 +72,7 @@ def _plain(text: str, length: int) -> str:
 
 
 class Base(DeclarativeBase):
-    """Constraint names are fixed, so that migrations can name them on every database."""
+    """Base of the tables, with fixed constraint names that migrations can use on every database."""
 
     metadata = MetaData(
         naming_convention={
@@ -82,20 +86,20 @@ class Base(DeclarativeBase):
 
 
 class RootRow(Base):
-    """A store root, and when it was looked at."""
+    """Store root and its last scan."""
 
     __tablename__ = "roots"
 
     name: Mapped[str] = mapped_column(PlainText(128), primary_key=True)
     uri: Mapped[str] = mapped_column(PlainText(4096))
-    # When the last look at all of its runs began that came to an end.
+    # Start of the last scan of all runs that succeeded.
     scanned: Mapped[datetime | None] = mapped_column(UTCDateTime)
-    # Why the last look did not.
+    # Reason why the latest scan failed; null: it did not.
     problem: Mapped[str | None] = mapped_column(Text)
 
 
 class AddedRootRow(Base):
-    """A root that was added while servers ran; not rebuilt from the store."""
+    """Root that was added at run time; not rebuilt from the store."""
 
     __tablename__ = "added_roots"
 
@@ -107,7 +111,7 @@ class AddedRootRow(Base):
 
 
 class RunRow(Base):
-    """A run of a root."""
+    """Run of a root."""
 
     __tablename__ = "runs"
     __table_args__ = (UniqueConstraint("root", "name"),)
@@ -119,24 +123,24 @@ class RunRow(Base):
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     lineage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Sums over the listed checkpoints, kept so that a page of runs adds nothing up.
+    # Sums over the listed checkpoints, so that a page of runs needs no aggregation.
     latest_step: Mapped[int | None] = mapped_column(BigInteger)
     checkpoint_count: Mapped[int] = mapped_column(Integer)
     damaged_count: Mapped[int] = mapped_column(Integer, default=0)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     problems: Mapped[list[str]] = mapped_column(JSON)
-    # Records that were seen, and that the store has no more as they were; not rebuilt from it.
+    # Lost records (see `events.lost_records`); not rebuilt from the store.
     lost_records: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
-    # Another number with every write of the run's rows.
+    # Changes at every write of the run's rows.
     revision: Mapped[int] = mapped_column(BigInteger)
-    # What the store looked like before its records were read; None: it had changed just then.
+    # Stamp of the store before its records were read; null: a change was too recent for a stamp.
     stamp: Mapped[str | None] = mapped_column(String(64))
-    # When a step that is being written counts as abandoned, unless its writer is heard of.
+    # Time at which an unfinished step counts as abandoned, unless its writer renews its lease.
     due: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class CheckpointRow(Base):
-    """One step as one attempt saved it, or is saving it: what its records say.
+    """Step of one attempt, saved or being saved, as its records describe it.
 
     Without a manifest, a step has no time, no size and no digest.
     """
@@ -159,26 +163,26 @@ class CheckpointRow(Base):
     iterators: Mapped[dict[str, int]] = mapped_column(JSON)
     manifest_digest: Mapped[str | None] = mapped_column(String(80))
     model_type: Mapped[str | None] = mapped_column(PlainText(128))
-    # Of an adopted checkpoint: the folder of its files.
+    # Folder of the files of an imported checkpoint.
     source: Mapped[str | None] = mapped_column(PlainText(4096))
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
-    # A metric that is no finite number is kept as text: JSON has no other place for it.
+    # Metrics that are not finite are stored as text, since JSON cannot express them.
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
-    # Of metrics, whether small or large values are good, where somebody said so.
+    # Direction of metrics (lower or higher is better), where it was declared.
     better: Mapped[dict[str, str]] = mapped_column(JSON)
-    # When all of it was last found to be what was saved.
+    # Last time at which a verification found the whole step intact.
     verified: Mapped[datetime | None] = mapped_column(UTCDateTime)
-    # What the last verification found to be wrong with it. A listed step that has it is damaged:
-    # its `state` stays "listed", as the store's protocol judges it.
+    # Damage that the last verification found. A listed step with damage is shown as damaged, but
+    # its `state` stays "listed", as the store's protocol has it.
     damaged: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Of a step in the trash, what its tombstone says.
+    # Content of the tombstone of a deleted step.
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Of each of its records, what tells whether it has changed since it was read.
+    # Stamps of the step's records, by which changes are noticed.
     stamps: Mapped[dict[RecordKind, str | None]] = mapped_column(JSON)
 
 
 class AliasRow(Base):
-    """Where an alias of a run points."""
+    """Position of an alias."""
 
     __tablename__ = "aliases"
     __table_args__ = (UniqueConstraint("run_id", "alias"),)
@@ -193,13 +197,13 @@ class AliasRow(Base):
     reason: Mapped[str] = mapped_column(PlainText(2000))
     at: Mapped[datetime] = mapped_column(UTCDateTime)
     sequence: Mapped[int] = mapped_column(BigInteger)
-    # Whether this control plane was asked for the move; None: it was there when the run was first
-    # looked at.
+    # Whether the audit trail has a request for the move; null: the alias was there at the first
+    # refresh.
     audited: Mapped[bool | None] = mapped_column(Boolean)
 
 
 class WorkerRow(Base):
-    """A job worker that was started; whether it lives is known where its name is held."""
+    """Job worker that was started. The lock of its name, not this row, shows if it is alive."""
 
     __tablename__ = "workers"
 
@@ -211,10 +215,10 @@ class WorkerRow(Base):
 
 
 class AuditRow(Base):
-    """Something that was asked of this control plane; not rebuilt from the store.
+    """Action that this control plane was asked for; not rebuilt from the store.
 
-    Written before it is done and completed after: without `outcome`, its process died in between,
-    and the store alone knows.
+    Written before the action and completed after it. An entry without `outcome` means that the
+    process died in between, and only the store knows what happened.
     """
 
     __tablename__ = "audit_events"
@@ -227,14 +231,15 @@ class AuditRow(Base):
     root: Mapped[str] = mapped_column(PlainText(128))
     run: Mapped[str] = mapped_column(PlainText(128))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
-    # "done", "refused" (a 4xx) or "failed" (a 5xx); "outside": it went around this control plane.
+    # "done", "refused" (a 4xx), "failed" (a 5xx), or "outside" (a change around this control
+    # plane).
     outcome: Mapped[str | None] = mapped_column(String(16))
     completed: Mapped[datetime | None] = mapped_column(UTCDateTime)
     request_id: Mapped[str | None] = mapped_column(PlainText(128))
 
 
 class KeyRow(Base):
-    """A caller's key; not rebuilt from the store. Of its secret there is a digest alone."""
+    """Key of a caller; not rebuilt from the store. Only the secret's digest is stored."""
 
     __tablename__ = "keys"
 
@@ -243,31 +248,32 @@ class KeyRow(Base):
     digest: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(PlainText(128))
     scope: Mapped[str] = mapped_column(String(16))
-    # Names of the roots where it counts; None: in all.
+    # Names of the roots that the key gives access to; null: all roots.
     roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     created_by: Mapped[str] = mapped_column(PlainText(256))
     expires: Mapped[datetime | None] = mapped_column(UTCDateTime)
     revoked: Mapped[datetime | None] = mapped_column(UTCDateTime)
-    # To the minute.
+    # Precise to the minute.
     last_used: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class SessionRow(Base):
-    """A browser that is signed in with a key."""
+    """Session of a browser that signed in with a key."""
 
     __tablename__ = "sessions"
 
-    # SHA-256 of what its cookie holds, in hex.
+    # SHA-256 of the cookie's secret, in hex.
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
     expires: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
 class EventRow(Base):
-    """Something that happened in the store or to a job; written with the rows that tell of it.
+    """Event in the store or of a job, written with the rows of its change.
 
-    Ids grow in the order in which events can be seen: who has read one has missed none before it.
+    Ids grow in the order in which events become visible: a reader of one event has missed none
+    before it.
     """
 
     __tablename__ = "events"
@@ -278,67 +284,67 @@ class EventRow(Base):
     )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    # By which receivers know it again; of no two catalogs the same.
+    # Unique across catalogs, so that receivers can recognize a repeated delivery.
     uid: Mapped[str] = mapped_column(String(40), unique=True)
     kind: Mapped[str] = mapped_column(String(32))
     root: Mapped[str] = mapped_column(PlainText(128))
-    # "": it is of the root itself.
+    # "": the event is about the root itself.
     run: Mapped[str] = mapped_column(PlainText(128))
-    # Of the run's events, from 1 on.
+    # Number among the run's events, from 1.
     sequence: Mapped[int] = mapped_column(BigInteger)
-    # SHA-256, in hex, of what tells it from others of its kind.
+    # SHA-256, in hex, of the deduplication key within kind and run.
     identity: Mapped[str] = mapped_column(String(64))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
     at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
 class WebhookRow(Base):
-    """Somebody who is told of events; not rebuilt from the store."""
+    """Receiver of events; not rebuilt from the store."""
 
     __tablename__ = "webhooks"
 
     id: Mapped[str] = mapped_column(String(12), primary_key=True)
     url: Mapped[str] = mapped_column(PlainText(2000))
-    # With it what is sent is signed: it has to be kept as it is.
+    # Key of the message signatures, so it is stored in plain text.
     secret: Mapped[str] = mapped_column(String(128))
-    # Which events; None: of all kinds, of all roots.
+    # Wanted kinds and roots; null: all.
     kinds: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    # Of names of runs, as shells have it.
+    # Shell pattern of run names.
     runs: Mapped[str] = mapped_column(PlainText(128))
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     created_by: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
-    # Id of the last event that was looked at for it.
+    # Id of the last event that was taken up.
     position: Mapped[int] = mapped_column(BigInteger)
 
 
 class AutomationRow(Base):
-    """How far an automation of the settings has followed the moves of aliases."""
+    """Position of a configured automation in the events of moved aliases."""
 
     __tablename__ = "automations"
 
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    # Id of the last event that it has acted on, or was of another alias.
+    # Id of the last event that the automation has acted on or skipped.
     position: Mapped[int] = mapped_column(BigInteger)
-    # Of the last move that it was for: what it started, or why it could not.
+    # Result of the last move that it acted on: the operation it started, or the reason why not.
     operation: Mapped[str | None] = mapped_column(String(64))
     problem: Mapped[str | None] = mapped_column(PlainText(2000))
     at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
 class PrunedRow(Base):
-    """Up to where old rows of a table were removed."""
+    """Position up to which old rows of a table were removed."""
 
     __tablename__ = "pruned"
 
-    # Of the table.
+    # Name of the table.
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
-    # Id of the last row that was.
+    # Id of the last removed row.
     position: Mapped[int] = mapped_column(BigInteger)
 
 
 class DeliveryRow(Base):
-    """An event that a webhook is told of, and what became of it."""
+    """Delivery of an event to a webhook, and its tries."""
 
     __tablename__ = "deliveries"
     __table_args__ = (
@@ -350,20 +356,20 @@ class DeliveryRow(Base):
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
     event_id: Mapped[int] = mapped_column(ForeignKey("events.id", ondelete="CASCADE"))
-    # Those of its event: what is due is found without it.
+    # Copies of the event's columns, so that the query for due deliveries needs no join.
     root: Mapped[str] = mapped_column(PlainText(128))
     run: Mapped[str] = mapped_column(PlainText(128))
     # "pending", "delivered" or "dead".
     state: Mapped[str] = mapped_column(String(16))
-    # How often it was tried since it was last made pending.
+    # Number of tries since it last became pending.
     attempts: Mapped[int] = mapped_column(Integer)
     due: Mapped[datetime] = mapped_column(UTCDateTime)
-    # The last tries, oldest first: when, how long, and what came of it.
+    # Last tries, oldest first: time, duration and outcome.
     log: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
 
 
 class RevisionRow(Base):
-    """A revision that the tables have had, and the oldest whose code can run on it."""
+    """Revision that the tables have had, and the oldest revision whose code can use it."""
 
     __tablename__ = "catalog_revisions"
 

@@ -1,4 +1,4 @@
-"""What is noted of steps, from records in the store to the API: deletions and damage."""
+"""Conversion of stored deletions and damage to the forms of the API."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Tombstone]:
-    """The tombstones of these (step, attempt); one that can't be read is logged and left out."""
+    """Read the tombstones of these (step, attempt) pairs; log and skip unreadable ones."""
     names = {trash_file(*key): key for key in keys}
     found, unreadable = judge_records(run.objects, names, Tombstone.parse)
     for error in unreadable.values():
@@ -22,7 +22,7 @@ def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int,
 
 
 def deletion_body(tombstone: Tombstone) -> Deletion:
-    """A deletion as the API gives it out."""
+    """Return a deletion in the form of the API."""
     return Deletion(
         at=from_rfc3339(tombstone.at),
         expires=from_rfc3339(tombstone.expires),
@@ -33,7 +33,7 @@ def deletion_body(tombstone: Tombstone) -> Deletion:
 
 
 def damage_body(damage: StoredDamage) -> Damage:
-    """Return damage as the API gives it out: it names the first leaves and problems."""
+    """Return damage in the form of the API, with the first leaves and problems only."""
     return Damage(
         at=from_rfc3339(damage.at),
         by=damage.by,
@@ -47,11 +47,11 @@ def damage_body(damage: StoredDamage) -> Damage:
 
 
 def state_of(state: str, damaged: object) -> CheckpointState:
-    """Return the state of a step as the API gives it out: damage turns `listed` into `damaged`.
+    """Return the state of a step in the API, where damage turns `listed` into `damaged`.
 
     Args:
-        state: as the store's protocol judges it.
-        damaged: what the last verification found to be wrong with it; None: nothing.
+        state: State by the store's protocol.
+        damaged: Damage that the last verification found; None: none.
     """
     judged = CheckpointState(state)
     is_damaged = judged is CheckpointState.LISTED and damaged is not None
@@ -59,11 +59,11 @@ def state_of(state: str, damaged: object) -> CheckpointState:
 
 
 def verification_of(noted: Annotation, state: str) -> Mapping[str, Any]:
-    """Return what verifications have found of a step, as fields of a `Checkpoint`.
+    """Return the results of verifications of a step, as fields of a `Checkpoint`.
 
     Args:
-        noted: what is noted of the step.
-        state: where it stands, by the store's protocol or as the API has it.
+        noted: Annotation of the step.
+        state: State of the step, by the store's protocol or in the API.
     """
     judged = CheckpointState.LISTED if state == CheckpointState.DAMAGED else state
     return {

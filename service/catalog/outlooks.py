@@ -1,4 +1,4 @@
-"""What is asked of the catalog to say how runs are: how their jobs ended, what rules would keep."""
+"""Queries for the health of runs: ends of their jobs, and steps for retention policies."""
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
@@ -12,7 +12,7 @@ from cairn.service.schemas import CheckpointState, EventKind
 from cairn.storage.runs import StepFacts
 
 ENDS: Final = 40
-"""Ends of jobs of a run, at most, that are looked at: the last ones."""
+"""Largest number of a run's ended jobs to read, the last ones."""
 
 _JOB_ENDS: Final = (
     select(EventRow.detail)
@@ -27,11 +27,11 @@ _JOB_ENDS: Final = (
 
 
 class Version(NamedTuple):
-    """Which rows of a run there are.
+    """Version of a run's rows.
 
     Attributes:
-        id: Of the run.
-        revision: Another with every write of its rows.
+        id: Id of the run.
+        revision: Revision, which changes at every write of its rows.
     """
 
     id: int
@@ -39,11 +39,11 @@ class Version(NamedTuple):
 
 
 class KnownStep(NamedTuple):
-    """A listed step, as retention judges it.
+    """Listed step, as retention sees it.
 
     Attributes:
-        facts: What a decision needs to know.
-        nbytes: Of its files.
+        facts: Facts that a retention policy needs.
+        nbytes: Size of its files in bytes.
     """
 
     facts: StepFacts
@@ -51,7 +51,7 @@ class KnownStep(NamedTuple):
 
 
 def job_ends(connection: Connection, root: str, run: str) -> list[dict[str, Any]]:
-    """How the last jobs of a run ended, as the events tell it; newest first."""
+    """Return the published ends of a run's last jobs, newest first."""
     given = {"root_name": root, "run_name": run}
     return [row.detail for row in connection.execute(_JOB_ENDS, given)]
 
@@ -59,7 +59,7 @@ def job_ends(connection: Connection, root: str, run: str) -> list[dict[str, Any]
 def versions(
     connection: Connection, runs: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], Version]:
-    """Those of some runs, by root and name."""
+    """Return the versions of some runs, by root and name."""
     names = {name for _, name in runs}
     query = select(RunRow.root, RunRow.name, RunRow.id, RunRow.revision)
     found = connection.execute(query.where(RunRow.name.in_(names)))
@@ -70,7 +70,7 @@ def versions(
 def aliases(
     connection: Connection, runs: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], list[tuple[str, int]]]:
-    """Names of aliases of some runs and the steps that they name, by root and name."""
+    """Return names and steps of the aliases of some runs, by root and name."""
     query = (
         select(RunRow.root, RunRow.name, AliasRow.alias, AliasRow.step)
         .join(RunRow, RunRow.id == AliasRow.run_id)
@@ -87,10 +87,10 @@ def aliases(
 def known_steps(
     connection: Connection, runs: Iterable[int], *, with_notes: bool
 ) -> dict[int, list[KnownStep]]:
-    """The listed steps of some runs, by the run's id; a run without any is left out.
+    """Return the listed steps of some runs, by run id; runs without steps are left out.
 
     Args:
-        connection: To the catalog.
+        connection: Connection to the catalog.
         runs: Ids of runs.
         with_notes: Read labels and metrics too, which takes longer.
     """
@@ -114,7 +114,7 @@ def known_steps(
 def alias_targets(
     connection: Connection, runs: Iterable[int]
 ) -> dict[int, dict[str, tuple[int, int]]]:
-    """The (step, attempt) that each alias names, by the id of its run."""
+    """Return the (step, attempt) that each alias names, by run id."""
     found: dict[int, dict[str, tuple[int, int]]] = {}
     query = select(AliasRow.run_id, AliasRow.alias, AliasRow.step, AliasRow.attempt)
     for row in connection.execute(query.where(AliasRow.run_id.in_(list(runs)))):
@@ -123,7 +123,7 @@ def alias_targets(
 
 
 def _known(row: Any) -> KnownStep:
-    created: datetime = row.created  # a listed step has a manifest, which says it
+    created: datetime = row.created  # not null: a listed step has a manifest
     notes = {}
     if hasattr(row, "metrics"):
         metrics = {name: float(value) for name, value in row.metrics.items()}

@@ -1,7 +1,7 @@
-"""Changes of aliases that went around this control plane: whoever writes the store can make them.
+"""Detection of alias changes around this control plane, by other writers of the store.
 
-What goes through it has an entry in the audit trail before it is to be seen in the store, so what
-has none was made by somebody else: it gets one now, as `outside`.
+A change through the control plane has an audit entry before the store shows it. So a change without
+an entry was made by somebody else, and gets an entry now, with outcome `outside`.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ OUTSIDE_KINDS: Final = ("alias.promote", "alias.delete")
 
 
 class Position(NamedTuple):
-    """Where an alias points, and after how many events."""
+    """Target and sequence number of an alias."""
 
     sequence: int
     step: int
@@ -29,28 +29,28 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, alias: AliasRow | Alias) -> "Position":
-        """That of an alias, as it is stored or as the catalog has it."""
+        """Return the position of an alias, from the store or from the catalog."""
         return cls(alias.sequence, alias.step, alias.attempt, alias.manifest_digest)
 
 
 def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position | None) -> bool:
-    """Whether an entry asked for the move that brought an alias where it is.
+    """Return whether an audit entry explains the move that brought an alias to its position.
 
-    One that failed, or was never completed, may have been made all the same: if it would have been
-    this move, by the same caller. One that was refused was not.
+    An entry that failed or was never completed may have moved the alias nonetheless. It counts if
+    it asked for this move, by the same caller. A refused entry moved nothing.
 
     Args:
-        session: Of the catalog.
-        run: The alias's run.
-        row: The alias as it is now.
-        before: Where it was; None: it was not there.
+        session: Session of the catalog.
+        run: Run of the alias.
+        row: Current row of the alias.
+        before: Position before the move; None: the alias did not exist.
     """
     if before is not None and row.sequence <= before.sequence:
-        return False  # written over, or put back as it once was: moves only count up
+        return False  # overwritten or restored: a move always counts up
     since = before.sequence if before is not None else _deleted_at(session, run, row.alias)
     if row.sequence <= since:
-        return False  # what was deleted was put back
-    again = before is None or row.sequence > before.sequence + 1  # made after a deletion
+        return False  # a deleted alias was restored
+    again = before is None or row.sequence > before.sequence + 1  # created anew after a deletion
     for entry in _entries(session, run, "alias.promote", row.alias):
         detail = entry.detail
         if entry.outcome == "done":
@@ -66,7 +66,7 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
 
 
 def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
-    """Whether the move that brought an alias where it is was entered as one of somebody else."""
+    """Return whether the move to an alias's current position has an `outside` entry already."""
     noted = _entries(session, run, "alias.promote", row.alias, outcomes=(OUTSIDE,))
     return any(
         (one.detail["sequence"], one.detail["step"], one.detail["manifest_digest"])
@@ -76,19 +76,19 @@ def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
 
 
 def is_deletion_asked_for(session: Session, run: RunRow, row: AliasRow) -> bool:
-    """Whether an entry asked for the deletion of an alias that was last seen as `row`."""
+    """Return whether an audit entry explains the deletion of an alias, last seen as `row`."""
     found = _entries(session, run, "alias.delete", row.alias)
     return any(one.detail.get("expect") == row.sequence for one in found)
 
 
 def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
-    """Enter a move that nobody here asked for.
+    """Add an `outside` entry for a move.
 
     Args:
-        session: Of the catalog, for writing.
-        run: The alias's run.
-        row: The alias as it is now.
-        before: The step that it named; None: it was not there.
+        session: Session of the catalog, for writing.
+        run: Run of the alias.
+        row: Current row of the alias.
+        before: Step that the alias named before; None: it did not exist.
     """
     detail = {
         "alias": row.alias,
@@ -103,7 +103,7 @@ def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) 
 
 
 def note_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
-    """Enter a deletion that nobody here asked for; who did is in the alias's history only."""
+    """Add an `outside` entry for a deletion. Only the alias's history has who made it."""
     detail = {
         "alias": row.alias,
         "before": row.step,
@@ -114,7 +114,7 @@ def note_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
 
 
 def count_outside(session: Session) -> dict[tuple[str, str], int]:
-    """How many such changes were noticed, by root and kind."""
+    """Count the changes around this control plane, by root and kind."""
     counted = (
         select(AuditRow.root, AuditRow.action, func.count())
         .where(AuditRow.outcome == OUTSIDE)
@@ -124,7 +124,7 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
 
 
 def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord | None:
-    """The last deletion of an alias of this run that was made here or noticed; None without one."""
+    """Return the last deletion of an alias in the audit trail of this run; None: there is none."""
     outcomes = (None, "done", "failed", OUTSIDE)
     found = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
     deletions = [one for one in found if {"sequence", "attempt"} <= one.detail.keys()]
@@ -147,13 +147,13 @@ def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
 
 
 def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
-    """Sequence number of the last deletion that was seen here, of this run; 0 without one."""
+    """Return the sequence number of an alias's last deletion in the audit trail, or 0."""
     found = seen_alias_deletion(session, run, alias)
     return 0 if found is None else found.sequence or 0
 
 
 class _Entry(NamedTuple):
-    """An entry of the audit trail, as far as it is asked for; attributes as of `AuditRow`."""
+    """Columns of an audit entry; attributes as of `AuditRow`."""
 
     outcome: str | None
     actor: str
@@ -170,7 +170,7 @@ def _entries(
     outcomes: Collection[str | None] = (None, "done", "failed"),
     since: datetime | None = None,
 ) -> list[_Entry]:
-    """The entries of an action on an alias."""
+    """Return the audit entries of an action on an alias."""
     asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,

@@ -1,4 +1,4 @@
-"""Pages of the catalog, as the API gives them out."""
+"""Queries for pages of the catalog, and their rows in the form of the API."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -32,16 +32,16 @@ from cairn.storage.store import StoreURI, utc_now
 
 
 class RootSums(NamedTuple):
-    """What the catalog knows of a root.
+    """Sums over the listed runs of a root.
 
     Attributes:
-        uri: Where it was when it was looked at.
-        scanned: When the last look began that came to an end.
-        problem: Why the last one did not.
-        runs: That are listed.
-        checkpoints: That are listed.
-        damaged: How many of those are damaged.
-        nbytes: Of those that are listed.
+        uri: Address of the root at its last scan.
+        scanned: Start of the last scan that succeeded.
+        problem: Reason why the latest scan failed; None: it did not.
+        runs: Number of listed runs.
+        checkpoints: Number of listed checkpoints.
+        damaged: Number of damaged ones among these.
+        nbytes: Size of the listed checkpoints, in bytes.
     """
 
     uri: str
@@ -53,14 +53,14 @@ class RootSums(NamedTuple):
     nbytes: int
 
     def lag(self, uri: StoreURI) -> float | None:
-        """How far behind it is, in seconds; None: it was never looked at where it is now."""
+        """Return the age of the index in seconds; None: never scanned at this address."""
         if self.uri != str(uri) or self.scanned is None:
             return None
         return max(0.0, (utc_now() - self.scanned).total_seconds())
 
 
 def root_sums(session: Session) -> dict[str, RootSums]:
-    """Every root that was ever looked at, by name."""
+    """Return the sums of every root that was ever scanned, by name."""
     counted = (
         select(
             RunRow.root,
@@ -88,7 +88,7 @@ def root_sums(session: Session) -> dict[str, RootSums]:
 
 
 class RunColumns(NamedTuple):
-    """What the catalog has of a run and the API gives out."""
+    """Columns of a run that the API shows."""
 
     id: int
     root: str
@@ -106,7 +106,7 @@ class RunColumns(NamedTuple):
 
 
 class CheckpointColumns(NamedTuple):
-    """What the catalog has of a checkpoint and the API gives out."""
+    """Columns of a checkpoint that the API shows."""
 
     step: int
     attempt: int
@@ -128,7 +128,7 @@ class CheckpointColumns(NamedTuple):
 
 
 class RecentStep(NamedTuple):
-    """What the catalog has of a step, as far as a run's pace shows by it."""
+    """Columns of a step that show a run's pace."""
 
     step: int
     attempt: int
@@ -138,7 +138,7 @@ class RecentStep(NamedTuple):
     is_damaged: bool = False
 
 
-# Plain columns by statements made once: a page of rows as objects takes three times as long.
+# Prebuilt statements of plain columns: a page of ORM objects takes three times as long.
 _RUNS: Final = select(*(getattr(RunRow, name) for name in RunColumns._fields))
 _RUN: Final = _RUNS.where(
     RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name")
@@ -177,13 +177,13 @@ _ALIASES: Final = (
 
 
 def find_run(connection: Connection, root: str, name: str) -> RunColumns | None:
-    """One run."""
+    """Return a run; None: the catalog has no such run."""
     found = connection.execute(_RUN, {"root_name": root, "run_name": name}).first()
     return None if found is None else RunColumns._make(found)
 
 
 def forks(connection: Connection, roots: Iterable[str], uri: str, limit: int) -> list[RunColumns]:
-    """Runs that were forked from the run at `uri`, by root and name."""
+    """Return the runs that were forked from the run at `uri`, by root and name."""
     parent = text_entry(RunRow.lineage, "run", connection.dialect.name)
     query = _RUNS.where(RunRow.root.in_(list(roots)), parent == uri)
     page = query.order_by(RunRow.root, RunRow.name).limit(limit)
@@ -191,9 +191,9 @@ def forks(connection: Connection, roots: Iterable[str], uri: str, limit: int) ->
 
 
 def runs_adopting(connection: Connection, roots: Iterable[str], folder: str) -> list[RunColumns]:
-    """Runs of which a step's files lie in a folder, or right in a folder of it; by root and name.
+    """Return the runs with a step whose files are a folder, or directly in it; by root and name.
 
-    Those that adopt a single checkpoint of the folder are among them.
+    Includes runs that import a single checkpoint of the folder.
     """
     here = (CheckpointRow.source == folder) | CheckpointRow.source.startswith(
         f"{folder}/", autoescape=True
@@ -205,14 +205,14 @@ def runs_adopting(connection: Connection, roots: Iterable[str], folder: str) -> 
 
 
 def run_at(connection: Connection, roots: Iterable[str], uri: str) -> RunColumns | None:
-    """The run of some roots that lies at a URI."""
+    """Return the run at a URI, in some roots; None: there is none."""
     query = _RUNS.where(RunRow.root.in_(list(roots)), RunRow.uri == uri).limit(1)
     found = connection.execute(query).first()
     return None if found is None else RunColumns._make(found)
 
 
 def recent_steps(connection: Connection, root: str, name: str, limit: int) -> list[RecentStep]:
-    """The last steps of a run, whatever their state, highest first."""
+    """Return the last steps of a run, in any state, highest first."""
     given = {"root_name": root, "run_name": name, "limit": limit}
     return [RecentStep._make(row) for row in connection.execute(_RECENT, given)]
 
@@ -225,14 +225,14 @@ def runs(
     until: tuple[str | int, ...] = (),
     limit: int,
 ) -> list[RunColumns]:
-    """The next runs, by root and name.
+    """Return the next runs, by root and name.
 
     Args:
-        connection: To the catalog.
-        roots: Names of those that are meant.
-        after: Root and name after which the runs come; (): from the first.
-        until: And of the last one; (): of no matter which.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        roots: Names of the roots to read.
+        after: Root and name of the run before the first; (): start with the first.
+        until: Root and name of the last run to return; (): no bound.
+        limit: Largest number of runs.
     """
     given = {"roots": list(roots), "limit": limit}
     given |= dict(zip(("after_root", "after_name"), after, strict=False))
@@ -249,14 +249,14 @@ def checkpoints(
     before: tuple[str | int, ...],
     limit: int,
 ) -> list[CheckpointColumns]:
-    """The next checkpoints before a given (step, attempt), highest first.
+    """Return the next checkpoints before a (step, attempt), highest first.
 
     Args:
-        connection: To the catalog.
-        run: Whose checkpoints.
-        state: Which of them.
-        before: Where the page before ended; (): from the highest.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        run: Run of the checkpoints.
+        state: States to return.
+        before: Last (step, attempt) of the page before; (): start with the highest.
+        limit: Largest number of checkpoints.
     """
     given: dict[str, object] = {"run": run.id, "limit": limit, "in_state": _stored_state(state)}
     given |= dict(zip(("before_step", "before_attempt"), before, strict=False))
@@ -267,14 +267,14 @@ def checkpoints(
 def search_runs(
     connection: Connection, roots: Iterable[str], search: Search, *, after: Key, limit: int
 ) -> list[tuple[RunColumns, Key]]:
-    """The next runs that are searched for, each with its key.
+    """Return the next runs of a search, each with its sort key.
 
     Args:
-        connection: To the catalog.
-        roots: Names of those that are meant.
-        search: Which runs, in what order.
-        after: Key of the last one that is known; (): from the first.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        roots: Names of the roots to search.
+        search: Filter and order.
+        after: Sort key of the last run that the client has; (): start with the first.
+        limit: Largest number of runs.
     """
     entries = _RUNS.where(RunRow.root.in_(list(roots)))
     dialect = connection.dialect.name
@@ -292,15 +292,15 @@ def search_checkpoints(
     after: Key,
     limit: int,
 ) -> list[tuple[CheckpointColumns, Key]]:
-    """The next checkpoints that are searched for, each with its key.
+    """Return the next checkpoints of a search, each with its sort key.
 
     Args:
-        connection: To the catalog.
-        run: Whose checkpoints.
-        search: Which of them, in what order.
-        state: Which of them, whatever the search says.
-        after: Key of the last one that is known; (): from the first.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        run: Run of the checkpoints.
+        search: Filter and order.
+        state: States to return, in addition to the filter.
+        after: Sort key of the last checkpoint that the client has; (): start with the first.
+        limit: Largest number of checkpoints.
     """
     entries = _CHECKPOINTS.where(*_conditions(state))
     dialect = connection.dialect.name
@@ -314,13 +314,13 @@ def search_checkpoints(
 
 
 def damaged_steps(connection: Connection, root: str, name: str) -> set[tuple[int, int]]:
-    """The (step, attempt) of every damaged step of a run."""
+    """Return the (step, attempt) of every damaged step of a run."""
     found = connection.execute(_DAMAGED_STEPS, {"root_name": root, "run_name": name})
     return {(step, attempt) for step, attempt in found}
 
 
 def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
-    """Every attempt at one step."""
+    """Return every attempt at a step."""
     found = connection.execute(_STEP, {"run": run.id, "of_step": step})
     return [CheckpointColumns._make(row) for row in found.all()]
 
@@ -328,12 +328,12 @@ def attempts(connection: Connection, run: RunColumns, step: int) -> list[Checkpo
 def alias_names(
     connection: Connection, run: RunColumns, found: Sequence[CheckpointColumns]
 ) -> dict[tuple[int, int], list[str]]:
-    """Aliases of a run, sorted, by the (step, attempt) of those of its checkpoints.
+    """Return the aliases of some checkpoints of a run, sorted, by (step, attempt).
 
     Args:
-        connection: To the catalog.
-        run: Whose aliases.
-        found: Checkpoints.
+        connection: Connection to the catalog.
+        run: Run of the aliases.
+        found: Checkpoints to read aliases for.
     """
     if not found:
         return {}
@@ -373,7 +373,7 @@ def _event_page(in_roots: bool, of_run: bool, of_kind: bool) -> Select[Any]:
 
 
 def _conditions(state: States) -> list[ColumnElement[bool]]:
-    """What rows of a state have, in terms of an index: a damaged step's own one is `listed`."""
+    """Return the SQL conditions of a state; damaged steps are stored as `listed`."""
     match state:
         case "all":
             return []
@@ -401,13 +401,13 @@ def _checkpoint_page(state: States, before: bool) -> Select[Any]:
 
 
 def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
-    """Aliases of a run, by name."""
+    """Return the aliases of a run, by name."""
     found = connection.execute(_ALIASES, {"run": run.id})
     return [Alias(**row._asdict()) for row in found]
 
 
 def newest_event(connection: Connection) -> int:
-    """Id of the event that became known last; 0: none did, or it is not kept any more."""
+    """Return the id of the newest event; 0: there is none."""
     return connection.scalar(_NEWEST_EVENT) or 0
 
 
@@ -420,15 +420,15 @@ def events(
     kind: str | None = None,
     limit: int = 1000,
 ) -> list[EventColumns]:
-    """The next events, in the order in which they became known.
+    """Return the next events, in the order in which they were noticed.
 
     Args:
-        connection: To the catalog.
-        after: Id of the last one that is known already; 0: from the first.
-        roots: Only of these roots; None: of all.
-        run: Only of runs of this name; "": of the roots themselves; None: of all.
-        kind: Only of this kind; None: of all.
-        limit: At most this many.
+        connection: Connection to the catalog.
+        after: Id of the last event that the client has; 0: start with the first.
+        roots: Return only events of these roots; None: of all.
+        run: Return only events of runs of this name; "": of the roots themselves; None: of all.
+        kind: Return only events of this kind; None: of all.
+        limit: Largest number of events.
     """
     asked = {
         "after": after,
@@ -445,12 +445,12 @@ def events(
 def checkpoint(
     run: RunColumns, row: CheckpointColumns, named: Mapping[tuple[int, int], list[str]]
 ) -> Checkpoint:
-    """One checkpoint as the API gives it out.
+    """Return a checkpoint in the form of the API.
 
     Args:
-        run: Its run.
-        row: The checkpoint.
-        named: Aliases by the (step, attempt) that they name.
+        run: Run of the checkpoint.
+        row: Row of the checkpoint.
+        named: Aliases by (step, attempt).
     """
     return Checkpoint(
         root=run.root,
@@ -477,7 +477,7 @@ def checkpoint(
 
 
 def run(row: RunColumns) -> Run:
-    """One run as the API gives it out."""
+    """Return a run in the form of the API."""
     lost = [LostRecord.model_validate(one) for one in row.lost_records]
     return Run(
         root=row.root,

@@ -1,4 +1,4 @@
-"""Keeps the catalog equal to the store: one run, the runs of a root, or everything."""
+"""Refresh of the catalog from the store: of a run, a root, or everything."""
 
 import contextlib
 import itertools
@@ -36,15 +36,15 @@ logger = logging.getLogger(__name__)
 _SHOWN: Final = 3
 RUNS_AT_ONCE: Final = 8
 LOOKS_AT_ONCE: Final = 12
-"""Runs of one root, unknown so far, that are looked for at a time."""
+"""Unknown runs of one root that are searched in the store at a time."""
 
 FIRST_SCAN_SECONDS: Final = 10
-"""How long who asks for a list waits for the first look at a root."""
+"""Longest time that a request for a list waits for the first scan of a root."""
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild found in the store."""
+    """Number of rows after a rebuild."""
 
     runs: int
     checkpoints: int
@@ -53,21 +53,21 @@ class Rebuilt:
 
 @dataclass
 class _Turn:
-    """The refreshes of one thing, one at a time."""
+    """Lock that serializes the refreshes of one run."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
-    people: int = 0  # who have it or wait for it
+    people: int = 0  # threads that hold the lock or wait for it
 
 
 class Index:
-    """Brings the catalog up to date with the store.
+    """Index that keeps the catalog up to date with the store.
 
-    Refreshes of one run do not overlap, and callers that come while one is under way share the
-    next: what a caller reads afterwards is never older than its own call.
+    Refreshes of one run do not overlap. Callers that come during a refresh share the next one, so a
+    caller never reads data that is older than its own call.
 
     Attributes:
-        scan_seconds: How long the last look at all of a root took, by the root's name.
+        scan_seconds: Duration of each root's last scan, in seconds, by the root's name.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -82,27 +82,27 @@ class Index:
         self._turns: dict[tuple[str, StoreURI], _Turn] = {}
 
     def refresh_run(self, root: str, run: Run, *, anew: bool = False) -> None:
-        """Read one run anew: those of its records that have changed, and none if its folders rest.
+        """Read the changed records of a run, or nothing if its stamp is the same.
 
         Args:
             root: Name of the root.
-            run: The run.
-            anew: Read all of its records, whatever the catalog has.
+            run: Run to read.
+            anew: Read all of its records, even if they have not changed.
 
         Raises:
-            RunNotFoundError: It is gone; so are its rows now.
+            RunNotFoundError: The run is gone, and its rows are deleted.
         """
         leave_catalog_turn()
         with self._turn(root, run.uri, always=anew) as turn:
             while turn is not None and not self._read_run(root, run, anew=anew):
-                pass  # whoever writes first wins, and the others look again
+                pass  # compare-and-swap: the first writer wins, the others read again
 
     def look_for(self, root: str, run: Run) -> None:
-        """Read one run that the catalog does not know, unless too many are being looked for.
+        """Read a run that the catalog does not know, unless too many unknown runs are being read.
 
         Raises:
-            RunNotFoundError: There is none.
-            NotReadyError: The store is slow, and others wait for it already.
+            RunNotFoundError: There is no such run.
+            NotReadyError: The store is slow, and too many others wait for it.
         """
         leave_catalog_turn()
         looks = self._looks[root]
@@ -117,9 +117,9 @@ class Index:
             looks.release()
 
     def refresh_runs(self, roots: Mapping[str, StoreURI], runs: Iterable[tuple[str, str]]) -> None:
-        """Read several runs, given as (root, name), anew, some at a time.
+        """Refresh several runs, given as (root, name), some of them concurrently.
 
-        One that cannot be read is logged and stays as it was; the others do not suffer from it.
+        An unreadable run is logged and stays as it was; the others are read nonetheless.
 
         Raises:
             StoreUnavailableError: A root does not answer.
@@ -129,17 +129,18 @@ class Index:
                 pass
 
     def refresh_root(self, root: str, uri: StoreURI, *, emptied: bool = False) -> list[str]:
-        """Take in runs that are new in a root, and drop those that are gone; names of all.
+        """Add the new runs of a root, drop those that are gone, and return the names of all.
 
         Args:
-            root: Its name.
-            uri: Where it is.
-            emptied: A root that has nothing in it any more was emptied on purpose.
+            root: Name of the root.
+            uri: Address of the root.
+            emptied: An empty root is no error: it was emptied on purpose.
 
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
         """
-        with self.catalog.read() as session:  # first: what is known later may be newer than a list
+        # Before the listing: rows that are added after it must not look gone.
+        with self.catalog.read() as session:
             known = {name: one.uri for name, one in rows.known_runs(session, root).items()}
         ours = [name for name, at in known.items() if at == str(uri / name)]
         names = _list_runs(uri, ours)
@@ -155,12 +156,13 @@ class Index:
         return names
 
     def refuse_gone(self, root: str, uri: StoreURI) -> None:
-        """Raise if a folder that had runs has nothing any more: none is to be begun there.
+        """Raise if a folder that had runs is empty now, so that no new run begins there.
 
-        It would be in another place than the others, which look as if they were gone then.
+        The folder is probably a mount point without its disk: the new run would land in another
+        place than the others, which would look deleted.
 
         Raises:
-            StoreUnavailableError: So it is.
+            StoreUnavailableError: The folder is empty, and the catalog has runs in it.
         """
         if uri.scheme != "file" or not _is_empty(uri.local_path):
             return
@@ -170,7 +172,7 @@ class Index:
             _refuse_gone(uri, ours)
 
     def scan(self, root: str, uri: StoreURI) -> None:
-        """Look at every run of a root, and note when that was.
+        """Scan a root: refresh every run, and record the time.
 
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
@@ -189,9 +191,9 @@ class Index:
         self.scan_seconds[root] = time.monotonic() - clock
 
     def scan_in_turn(self, root: str, uri: StoreURI, seconds: float) -> None:
-        """Look at every run of a root, unless somebody has done so in the last `seconds`.
+        """Scan a root, unless somebody did in the last `seconds`.
 
-        A look in the future was noted by a clock that is wrong, and may be long ago.
+        A scan in the future comes from a wrong clock and may be long ago, so it does not count.
 
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
@@ -202,10 +204,10 @@ class Index:
                 self.scan(root, uri)
 
     def ensure_scanned(self, roots: Mapping[str, StoreURI]) -> None:
-        """Have every root looked at once: a list must not leave out what nobody has looked for.
+        """Scan every root that was never scanned: a list must not leave out unknown runs.
 
         Raises:
-            NotReadyError: It takes longer than a caller should wait.
+            NotReadyError: The scan takes longer than a caller should wait.
             StoreUnavailableError: A root does not answer.
         """
         for root, uri in roots.items():
@@ -242,7 +244,7 @@ class Index:
             return Rebuilt(*rows.count(session))
 
     def drop(self, root: str) -> None:
-        """Know nothing more of a root."""
+        """Delete the index of a root."""
         with self.catalog.write((root, "")) as session:
             drop_index(session, root)
         self.scan_seconds.pop(root, None)
@@ -265,7 +267,7 @@ class Index:
             return  # deleted since it was listed
         except StoreUnavailableError:
             raise
-        except DataError as exc:  # of one run, which must not keep the others from being read
+        except DataError as exc:  # one run's odd data must not block the others
             logger.error("the catalog leaves %s as it was: %s", uri, exc.orig)
         except StorageError as exc:
             logger.warning("the catalog leaves %s as it was: %s", uri, exc)
@@ -273,10 +275,12 @@ class Index:
                 rows.write_problem(session, root, uri, str(exc))
 
     def _read_run(self, root: str, run: Run, *, anew: bool) -> bool:
-        """Make the rows of a run what the store says; False if somebody has written meanwhile."""
+        """Write a run's rows from the store; return False if somebody else wrote them since."""
         name = run.uri.name
         with self.catalog.read() as session:
             known = rows.known_run(session, root, name)
+        # Before the records: a change while they are read outdates this stamp, and the next refresh
+        # reads them again.
         stamp = take_stamp(run.uri)
         if known is not None and not anew and _stands(known, run, stamp):
             return True
@@ -298,10 +302,11 @@ class Index:
 
     @contextlib.contextmanager
     def _turn(self, root: str, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
-        """This caller's turn, or None if somebody began and ended one after this call came in."""
+        """Hold this caller's turn; None if a refresh began and ended since the call."""
         with self._guard:
             arrived = next(self._tickets)
-            # Made by who comes first and gone with who leaves last: names come from outside.
+            # The first caller creates a lock and the last one removes it: clients choose the names,
+            # and must not be able to fill the memory.
             turn = self._turns.setdefault((root, uri), _Turn())
             turn.people += 1
         try:
@@ -315,7 +320,7 @@ class Index:
                 with self._guard:
                     begun = next(self._tickets)
                 yield turn
-                turn.begun = begun  # not reached after an error: the next caller tries for itself
+                turn.begun = begun  # skipped after an error, so that the next caller tries again
             finally:
                 turn.lock.release()
         finally:
@@ -326,14 +331,15 @@ class Index:
 
 
 def _rests(known: rows.Known | None, run: StoreURI) -> bool:
-    """Whether a look at a folder is enough, which is cheap on a disk only."""
+    """Return whether a run's stamp shows no change; only on a disk is the stamp cheap to take."""
     return known is not None and run.scheme == "file" and _stands(known, Run(run), take_stamp(run))
 
 
 def _stands(known: rows.Known, run: Run, stamp: str | None) -> bool:
-    """Whether what is known would be the same if it were read now, given what the store looks like.
+    """Return whether the catalog's rows of a run are up to date, by the stamp of the store.
 
-    A writer that ends in the middle of a step changes its lease alone, which no stamp tells of.
+    A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a
+    run with an unfinished step also needs a live lease.
     """
     return known.is_now(run.uri, stamp) and (known.due is None or _is_held(run))
 
@@ -367,10 +373,10 @@ def _is_empty(folder: str) -> bool:
 
 
 def _refuse_gone(uri: StoreURI, known: list[str]) -> None:
-    """Raise if a root that had runs has nothing any more: it was moved, or is not mounted.
+    """Raise if a root that had runs is empty now: it was moved, or is not mounted.
 
     Raises:
-        StoreUnavailableError: So it is.
+        StoreUnavailableError: The root is empty.
     """
     if open_files(uri).list():
         return

@@ -1,7 +1,7 @@
-"""Every root by name: those that the settings name, and those that were added since.
+"""All roots by name: those of the settings, and those that were added at run time.
 
-What was added is in the catalog alone, for all servers and workers that share it. A name that the
-settings have is theirs, whatever the catalog says of it.
+Added roots are in the catalog only, for all servers and workers that share it. The settings win: an
+added root with a name of the settings is ignored.
 """
 
 import threading
@@ -22,10 +22,10 @@ from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import StoreURI, confined, parse_uri, real_place
 
 KNOWN_SECONDS: Final = 1.0
-"""How long a process goes by what it has read of the catalog."""
+"""Age up to which a process uses the added roots that it has read."""
 
 _TABLE: Final = ("", "roots")
-"""Of the lock under which roots are added and removed."""
+"""Lock under which roots are added and removed."""
 
 _ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri, AddedRootRow.adopt_from).order_by(
     AddedRootRow.name
@@ -33,11 +33,11 @@ _ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri, AddedRootRow.adopt_f
 
 
 class Roots(Mapping[str, StoreURI]):
-    """Every root by name, as it is now. Safe for use by many threads.
+    """Current roots by name. Safe for use by many threads.
 
-    Those of the settings come first, and need no database. A name that is not known is looked for
-    in the catalog at once: one short query, and nothing is kept of it if there is none. That a root
-    was removed is known `KNOWN_SECONDS` later.
+    Roots of the settings come first, and need no database. For an unknown name the catalog is read
+    at once, by one short query, and a miss is not cached. A removed root is noticed up to
+    `KNOWN_SECONDS` later.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Roots(Mapping[str, StoreURI]):
         *,
         changed: Callable[[int], None] | None = None,
     ) -> None:
-        """Of these settings, and of this catalog.
+        """Combine the roots of the settings and of the catalog.
 
         Args:
-            catalog: Which roots were added.
-            of_settings: The roots that the settings name.
-            changed: Told how many there are, when others were added or removed.
+            catalog: Catalog with the added roots.
+            of_settings: Roots of the settings.
+            changed: Callback with the number of roots, after some were added or removed.
         """
         self._catalog = catalog
         self._own = dict(of_settings)
@@ -62,11 +62,11 @@ class Roots(Mapping[str, StoreURI]):
         self._read = float("-inf")
 
     def __getitem__(self, name: str) -> StoreURI:
-        """Where a root is.
+        """Return the address of a root.
 
         Raises:
-            KeyError: There is none of that name.
-            SQLAlchemyError: The settings have none, and the catalog does not answer.
+            KeyError: There is no such root.
+            SQLAlchemyError: The settings have no such root, and the catalog does not answer.
         """
         if name in self._own:
             return self._own[name]
@@ -75,19 +75,19 @@ class Roots(Mapping[str, StoreURI]):
         return (added if name in added else self._since(now))[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names; those of the settings first."""
+        """Yield the names, those of the settings first."""
         return iter(self._all())
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of roots."""
         return len(self._all())
 
     def items(self) -> ItemsView[str, StoreURI]:
-        """All of them at one moment: one may be removed while they are gone through."""
+        """Return a snapshot of all roots: one may be removed during the iteration."""
         return self._all().items()
 
     def is_of_settings(self, name: str) -> bool:
-        """Whether the settings name it."""
+        """Return whether the settings have this root."""
         return name in self._own
 
     def add(
@@ -99,17 +99,17 @@ class Roots(Mapping[str, StoreURI]):
         by: str,
         now: datetime,
     ) -> None:
-        """Add a root, for all that share the catalog.
+        """Add a root, for all processes that share the catalog.
 
         Args:
-            name: Of the root.
-            uri: Where it is.
-            adopt_from: Folders outside it that records of its runs may name.
-            by: Who adds it.
-            now: When.
+            name: Name of the root.
+            uri: Address of the root.
+            adopt_from: Folders outside the root that records of its runs may name.
+            by: Name of the caller who adds it.
+            now: Current time.
 
         Raises:
-            RootTakenError: There is a root of that name, or one there, around it or in it.
+            RootTakenError: A root has this name, or is at, around or inside this address.
         """
         with self._changing() as session:
             added = _places(session.execute(_ADDED).all())
@@ -136,12 +136,12 @@ class Roots(Mapping[str, StoreURI]):
             )
 
     def remove(self, name: str) -> AddedRootRow:
-        """Drop a root that was added, and what the catalog knows of it; nothing in its store.
+        """Remove an added root and its index; its store stays untouched.
 
-        Of a name that the settings have too, the index stays.
+        If the settings have the name too, the index stays.
 
         Raises:
-            UnknownRootError: None was added under that name.
+            UnknownRootError: No root was added under that name.
         """
         with self._changing() as session:
             row = session.get(AddedRootRow, name)
@@ -159,15 +159,15 @@ class Roots(Mapping[str, StoreURI]):
                 yield session
         finally:
             with self._lock:
-                self._read = float("-inf")  # this process knows at once
+                self._read = float("-inf")  # invalidate: this process sees its own change at once
 
     def _all(self) -> dict[str, StoreURI]:
-        with suppress(SQLAlchemyError):  # whoever needs the catalog for more says that it is away
+        with suppress(SQLAlchemyError):  # callers that need more of the catalog report an outage
             self._since(time.monotonic() - KNOWN_SECONDS)
         return {**self._own, **{k: v for k, v in self._added.items() if k not in self._own}}
 
     def _since(self, moment: float) -> dict[str, StoreURI]:
-        """What was added, as it was read at this moment or later: of many who ask one reads.
+        """Return the added roots, read at this moment or later; of many callers one reads.
 
         Raises:
             SQLAlchemyError: The catalog does not answer.
@@ -184,35 +184,36 @@ class Roots(Mapping[str, StoreURI]):
             with self._catalog.query() as connection:
                 found = _places(connection.execute(_ADDED).all())
         finally:
-            self._read = began  # of a catalog that is away, too: not everybody waits for it
+            # Even after an error, so that only one caller waits for a silent catalog.
+            self._read = began
         self._added = found
         if found.keys() != before.keys() and self._changed is not None:
             self._changed(len(self._own.keys() | found.keys()))
 
 
 def added_root(catalog: Catalog, name: str) -> AddedRootRow | None:
-    """The root that was added under a name."""
+    """Return the root that was added under a name; None: there is none."""
     with catalog.read() as session:
         return session.get(AddedRootRow, name)
 
 
 def drop_index(session: Session, root: str) -> None:
-    """Drop all that the catalog knows of the runs of a root."""
+    """Delete the index of a root."""
     session.execute(delete(RunRow).where(RunRow.root == root))
     session.execute(delete(RootRow).where(RootRow.name == root))
 
 
 def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
-    """By name; without those of a newer version in a store that this one can't open."""
+    """Return the addresses by name, except those that this older version cannot open."""
     found: dict[str, StoreURI] = {}
     for name, uri, adopt_from in rows:
-        with suppress(InvalidURIError):  # `cairn doctor` says so
+        with suppress(InvalidURIError):  # `cairn doctor` reports these
             found[name] = confined(parse_uri(uri), map(parse_uri, adopt_from))
     return found
 
 
 def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
-    """How a place and those of other roots lie in each other; "" if they do in none."""
+    """Describe how an address and those of other roots contain each other; "": they do not."""
     here = _place(uri)
     found = []
     for name, other in others.items():
@@ -227,5 +228,5 @@ def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
 
 
 def _place(uri: StoreURI) -> str:
-    """Of a folder, another for every other, with a slash at its end."""
+    """Return a canonical text for a folder, with a slash at its end."""
     return f"{uri.scheme}:{real_place(uri)}"

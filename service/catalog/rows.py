@@ -1,4 +1,4 @@
-"""Reads and writes the catalog's rows of runs; knows nothing of the store."""
+"""Reads and writes of the catalog's rows of runs, without access to the store."""
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ from cairn.storage.runs import Alias, RunInfo, alias_file
 from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
-# Made once, for what every promotion asks.
+# Prebuilt statement, which every promotion uses.
 _ALIAS: Final = (
     select(
         *(RunRow.id.label("run_id"), RunRow.created, RunRow.lost_records),
@@ -58,18 +58,18 @@ _DELETE_ALIAS: Final = delete(AliasRow).where(AliasRow.id == bindparam("row"))
 
 _REVISION_BITS: Final = 62
 FRESH: Final = timedelta(hours=1)
-"""Of what a root holds that was never looked at, only what is younger becomes an event."""
+"""Largest age of a change that becomes an event, in a root that was never scanned before."""
 
-_AT_ONCE: Final = 500  # rows named in one statement
+_AT_ONCE: Final = 500  # row ids in one statement
 
 
 def find_run(session: Session, root: str, name: str) -> RunRow | None:
-    """The row of a run."""
+    """Return the row of a run; None: there is none."""
     return session.scalar(select(RunRow).where(RunRow.root == root, RunRow.name == name))
 
 
 def count(session: Session) -> tuple[int, int, int]:
-    """Runs, checkpoints and aliases."""
+    """Count the runs, checkpoints and aliases."""
     runs, checkpoints, aliases = (
         session.scalar(select(func.count()).select_from(table)) or 0
         for table in (RunRow, CheckpointRow, AliasRow)
@@ -79,14 +79,14 @@ def count(session: Session) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Known:
-    """What the catalog has of a run.
+    """Version of a run's rows.
 
     Attributes:
-        revision: Of its rows.
-        stamp: What the store looked like before they were read.
-        due: When they will not be right any more, though nothing changes.
-        created: When the run was.
-        uri: Its folder.
+        revision: Revision of the rows.
+        stamp: Stamp of the store before the run was read.
+        due: Time from which the rows are outdated, even if the store does not change.
+        created: Time when the run was made.
+        uri: Folder of the run.
     """
 
     revision: int
@@ -96,30 +96,30 @@ class Known:
     uri: str
 
     def is_now(self, uri: StoreURI, stamp: str | None) -> bool:
-        """Whether it would be the same if it were read now, given what the store looks like."""
+        """Return whether the rows are up to date, by the current stamp of the store."""
         rests = stamp is not None and (self.uri, self.stamp) == (str(uri), stamp)
         return rests and (self.due is None or utc_now() < self.due)
 
     def is_of(self, uri: StoreURI, info: RunInfo) -> bool:
-        """Whether it is of this run, and not of a deleted one that had its name."""
+        """Return whether the rows are of this run, and not of a deleted one with the same name."""
         return self.uri == str(uri) and self.created == from_rfc3339(info.created)
 
 
 def known_run(session: Session, root: str, name: str) -> Known | None:
-    """What the catalog has of a run."""
+    """Return the version of a run's rows; None: there are none."""
     query = select(*_KNOWN).where(RunRow.root == root, RunRow.name == name)
     found = session.execute(query).first()
     return None if found is None else Known(*found)
 
 
 def known_runs(session: Session, root: str) -> dict[str, Known]:
-    """What the catalog has of every run of a root, by name."""
+    """Return the version of each run's rows in a root, by name."""
     query = select(RunRow.name, *_KNOWN).where(RunRow.root == root)
     return {row[0]: Known(*row[1:]) for row in session.execute(query)}
 
 
 def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
-    """The steps of a run, and the stamps of their records."""
+    """Return the steps of a run, and the stamps of their records."""
     query = (
         select(CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.stamps)
         .join(RunRow, RunRow.id == CheckpointRow.run_id)
@@ -131,7 +131,7 @@ def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
 def seen_deletions(
     session: Session, root: str, uri: StoreURI, info: RunInfo
 ) -> dict[Key, Mapping[str, Any]]:
-    """What tombstones of a run said when they were seen last, those that were lost since too."""
+    """Return the last seen content of a run's tombstones, lost ones included."""
     run = find_run(session, root, uri.name)
     if run is None or (run.uri, run.created) != (str(uri), from_rfc3339(info.created)):
         return {}
@@ -153,9 +153,9 @@ def seen_deletions(
 def alias_seen(
     connection: Connection, root: str, run: str, alias: str
 ) -> tuple[int | None, LostRecord | None]:
-    """The sequence number of an alias, None if it is not known, and what the store has lost of it.
+    """Return the sequence number of an alias, and its lost record.
 
-    It has lost nothing if that is None.
+    The number is None if the alias is unknown; the record is None if the store has lost nothing.
     """
     found = connection.execute(_ALIAS, {"root_name": root, "run_name": run, "of_alias": alias})
     row = found.first()
@@ -165,7 +165,7 @@ def alias_seen(
 
 
 def lost_deletions(connection: Connection, root: str, run: str, step: int) -> dict[int, LostRecord]:
-    """The tombstones of a step that the store has lost, by attempt."""
+    """Return the lost tombstones of a step, by attempt."""
     found = connection.execute(_LOST, {"root_name": root, "run_name": run}).scalar()
     lost = _lost_records(found or []).values()
     return {one.attempt: one for one in lost if one.alias is None and one.step == step}
@@ -180,34 +180,34 @@ def _stored(lost: Mapping[str, LostRecord]) -> list[dict[str, Any]]:
 
 
 def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
-    """Drop runs, with their checkpoints and aliases."""
+    """Delete runs, with their checkpoints and aliases."""
     for name in names:
         session.execute(delete(RunRow).where(RunRow.root == root, RunRow.name == name))
 
 
 def keep_roots(session: Session, roots: Iterable[str]) -> None:
-    """Drop all other roots, with their runs."""
+    """Delete all other roots, with their runs."""
     kept = list(roots)
     session.execute(delete(RunRow).where(RunRow.root.not_in(kept)))
     session.execute(delete(RootRow).where(RootRow.name.not_in(kept)))
 
 
 def find_root(session: Session, name: str) -> RootRow | None:
-    """The row of a root, if it was ever looked at."""
+    """Return the row of a root; None: it was never scanned."""
     return session.get(RootRow, name)
 
 
 def write_root(
     session: Session, name: str, uri: StoreURI, *, scanned: datetime | None, problem: str | None
 ) -> None:
-    """Note a look at all runs of a root.
+    """Record a scan of a root.
 
     Args:
-        session: Of the catalog, for writing.
-        name: Of the root.
-        uri: Where it is.
-        scanned: When the look began; None: it failed, and the one before is still the last.
-        problem: Why it failed.
+        session: Session of the catalog, for writing.
+        name: Name of the root.
+        uri: Address of the root.
+        scanned: Start of the scan; None: it failed, and the time of the last success stays.
+        problem: Reason why it failed.
     """
     row = session.get(RootRow, name)
     if row is None:
@@ -229,18 +229,19 @@ def write_run(
     stamp: str | None,
     known: Known | None,
 ) -> bool:
-    """Make the rows of one run equal to a snapshot of it; what is so already is not written.
+    """Update the rows of a run from a snapshot, and publish the events of the changes.
 
     Args:
-        session: Of the catalog, for writing.
+        session: Session of the catalog, for writing.
         root: Name of the root.
-        uri: The run.
-        snapshot: What the store says.
-        stamp: What the store looked like before.
-        known: What the catalog had then.
+        uri: Address of the run.
+        snapshot: Content of the store.
+        stamp: Stamp of the store before the snapshot.
+        known: Version of the rows before the snapshot.
 
     Returns:
-        Whether it was done: not if somebody has written since, perhaps from a newer snapshot.
+        False if another process wrote the rows since, perhaps from a newer snapshot; nothing is
+        changed then.
     """
     if known_run(session, root, uri.name) != known:
         return False
@@ -258,6 +259,7 @@ def write_run(
     verified = verifications(_subject(run), judged)
     happened = [*step_states(_subject(run), moved), *verified, *happened]
     if first and happened and not _is_watched(session, root, uri):
+        # The first scan of a root also finds old runs, whose history is no news.
         since = utc_now() - FRESH
         happened = [one for one in happened if one.when is not None and one.when >= since]
     session.flush()
@@ -269,7 +271,7 @@ def write_run(
 
 
 def _is_watched(session: Session, root: str, uri: StoreURI) -> bool:
-    """Whether all of the root of a run was looked at before: what is new there is new."""
+    """Return whether the run's root was scanned before, so that an unknown run is a new one."""
     found = find_root(session, root)
     return found is not None and found.uri == str(uri.parent) and found.scanned is not None
 
@@ -279,14 +281,15 @@ def _subject(run: RunRow) -> Subject:
 
 
 def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> None:
-    """Note why a run can't be read any more; what was known of it stays."""
+    """Record why a run is unreadable, and keep what is known of it."""
     row = find_run(session, root, uri.name)
     if row is not None and row.uri == str(uri) and row.problems != [problem]:
         row.problems, row.stamp, row.revision = [problem], None, _new_revision()
 
 
 def _new_revision() -> int:
-    return secrets.randbits(_REVISION_BITS)  # never one of a row that had this name
+    # Random, so that a deleted run's revision never returns.
+    return secrets.randbits(_REVISION_BITS)
 
 
 def _add_up(session: Session, run: RunRow) -> None:
@@ -312,11 +315,10 @@ def _write_aliases(
     first: bool,
     lost: Collection[str],
 ) -> tuple[bool, list[Happening]]:
-    """Whether any was not as it is now, and what happened to them.
+    """Update the rows of aliases; return whether any changed, and the events.
 
-    At the `first` look at a run nobody is asked why.
-
-    Nor of one that was `lost`: its record could not be read the last time.
+    A new alias without an audit entry gets no `outside` entry at the `first` refresh of the run, or
+    if it is among the `lost` ones, whose records were unreadable at the last refresh.
     """
     changed = False
     happened: list[Happening] = []
@@ -348,6 +350,7 @@ def _write_aliases(
                 step = None if before is None else before.step
                 note_move(session, run, row, step)
     for row in present.values():
+        # An unreadable record is no deletion, so it gets no event and no audit entry.
         lost_now = row.alias in snapshot.unreadable_aliases
         if not lost_now and not is_deletion_asked_for(session, run, row):
             note_deletion(session, run, row)
@@ -361,9 +364,9 @@ def _write_aliases(
 def _lost_alias_records(
     session: Session, run: RunRow, snapshot: Snapshot, *, first: bool
 ) -> Iterator[LostRecord]:
-    """Aliases of which the store has an older record than was seen, or none.
+    """Yield aliases of which the store has an older record than the catalog has seen, or none.
 
-    At the `first` look at a run nothing was.
+    At the `first` refresh of a run, deletions in the audit trail do not count as seen.
     """
     rows = session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     seen = {row.alias: seen_alias(row) for row in rows}
@@ -381,7 +384,7 @@ def _lost_alias_records(
 
 
 def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> list[str]:
-    """Aliases that can be read now, and could not be at the last look."""
+    """Return the aliases that are readable now, but were not at the last refresh."""
     row = find_run(session, root, uri.name)
     problems = [] if row is None or row.uri != str(uri) else row.problems
     return [
@@ -393,20 +396,20 @@ def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot
 
 
 def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> None:
-    """Note where one alias points now, or that it was deleted; nothing of an unknown run."""
+    """Record the new position of an alias, or its deletion; ignore an unknown run."""
     names = {"root_name": root, "run_name": run, "of_alias": alias.alias}
     found = connection.execute(_ALIAS, names).first()
     if found is None:
         return
-    seen: int | None = found.sequence  # None also where the run has no such alias
+    seen: int | None = found.sequence  # None: the run has no such alias
     run_id, row_id, step = found.run_id, found.id, found.step
     if seen is not None and seen >= alias.sequence:
-        return  # a refresh has seen a later move already
+        return  # a refresh has seen this move, or a later one
     lost = _lost_records(found.lost_records)
     missed = lost.get(alias_file(alias.alias))
     if missed is not None and lost_alias(missed, alias) is None:
         del lost[missed.record]
-    # Who has read the store before reads it again.
+    # A new revision: a refresh that has read the store before this move must read it again.
     connection.execute(
         _REVISE, {"of_run": run_id, "revision": _new_revision(), "lost_records": _stored(lost)}
     )
@@ -456,11 +459,11 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
 def _write_checkpoints(
     session: Session, run: RunRow, snapshot: Snapshot
 ) -> tuple[bool, list[Step], list[Verification]]:
-    """Make the rows of a run's steps what the snapshot has.
+    """Update the rows of a run's steps from a snapshot.
 
     Returns:
-        Whether anything was different, steps whose state is another one, and steps that have become
-        damaged or are so no more.
+        Whether anything changed, the steps with a new state, and the steps that have become damaged
+        or are no longer damaged.
     """
     columns_seen = ("id", "step", "attempt", "state", "damaged")
     rows = session.execute(
@@ -503,7 +506,7 @@ def _write_checkpoints(
 
 
 def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:
-    """What events tell of some steps of a run."""
+    """Return the columns of some steps that their events need."""
     if not keys:
         return []
     query = select(*(getattr(CheckpointRow, name) for name in Step._fields))

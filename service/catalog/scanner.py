@@ -1,4 +1,4 @@
-"""Looks at the store on its own: what nobody announced is found all the same."""
+"""Scanner that notices changes of the store which nobody announced."""
 
 import logging
 import threading
@@ -15,22 +15,23 @@ from cairn.storage.store import StoreURI
 logger = logging.getLogger(__name__)
 
 REST: Final = 200
-"""So many times as long as a look worked, nobody looks: of a core, that is half a hundredth."""
+"""Pause after a scan, as a multiple of its CPU time: 0.5 % of a core."""
 
 WAIT: Final = 10
-"""So many times as long as a look at a disk took, nobody looks, however little it has worked."""
+"""Shortest pause after the scan of a disk, as a multiple of its duration."""
 
 
 def rest_after(uri: StoreURI, took: float, worked: float) -> float:
-    """How long nobody should look at a root after a look at it; pure.
+    """Return the shortest pause after a scan of a root, in seconds; pure.
 
-    A look at a disk that waits for a busy machine costs nobody anything, and lists would grow old.
-    One at a bucket is as many requests, however little of them is work.
+    On a disk the CPU time counts: a scan that only waits for a busy machine is cheap, and a long
+    pause would make lists stale. In a bucket the duration counts, since it is as many requests,
+    however little CPU time they take.
 
     Args:
-        uri: Of the root.
-        took: Seconds that the look took.
-        worked: Seconds that all threads of this process worked meanwhile.
+        uri: Address of the root.
+        took: Duration of the scan, in seconds.
+        worked: CPU time of all threads of this process meanwhile, in seconds.
     """
     if uri.scheme != "file":
         return REST * took
@@ -38,15 +39,15 @@ def rest_after(uri: StoreURI, took: float, worked: float) -> float:
 
 
 class Scanner:
-    """Brings the catalog up to date with every root, again and again, in a thread of its own."""
+    """Thread that refreshes every root again and again."""
 
     def __init__(self, index: Index, roots: Mapping[str, StoreURI], seconds: float) -> None:
-        """Of these roots.
+        """Prepare the thread.
 
         Args:
-            index: What looks.
-            roots: Their URIs by name, as they are at each look.
-            seconds: From one look to the next, at least; 0: there is none.
+            index: Index to refresh.
+            roots: Current URIs by name.
+            seconds: Shortest interval between two scans; 0: never scan.
         """
         self._index = index
         self._roots = roots
@@ -56,16 +57,16 @@ class Scanner:
         self._thread = threading.Thread(target=self._scan, name="cairn-scanner", daemon=True)
 
     def start(self) -> None:
-        """Begin with a first look."""
+        """Start, with a first scan."""
         if self._seconds:
             self._thread.start()
 
     def wake(self) -> None:
-        """Look now: there are other roots than at the last look."""
+        """Scan now: roots were added or removed."""
         self._woken.set()
 
     def close(self) -> None:
-        """End; a look under way is waited for."""
+        """Stop, and wait for a scan under way."""
         self._stop.set()
         self._woken.set()
         if self._seconds:
@@ -86,18 +87,18 @@ class Scanner:
                 self._woken.wait(max(self._seconds, sum(looks)))
 
     def _scan_root(self, root: str, uri: StoreURI) -> float:
-        """Look at a root; how long nobody should afterwards."""
+        """Scan a root, and return the pause after it, in seconds."""
         began, worked = time.monotonic(), time.process_time()
         try:
             self._index.scan_in_turn(root, uri, self._seconds)
         except (StorageError, SQLAlchemyError) as exc:
             logger.warning("root %s was not looked at: %s", root, exc)
-        except Exception:  # the next look may go better; without any the catalog would grow old
+        except Exception:  # the thread must survive: the next scan may succeed
             logger.exception("root %s was not looked at", root)
         return rest_after(uri, time.monotonic() - began, time.process_time() - worked)
 
     def _drop(self, root: str) -> None:
-        """What a look has found that was under way when the root was removed."""
+        """Delete the rows that a scan under way has written after the root was removed."""
         try:
             self._index.drop(root)
         except SQLAlchemyError as exc:

@@ -1,7 +1,7 @@
-"""From what is asked of a list to SQL: conditions, an order, and where a page begins in it.
+"""Translation of searches to SQL: conditions, order, and the start of a page.
 
-Text of a request goes to the database as a parameter, never as SQL. A condition is true or false:
-where there is no value it is false, and `NOT` makes it true.
+Text of a request reaches the database as a parameter, never as SQL. A condition is true or false,
+never null: without a value it is false, and `NOT` makes it true.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,10 +47,10 @@ from cairn.service.filters import (
 from cairn.service.schemas import CheckpointState
 
 Key = tuple[Any, ...]
-"""What a page begins after, by the list's order; (): at the first."""
+"""Sort key of the last entry before a page; (): the page is the first."""
 
 LONGEST_SORTED_TEXT: Final = 128
-"""Letters by which text is in order: a page token has them, of the last entry of its page."""
+"""Characters by which text is sorted; a page token includes those of its page's last entry."""
 
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], ColumnElement[bool]]]] = {
     "=": lambda one, other: one == other,
@@ -63,12 +63,12 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], ColumnElement[bool]]]] = {
 
 
 class SortKey(NamedTuple):
-    """One of those that a list is in order of.
+    """Sort key of a list.
 
     Attributes:
-        value: Of an entry.
-        descending: Large ones first.
-        missing: Some entries have none; they come last.
+        value: SQL expression of an entry's value.
+        descending: Large values come first.
+        missing: Some entries have no value; they come last.
     """
 
     value: Any
@@ -77,15 +77,15 @@ class SortKey(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What a list can be asked by.
+    """Fields of a list, and their SQL expressions.
 
     Attributes:
-        fields: Of its entries.
-        columns: By the name of the field; one of names is not there.
-        last: By name, what settles the order in the end: no two entries are equal in them.
+        fields: Fields of its entries.
+        columns: Columns by field, except fields of kind `NAMES`.
+        last: Sort keys by field that make the order total: no two entries are equal in all of them.
         present: Fields of which every entry has a value.
-        sets: Of each field of names, what has them: an entry's own, the same of all that have a
-            name, and that name.
+        sets: For each field of kind `NAMES`: an entry's key, the query of the keys of entries that
+            have a name, and the column of that name.
     """
 
     fields: Mapping[str, Field]
@@ -104,7 +104,7 @@ _STATE: Final = case(
     ),
     else_=CheckpointRow.state,
 )
-"""As the API has it (`state_of`)."""
+"""State as the API has it (`state_of`)."""
 
 CHECKPOINTS: Final = Searched(
     CHECKPOINT_FIELDS,
@@ -129,7 +129,7 @@ CHECKPOINTS: Final = Searched(
     {
         "aliases": (
             tuple_(CheckpointRow.step, CheckpointRow.attempt),
-            # Of the one run that is meant, all at once: a look for each step takes far longer.
+            # One query for all aliases of the run: a subquery per step takes far longer.
             select(AliasRow.step, AliasRow.attempt).where(AliasRow.run_id == bindparam("run")),
             AliasRow.alias,
         )
@@ -171,15 +171,15 @@ AUDIT: Final = Searched(
 def searched_page(
     entries: Select[Any], of: Searched, search: Search, *, after: Key, limit: int, dialect: str
 ) -> Select[Any]:
-    """A page of what is asked for; behind the columns of an entry those of its key.
+    """Build the query for a page of a search; the columns of the sort key follow the entry's.
 
     Args:
-        entries: Of the list.
-        of: What it can be asked by.
-        search: What is asked.
-        after: Key of the last entry that is known; (): from the first.
-        limit: At most so many.
-        dialect: Name of the database's.
+        entries: Query of the list.
+        of: Fields of the list.
+        search: Filter and order.
+        after: Sort key of the last entry that the client has; (): start with the first.
+        limit: Largest number of entries.
+        dialect: Name of the database's dialect.
     """
     keys = _sort_keys(of, search, dialect)
     parts = [key.value.label(f"key_{n}") for n, key in enumerate(keys)]
@@ -201,18 +201,20 @@ def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
         if term.field.kind.python is str:
             value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
             if dialect == "postgresql":
-                value = collate(value, "C")  # by code point, as SQLite
+                value = collate(value, "C")  # by code point, as in SQLite
         keys.append(SortKey(value, term.descending, term.path.field not in of.present))
     named = {term.path.field for term in search.order}
     return keys + [key for name, key in of.last.items() if name not in named]
 
 
 def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
-    """Whether an entry comes after the one of a key, though that may be gone."""
+    """Return the condition that an entry comes after a sort key, whose own entry may be gone."""
+    # A lexicographic comparison, spelled out: SQL's row values allow neither mixed directions nor
+    # null.
     ways: list[ColumnElement[bool]] = []
     same: list[ColumnElement[bool]] = []
     for key, part in zip(keys, last, strict=True):
-        if part is None:  # nothing comes after it but others without a value
+        if part is None:  # missing values come last: only ties can follow
             same.append(key.value.is_(None))
             continue
         part = _bound(part)
@@ -223,14 +225,14 @@ def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
 
 
 def _bound(value: Any) -> Any:
-    """A parameter: not of the column's type, which cuts text and has no large integers."""
+    """Return a parameter of its own type: the column's cuts text and lacks large integers."""
     if isinstance(value, str):
         return literal(value, Text())
     return literal(value, BigInteger()) if isinstance(value, int) else value
 
 
 def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[bool]:
-    """Whether a filter lets an entry through."""
+    """Return a filter as an SQL condition."""
     match expression:
         case Not(part=part):
             return not_(_holds(part, of, dialect))
@@ -254,7 +256,7 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
         named: ColumnElement[bool] = own.in_(all_named)
         return named
     column = of.columns[path.field]
-    if member is not None:  # databases differ in what `LIKE` makes of capitals
+    if member is not None:  # `LIKE` ignores case in SQLite, but not in PostgreSQL
         within = func.lower(column).contains(member.lower(), autoescape=True)
         return func.coalesce(within, false())
     if not field.keyed:
@@ -262,7 +264,7 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
         return and_(present, column != "") if field.kind is Kind.TEXT else present
     if path.key is None:
         return has_entries(column)
-    return text_entry(column, path.key, dialect).is_not(None)  # NaN is a value, too
+    return text_entry(column, path.key, dialect).is_not(None)  # as text, since NaN is a value too
 
 
 def _value(of: Searched, path: Path, dialect: str) -> Any:

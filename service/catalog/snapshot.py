@@ -1,4 +1,4 @@
-"""What the store says about one run, read with as few requests as can be."""
+"""Snapshot of a run's records, read with as few requests as possible."""
 
 import contextlib
 import logging
@@ -37,10 +37,10 @@ from cairn.storage.store import from_rfc3339, sha256_of
 logger = logging.getLogger(__name__)
 
 Key = tuple[int, int]
-"""(step, attempt): names one step of a run."""
+"""(step, attempt), which identifies a step of a run."""
 
 Stamps = Mapping[Kind, str | None]
-"""Of the records of a step, as they were when they were read; "" of one that is not there."""
+"""Stamps of a step's records when they were read; "": the record does not exist."""
 
 Columns = dict[str, Any]
 """Columns of a checkpoint's row, by name."""
@@ -64,19 +64,19 @@ _EMPTY: Final[Mapping[Kind, Columns]] = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One run as its store has it.
+    """Snapshot of a run in its store.
 
     Attributes:
-        info: The run's own record.
-        states: Every step there is, and where it stands.
-        changed: Of steps whose records are new or have changed the columns that say so, `stamps`
-            among them; of a new step all.
-        aliases: Every alias, those that were deleted too.
-        unreadable_aliases: Names of those whose records can't be read.
-        problems: What is wrong with records of the run; what they say is left out.
-        due: When a step that is being written counts as abandoned.
+        info: Record of the run itself.
+        states: State of every step.
+        changed: New columns, `stamps` among them, of steps with new or changed records; all columns
+            of a new step.
+        aliases: All aliases, deleted ones too.
+        unreadable_aliases: Names of aliases whose records are unreadable.
+        problems: Problems of the run's records; unreadable records are left out.
+        due: Time at which an unfinished step counts as abandoned.
         lost_deletions: Tombstones that were seen and are gone, though the steps are there and
-            nobody has taken them back.
+            nobody has undeleted them.
     """
 
     info: RunInfo
@@ -95,24 +95,25 @@ def take_snapshot(
     known: Mapping[Key, Stamps],
     deletions: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Snapshot:
-    """Read a run: names of all records, and those of them that have changed.
+    """Read a run: the names of all records, and the content of those that have changed.
 
-    A record that cannot be read is left out and named; the others do not suffer from it.
+    An unreadable record is left out and reported; the others are read nonetheless.
 
     Args:
-        run: The run.
-        info: Its own record.
-        known: The steps that the catalog has, and the stamps of their records.
-        deletions: What tombstones said that it has seen last.
+        run: Run to read.
+        info: Record of the run itself.
+        known: Steps in the catalog, and the stamps of their records.
+        deletions: Content of the tombstones that the catalog has seen.
     """
-    stamps = record_stamps(run)  # first: what changes while it is read is read again
+    # First, so that a record which changes meanwhile is read again next time.
+    stamps = record_stamps(run)
     history = run.history()
     due = _lease_end(run)
     unpublished = {(one.step, one.attempt): one.state for one in run.unpublished(history)}
     seen = _Records(run, stamps, known, dict(history.problems))
     seen.read("manifest", history.published)
     readable = [key for key in history.published if manifest_file(*key) not in seen.problems]
-    # Judged among all: one that can't be read has overwritten others all the same.
+    # Unreadable steps take part in the judgement of states: they supersede others all the same.
     states = unpublished | dict(history.states(readable))
     states = {key: state for key, state in states.items() if key not in seen.gone}
     seen.read("annotation", [key for key in readable if key in states])
@@ -120,7 +121,8 @@ def take_snapshot(
     seen.forget_others()
     there = {*history.published}.difference(history.deleted)
     gone = {key: seen_deletion(key, one) for key, one in deletions.items() if key in there}
-    lifted = read_lifted(run, gone)  # after the history: a tombstone goes after the note of it
+    # After the history: an undelete writes its note before it removes the tombstone.
+    lifted = read_lifted(run, gone)
     aliases, unreadable = run.aliases.judge(deleted=True)
     problems = seen.problems | unreadable
     for error in problems.values():
@@ -146,12 +148,12 @@ def take_snapshot(
 
 
 class _Records:
-    """The records of a run's steps: reads those that have changed.
+    """Reader of the changed records of a run's steps.
 
     Attributes:
-        columns: What was read, and the stamps of all records of its step.
-        problems: What is wrong with records, by name.
-        gone: Steps whose manifest was deleted since it was listed.
+        columns: Columns that were read, with the stamps of all records of the step.
+        problems: Errors of records, by name.
+        gone: Steps whose manifest was deleted after it was listed.
     """
 
     def __init__(
@@ -170,10 +172,11 @@ class _Records:
         self._current: dict[Kind, set[Key]] = {}
 
     def read(self, kind: Kind, keys: Iterable[Key]) -> None:
-        """Read those records of the steps `keys` that have changed."""
+        """Read the changed records of a kind, of the steps `keys`."""
         self._current[kind] = set(keys)
         names = {_FILES[kind](*key): key for key in self._current[kind]}
-        if kind == "manifest":  # one that was listed an instant ago may not be in this list yet
+        # A manifest listed just now may be missing in the older list of stamps.
+        if kind == "manifest":
             stamps = {name: self._stamps.get(name) for name in names}
         else:
             stamps = {name: self._stamps.get(name, "") for name in names}
@@ -187,7 +190,8 @@ class _Records:
         for name in changed:
             if name in found or kind != "manifest":
                 stamp, columns = stamps[name], found.get(name, _EMPTY[kind])
-                if name in unreadable:  # to be named again; damage is not lifted by that
+                # No stamp: report it at each refresh, and keep the known damage.
+                if name in unreadable:
                     stamp, columns = None, {**columns}
                     columns.pop("damaged", None)
                 self._note(names[name], kind, columns, stamp)
@@ -195,7 +199,7 @@ class _Records:
                 self.gone.add(names[name])
 
     def forget_others(self) -> None:
-        """Note that steps do not have records any more that they had."""
+        """Reset the columns of records that steps have lost since the last read."""
         for key, stamps in self._known.items():
             for kind in stamps:
                 if key not in self._current[kind]:
@@ -214,11 +218,11 @@ Found = tuple[dict[str, Columns], dict[str, StorageError]]
 
 
 def _manifests(run: Run, names: Iterable[str]) -> Found:
-    """What the catalog keeps of each, and what is wrong with those that can't be read."""
+    """Read manifests; return their columns, and the errors of unreadable ones."""
     read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
     for name, found in run.objects.read_each(names):
-        if found is None:  # deleted since it was listed
+        if found is None:  # deleted after it was listed
             continue
         try:
             manifest = parse_record(run.objects, name, Manifest, found)

@@ -1,8 +1,8 @@
-"""What tells without reading them whether a run's records have changed.
+"""Stamps of a run, which show changes of its records without reading them.
 
-Everything that changes what is listed (a manifest, a label, an alias, an attempt, a tombstone, a
-step that is begun) comes into its folder by a new name or a rename. On a disk either moves the
-folder's modification time; a bucket tells the generation of every object that it lists.
+Every change of what is listed (a manifest, a label, an alias, an attempt, a tombstone, a step that
+begins) adds or renames a file in its folder. On a disk that changes the folder's modification time;
+in a bucket the listing has the generation of every object.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ _FOLDERS: Final = (*_RECORDS, ALIASES, ATTEMPTS)
 
 
 def take_stamp(run: StoreURI) -> str | None:
-    """The stamp of a run: an equal one, taken later, means that nothing has changed.
+    """Return the stamp of a run; two equal stamps mean that nothing has changed between them.
 
-    None if the store tells nothing, or something was changed just now.
+    None if the store offers no stamp, or if a change is too recent for the clock's resolution.
     """
     if run.scheme == "file":
         return _times(run)
@@ -37,7 +37,7 @@ def take_stamp(run: StoreURI) -> str | None:
 
 
 def record_stamps(run: Run) -> dict[str, str | None]:
-    """Of every manifest, annotation and tombstone of a run, by name."""
+    """Return the stamps of all manifests, annotations and tombstones of a run, by name."""
     return {
         name: stamp for folder in _RECORDS for name, stamp in run.objects.stamps(folder).items()
     }
@@ -52,7 +52,7 @@ def _times(run: StoreURI) -> str | None:
 
 
 def _looks(folder: str) -> Iterator[tuple[int, int] | None]:
-    """Inode and modification time of every watched name; None: it does not exist."""
+    """Yield inode and modification time of every watched name; None: it does not exist."""
     for name in (RUN_FILE, *_FOLDERS):
         yield _look(os.path.join(folder, name))
     attempts = os.path.join(folder, ATTEMPTS)

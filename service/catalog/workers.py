@@ -1,4 +1,4 @@
-"""The workers that were ever started on a catalog."""
+"""Workers that were ever started on a catalog."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from cairn.service.catalog.models import WorkerRow
 
 
 def note_worker(catalog: Catalog, name: str, *, version: str) -> None:
-    """Note that this process is the worker of this name."""
+    """Record that this process is the worker of this name."""
     with catalog.write() as session:
         session.merge(
             WorkerRow(
@@ -25,12 +25,12 @@ def note_worker(catalog: Catalog, name: str, *, version: str) -> None:
 
 
 def known_workers(catalog: Catalog) -> list[WorkerRow]:
-    """Every worker, by name."""
+    """Return all workers, by name."""
     with catalog.read() as session:
         return list(session.scalars(select(WorkerRow).order_by(WorkerRow.name)))
 
 
 def forget_worker(catalog: Catalog, name: str) -> None:
-    """It is gone, and nobody waits for it."""
+    """Delete the record of a worker that is gone."""
     with catalog.write() as session:
         session.execute(delete(WorkerRow).where(WorkerRow.name == name))

@@ -1,4 +1,4 @@
-"""Events and who is told of them: webhooks, what is delivered to each, and what delivers it."""
+"""Events and webhooks: registration, deliveries, and the thread that sends them."""
 
 import lazy_loader
 

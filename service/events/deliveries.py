@@ -1,7 +1,7 @@
-"""What each webhook is told: from events to deliveries, and from one try to the next.
+"""Deliveries of events to webhooks, and their tries.
 
-A webhook has a position in the events, and a delivery for every event that it wants. Of one run the
-earliest that is pending is tried, and no other.
+A webhook has a position in the list of events, and a delivery for every event that it wants. For
+each run, only the earliest pending delivery is tried, so a receiver gets a run's events in order.
 """
 
 import secrets
@@ -44,13 +44,13 @@ _COLUMNS: Final = (
 
 
 class Due(NamedTuple):
-    """A delivery whose turn it is.
+    """Delivery that is due.
 
     Attributes:
-        id: Its number.
-        attempts: How often it was tried.
-        log: Its last tries.
-        event: What is to be told.
+        id: Number of the delivery.
+        attempts: Number of tries so far.
+        log: Last tries.
+        event: Event to send.
     """
 
     id: int
@@ -60,12 +60,12 @@ class Due(NamedTuple):
 
 
 def _of(webhook: str) -> tuple[str, str]:
-    """Of the lock under which a webhook takes up events."""
+    """Return the lock under which a webhook takes up events."""
     return "", f"webhook {webhook}"
 
 
 def waiting_webhooks(connection: Connection, now: datetime) -> list[str]:
-    """Ids of webhooks that have something to take up, or to try."""
+    """Return the ids of webhooks that have events to take up or deliveries to try."""
     newest = select(func.coalesce(func.max(EventRow.id), 0)).scalar_subquery()
     tried = (
         select(DeliveryRow.id)
@@ -81,7 +81,7 @@ def waiting_webhooks(connection: Connection, now: datetime) -> list[str]:
 
 
 def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
-    """Make deliveries of the events after a webhook's position that it wants; move that on."""
+    """Add deliveries of the events that a webhook wants, and move its position past them."""
     while True:
         with catalog.write(_of(webhook)) as session:
             row = session.get(WebhookRow, webhook, with_for_update=True)
@@ -99,7 +99,7 @@ def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
 
 
 def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
-    """What is to be tried next: of each run the first that is pending; None: nothing now."""
+    """Return the next delivery to try, the first pending one of some run; None: none is due."""
     first = (
         select(func.min(DeliveryRow.event_id))
         .where(DeliveryRow.webhook_id == webhook, DeliveryRow.state == _PENDING)
@@ -122,13 +122,13 @@ def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
 def note_try(
     catalog: Catalog, due: Due, tried: DeliveryTry, *, again: timedelta | None
 ) -> DeliveryState:
-    """Note what came of a try, unless somebody has asked for it anew meanwhile.
+    """Record the outcome of a try, unless somebody asked for a new delivery meanwhile.
 
     Args:
-        catalog: Where.
-        due: What was tried.
-        tried: What came of it.
-        again: How long to wait before the next try; None: there is none.
+        catalog: Catalog that has the delivery.
+        due: Delivery that was tried.
+        tried: Outcome of the try.
+        again: Time to wait before the next try; None: there is no next try.
     """
     state = DeliveryState.DELIVERED
     if tried.error is not None:
@@ -139,6 +139,7 @@ def note_try(
         "due": tried.at + (again or timedelta(0)),
         "log": [*due.log, tried.model_dump(mode="json")][-TRIES_KEPT:],
     }
+    # A redelivery resets `attempts`, so this compare-and-swap then changes no row.
     seen = (
         DeliveryRow.id == due.id,
         DeliveryRow.state == _PENDING,
@@ -157,17 +158,17 @@ def list_deliveries(
     limit: int,
     state: DeliveryState | None,
 ) -> list[Delivery]:
-    """The next deliveries of a webhook, newest first.
+    """Return the next deliveries of a webhook, newest first.
 
     Args:
-        catalog: Where.
-        webhook: Whose.
-        before: Number of the last one that is known already; None: from the newest.
-        limit: At most so many.
-        state: Only those in this state; None: in any.
+        catalog: Catalog that has the deliveries.
+        webhook: Id of the webhook.
+        before: Number of the last delivery that the client has; None: start with the newest.
+        limit: Largest number of deliveries to return.
+        state: Return only deliveries in this state; None: in any state.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
+        UnknownWebhookError: No webhook has this id.
     """
     query = _deliveries(webhook)
     if before is not None:
@@ -181,11 +182,11 @@ def list_deliveries(
 
 
 def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> Delivery:
-    """Have a delivery tried again, from now on, as if it never was.
+    """Reset a delivery, so that it is tried from now on as if for the first time.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
-        UnknownDeliveryError: It has no such delivery.
+        UnknownWebhookError: No webhook has this id.
+        UnknownDeliveryError: The webhook has no such delivery.
     """
     with catalog.write(_of(webhook)) as session:
         require_webhook(session, webhook)
@@ -199,10 +200,10 @@ def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> D
 
 
 def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
-    """Tell a webhook of something that did not happen.
+    """Publish a test event, and add its delivery to a webhook.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
+        UnknownWebhookError: No webhook has this id.
     """
     key = (secrets.token_hex(8),)
     happening = Happening(EventKind.WEBHOOK_TEST, "", "", key, {"webhook": webhook})
@@ -210,14 +211,15 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
         require_webhook(session, webhook)
         connection = session.connection()
         tell(connection, happening)
-        newest = connection.scalar(select(func.max(EventRow.id))) or 0  # it has their lock
+        # `tell` took the lock of event ids, so this is its event.
+        newest = connection.scalar(select(func.max(EventRow.id))) or 0
         (found,) = queries.events(connection, after=newest - 1, limit=1)
         made = connection.execute(_ADD, _row(webhook, found, now))
         return _require(session, webhook, (made.inserted_primary_key or (0,))[0])
 
 
 def event_body(event: EventColumns) -> Event:
-    """An event as the API gives it out."""
+    """Return an event in the form of the API."""
     return Event.model_validate(event._asdict())
 
 

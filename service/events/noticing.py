@@ -1,7 +1,7 @@
-"""Notices what no row of the catalog is written for: jobs that ended, and an index that is behind.
+"""Detection of events that write no row of the catalog: ended jobs, and a stale index.
 
-Jobs are kept in a database of their own, which has their ends for good: each is told from there
-however late, and once. So nothing is lost between the two.
+Jobs have a database of their own, which keeps their ends for good. Each end is published from there
+exactly once, however late, so no end is lost between the two databases.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,26 @@ from cairn.service.schemas import EventKind, Operation, OperationState
 from cairn.storage.store import StoreURI, from_rfc3339, rfc3339
 
 OVERLAP: Final = timedelta(minutes=10)
-"""Clocks of workers may differ by as much."""
+"""Largest expected difference between the clocks of workers."""
 
 LOOKED_BACK: Final = timedelta(days=30)
-"""Where no end of a job was ever told."""
+"""Time to look back if no end of a job was ever published."""
 
 BEHIND_SECONDS: Final = 900.0
-"""Since the last look at a root, where looks are made; more where they take long."""
+"""Age of a root's last scan at which the index counts as stale. It is more where scans take
+long."""
 
-_LATE: Final = 2.0  # times as long as it was from a look to the next, as far as that was seen
+_LATE: Final = 2.0  # multiple of the interval between the last two scans
 
 
 class Noticing:
-    """Notices, again and again, what is new since the last time.
+    """Detector of ended jobs and stale roots, which is called again and again.
 
     Args:
-        catalog: Where it is told.
-        jobs: Whose ends.
-        roots: Store roots by name, as they are at each moment.
-        looks: Somebody looks at the store by himself.
+        catalog: Catalog to publish events in.
+        jobs: Jobs to watch.
+        roots: Current store roots by name.
+        looks: This server scans the store on a schedule.
     """
 
     def __init__(
@@ -49,22 +50,22 @@ class Noticing:
         self._scanned: dict[str, tuple[datetime, float]] = {}
 
     def jobs(self, now: datetime) -> None:
-        """Tell of jobs that ended."""
+        """Publish the ends of jobs."""
         if self._since is None:
             self._since = self._last_end() or now - LOOKED_BACK
         ended = self._jobs.ended(self._since - OVERLAP)
-        # The first first: who is ended in between goes on where the last that was told is.
+        # In order of time: after a crash, a successor goes on from the last end that was published.
         for moment, operation, state in sorted(ended - self._told):
             try:
                 found = self._jobs.get(operation)
-            except OperationNotFoundError:  # its rows were removed
+            except OperationNotFoundError:  # DBOS's rows of the job were removed
                 continue
             self._tell(_end_of(found, state, moment))
             self._since = max(self._since, moment)
         self._told = ended
 
     def index(self, now: datetime) -> None:
-        """Tell of roots whose last look is long ago, or failed; once until there is another."""
+        """Publish roots whose last scan is old or failed, once for each last scan."""
         roots = dict(self._roots.items())
         with self._catalog.read() as session:
             known = {root: rows.find_root(session, root) for root in roots}
@@ -81,7 +82,10 @@ class Noticing:
             self._tell([Happening(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
 
     def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
-        """Whether the next look at a root is overdue: a large bucket is looked at now and then."""
+        """Return whether the next scan is overdue, by the time that the last two scans were apart.
+
+        A large bucket is scanned less often.
+        """
         last, apart = self._scanned.get(root, (scanned, 0.0))
         if scanned > last:
             apart = (scanned - last).total_seconds()
@@ -89,7 +93,7 @@ class Noticing:
         return (now - scanned).total_seconds() > max(BEHIND_SECONDS, _LATE * apart)
 
     def _last_end(self) -> datetime | None:
-        """Of the job whose end was told last."""
+        """Return the time of the last end that was published."""
         query = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
         with self._catalog.query() as connection:
             last = connection.execute(query.order_by(EventRow.id.desc()).limit(1)).first()

@@ -1,7 +1,7 @@
-"""Sends one request to one address, and waits for no more than its status.
+"""Post of one request to one address, which reads only the answer's status.
 
-The standard library's client resolves names by itself, follows what an answer says, and waits for
-each part of it anew: a receiver could lead it elsewhere, or hold it for ever.
+The standard library's client resolves names by itself, follows redirects, and applies its timeout
+to each read. A receiver could lead it to another address, or hold it for ever.
 """
 
 import http.client
@@ -19,25 +19,25 @@ from cairn.service.settings import Networks
 
 CONNECT_SECONDS: Final = 5.0
 ANSWER_SECONDS = 15.0
-"""From the beginning to the last letter of an answer's head."""
+"""Time limit for the whole exchange, up to the end of the answer's head."""
 
 READ_BYTES: Final = 64 * 1024
-"""Of an answer, at most."""
+"""Largest number of bytes that are read of an answer."""
 
 
 _SHOWN: Final = 300
 
 
 class PostFailedError(Exception):
-    """No answer that could be understood, in time; the message says why."""
+    """No understandable answer came in time; the message says why."""
 
 
 def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Networks) -> int:
-    """Send it; the answer's status.
+    """Send a POST request, and return the status of the answer.
 
     Raises:
-        TargetRefusedError: Nothing may be sent there.
-        PostFailedError: No answer.
+        TargetRefusedError: The target's address is not allowed.
+        PostFailedError: No answer came in time.
     """
     until = time.monotonic() + ANSWER_SECONDS
     try:
@@ -53,7 +53,7 @@ def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Netw
 
 
 def _connect(target: Target, networks: Networks, until: float) -> socket.socket:
-    """A connection to the first of the target's addresses that takes one."""
+    """Connect to the first of the target's addresses that accepts."""
     failure: OSError = OSError("the name means no address")
     for address in resolve(target, networks):
         wait = min(CONNECT_SECONDS, _left(until))
@@ -92,21 +92,21 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 def _status(connection: socket.socket, until: float) -> int:
-    """The status of the answer, whose body nobody reads."""
+    """Read the status of the answer; nobody reads its body."""
     answer = http.client.HTTPResponse(_Limited(connection, until), method="POST")  # type: ignore[arg-type]
     answer.begin()
     return answer.status
 
 
 class _Limited:
-    """A connection as `http.client` reads it: to a moment, and to a size."""
+    """Connection as `http.client` reads it, with a deadline and a size limit."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection = connection
         self._until = until
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """What is read, as a file."""
+        """Return a file of the bytes that arrive."""
         return io.BufferedReader(_Reader(self._connection, self._until))
 
 
@@ -129,10 +129,10 @@ class _Reader(io.RawIOBase):
 
 
 def _left(until: float) -> float:
-    """Seconds up to a moment.
+    """Return the seconds up to a moment of the monotonic clock.
 
     Raises:
-        TimeoutError: It is over.
+        TimeoutError: The moment is past.
     """
     left = until - time.monotonic()
     if left <= 0:

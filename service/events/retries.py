@@ -1,20 +1,22 @@
-"""When what was not taken is sent again. Pure."""
+"""Delays between the tries of a delivery. Pure."""
 
 from datetime import timedelta
 from typing import Final
 
 RETRY_SECONDS: tuple[float, ...] = (5, 30, 120, 600, 1800, 7200, 14400, 21600, 43200)
-"""From each try to the next, about: over a day in all. After the last, an event is given up."""
+"""Delays from each try to the next, before jitter: over a day in all. After the last try, the event
+is given up."""
 
 _SPREAD: Final = 0.3
 
 
 def wait_after(tries: int, chance: float) -> timedelta | None:
-    """How long to wait after so many tries; None: there is no other.
+    """Return the delay after a number of tries; None: there is no other try.
 
     Args:
-        tries: That were made.
-        chance: From 0 to 1: what failed together is not tried again together.
+        tries: Number of tries so far.
+        chance: Random number from 0 to 1 for the jitter, which spreads deliveries that failed
+            together.
     """
     if tries > len(RETRY_SECONDS):
         return None

@@ -1,4 +1,4 @@
-"""Delivers events: one process of all that share a catalog does, and each receiver for itself."""
+"""Sender of events: one process of all that share a catalog, with a thread for each receiver."""
 
 import json
 import logging
@@ -37,33 +37,33 @@ from cairn.storage.store import utc_now
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""How often it is asked whether there is something to deliver."""
+"""Interval between two checks for deliveries."""
 
 NOTICE_SECONDS = 4.0
-"""How often jobs and roots are looked at."""
+"""Interval between two checks of jobs and roots."""
 
 ASK_SECONDS = 5.0
-"""How often a process that does not deliver asks whether the one that does is gone."""
+"""Interval at which a process that does not deliver checks whether the one that does is gone."""
 
 PRUNE_SECONDS = 600.0
-"""How often old events are looked for; a batch of them is removed at each look while there are."""
+"""Interval between two searches for old events. While there are any, each check removes a batch."""
 
 AT_ONCE: Final = 8
-"""Receivers that are sent to at a time; of each one message."""
+"""Receivers that are sent to at a time, one message each."""
 
 IN_A_ROW: Final = 100
-"""Messages to one receiver, before others have their turn."""
+"""Messages to one receiver before others have their turn."""
 
 STOP_SECONDS: Final = 20.0
 
 
 class Sender:
-    """Delivers, in threads of its own, while no other process of this catalog does.
+    """Sender that delivers in threads of its own, while no other process of this catalog does.
 
     Args:
-        settings: Of the server.
-        catalog: With events and webhooks.
-        jobs: Whose ends are events.
+        settings: Settings of the server.
+        catalog: Catalog with events and webhooks.
+        jobs: Jobs whose ends are events.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, jobs: Jobs) -> None:
@@ -71,7 +71,7 @@ class Sender:
         self._networks = settings.networks
         roots = Roots(catalog, settings.root_uris)
         self._noticing = Noticing(catalog, jobs, roots, looks=settings.scan_seconds > 0)
-        self._prune_next = 0.0  # on the monotonic clock
+        self._prune_next = 0.0  # monotonic clock
         self._kept = timedelta(days=settings.event_days)
         self._automations = [one.name for one in settings.automations]
         self._name = _name_of(settings)
@@ -83,11 +83,11 @@ class Sender:
         self._thread = threading.Thread(target=self._look, name="cairn-events", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; what is being sent is waited for."""
+        """Stop, and wait for messages that are being sent."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)
@@ -110,17 +110,17 @@ class Sender:
             self._stop.wait(LOOK_SECONDS)
 
     def _prune(self) -> None:
-        """Remove a batch of old events; the next at the next look, unless it was the last."""
+        """Remove a batch of old events; the next check goes on, unless this was the last batch."""
         self._prune_next = time.monotonic() + PRUNE_SECONDS
         if prune_events(self._catalog, utc_now() - self._kept, self._automations):
             self._prune_next = 0.0
 
     def _take_name(self) -> bool:
-        """Whether this process is the one that delivers."""
+        """Return whether this process delivers; try to become the one that does."""
         if self._has_name:
             return True
         try:
-            self._name.release()  # of a session that was cut
+            self._name.release()  # a cut session may still be open
             self._name.acquire(self._lose_name)
         except JobsBusyError:
             return False
@@ -134,7 +134,7 @@ class Sender:
         self._has_name = False
 
     def _hand_out(self) -> None:
-        """Give each webhook that something waits for a thread, unless it has one."""
+        """Start a thread for each webhook that has work and no thread yet."""
         with self._catalog.query() as connection:
             waiting = waiting_webhooks(connection, utc_now())
         for webhook in waiting:
@@ -152,7 +152,7 @@ class Sender:
                 self._busy.discard(webhook)
 
     def _deliver(self, webhook: str) -> None:
-        """Take up what is new, and try what is due."""
+        """Take up new events, and try the due deliveries."""
         take_up(self._catalog, webhook, utc_now())
         for _ in range(IN_A_ROW):
             if self._stop.is_set() or not self._has_name:
@@ -196,13 +196,13 @@ class Sender:
         except SQLAlchemyError as exc:
             logger.warning("events wait for the database: %s", exc)
             self._stop.wait(LOOK_SECONDS)
-        except Exception:  # the next look may go better; without any nothing is delivered
+        except Exception:  # the thread must survive: the next try may succeed
             logger.exception("events wait")
             self._stop.wait(LOOK_SECONDS)
 
 
 def _name_of(settings: Settings) -> WorkerName:
-    """What the delivering process holds: beside the catalog, or in its database."""
+    """Return the name (a lock) of the delivering process, beside the catalog or in its database."""
     url = make_url(settings.database_url)
     place = Path(url.database).absolute() if url.database else settings.data_dir
     folder = place.parent if url.database else place

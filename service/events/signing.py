@@ -1,7 +1,7 @@
-"""Signatures of what is sent, so that a receiver knows who has sent it, and when. Pure.
+"""Signatures of webhook messages, which prove the sender and the time to a receiver. Pure.
 
-Source: the Standard Webhooks specification, https://www.standardwebhooks.com: headers
-`webhook-id`, `webhook-timestamp`, `webhook-signature`; HMAC-SHA256 over id, timestamp and body.
+Source: the Standard Webhooks specification, https://www.standardwebhooks.com: headers `webhook-id`,
+`webhook-timestamp`, `webhook-signature`; HMAC-SHA256 over id, timestamp and body.
 """
 
 import base64
@@ -15,18 +15,18 @@ SECRET_BYTES: Final = 32
 
 
 def make_secret() -> str:
-    """A secret of one webhook, as its receiver gets it."""
+    """Return a new secret for one webhook, in the form that its receiver gets."""
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 def signed_headers(secret: str, uid: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers that a message is sent with.
+    """Return the signature headers of a message.
 
     Args:
-        secret: As `make_secret` made it.
-        uid: Of the event: the same however often it is sent.
-        timestamp: Of this try, in seconds since 1970.
-        body: What is sent.
+        secret: Secret from `make_secret`.
+        uid: Id of the event, the same at every try.
+        timestamp: Time of this try, in seconds since 1970.
+        body: Body of the message.
     """
     return {
         "webhook-id": uid,

@@ -1,8 +1,8 @@
-"""Where events may be sent: not into networks that only this machine can reach.
+"""Targets that events may be sent to: no networks that only this machine can reach.
 
-Whoever makes a webhook says where this server connects to. Addresses that are not public are
-refused once a name is resolved, and the connection goes to the very address that was looked at: a
-name that means another one a moment later leads nowhere else.
+The author of a webhook decides where this server connects to (SSRF). So a name is resolved first,
+addresses that are not public are refused, and the connection goes to the very address that was
+checked: a name that resolves to another address a moment later (DNS rebinding) leads nowhere else.
 
 Public addresses are listed here, since `is_global` of Python's `ipaddress` differs between patch
 releases. Source: IANA's Special-Purpose Address Registries for IPv4 and IPv6 (RFC 6890, RFC 8190,
@@ -32,7 +32,7 @@ _NOT_PUBLIC_IPV4: Final = tuple(
         "10.0.0.0/8",  # private use: RFC 1918
         "100.64.0.0/10",  # shared address space: RFC 6598
         "127.0.0.0/8",  # loopback: RFC 1122
-        "168.63.129.16/32",  # public by number, and each Azure machine's own host
+        "168.63.129.16/32",  # a public address, but the host of each Azure machine
         "169.254.0.0/16",  # link local, metadata of clouds: RFC 3927
         "172.16.0.0/12",  # private use: RFC 1918
         "192.0.0.0/24",  # protocol assignments, metadata of a cloud: RFC 6890
@@ -46,7 +46,7 @@ _NOT_PUBLIC_IPV4: Final = tuple(
         "240.0.0.0/4",  # reserved, broadcast: RFC 1112, RFC 8190
     )
 )
-# The only block of IPv6 that is given out. Outside of it lie loopback, IPv4-mapped, -compatible and
+# The only IPv6 block that is assigned. Outside of it lie loopback, IPv4-mapped, -compatible and
 # -translated addresses, NAT64, discard-only, SRv6, unique and site local, link local, multicast.
 _PUBLIC_IPV6: Final = IPv6Network("2000::/3")
 _NOT_PUBLIC_IPV6: Final = tuple(
@@ -59,24 +59,24 @@ _NOT_PUBLIC_IPV6: Final = tuple(
         "3fff::/20",  # documentation: RFC 9637
     )
 )
-# Both have in their last four bytes the IPv4 address that a connection goes to.
+# Addresses of both blocks have the IPv4 address that a connection goes to in their last 4 bytes.
 _IPV4_IN_IPV6: Final = (
     IPv6Network("::ffff:0:0/96"),  # mapped: RFC 4291
     IPv6Network("64:ff9b::/96"),  # NAT64, with which hosts without IPv4 reach it: RFC 6052
 )
 _ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
-"""Third quarter of an address whose last is that of an IPv4 host within a site: RFC 5214."""
+"""Third 32-bit word of ISATAP addresses; the last word is a site's own IPv4 host: RFC 5214."""
 
 
 class Target(NamedTuple):
-    """Where a webhook is.
+    """Parsed address of a webhook.
 
     Attributes:
         scheme: `https` or `http`.
-        host: A name or an address, without brackets.
-        port: Its port.
-        authority: Host and port as HTTP has them.
-        path: What is asked there, with its query.
+        host: Name or address, without brackets.
+        port: Port.
+        authority: Host and port as in the `Host` header.
+        path: Path and query.
     """
 
     scheme: str
@@ -87,10 +87,10 @@ class Target(NamedTuple):
 
 
 def parse_target(url: str, networks: Networks) -> Target:
-    """Where an address leads, as far as that can be said without resolving it.
+    """Parse the URL of a webhook, and check all that needs no name resolution.
 
     Raises:
-        TargetRefusedError: It leads nowhere, or where nothing may be sent.
+        TargetRefusedError: The URL is invalid, or leads to an address that is not allowed.
     """
     if len(url) > LONGEST_URL or not all("!" <= letter <= "~" for letter in url):
         raise _refused(f"{LONGEST_URL} letters of ASCII at most, without spaces", "others")
@@ -99,7 +99,7 @@ def parse_target(url: str, networks: Networks) -> Target:
         port = split.port or _PORTS.get(split.scheme, 0)
         host = split.hostname or ""
         host.encode("idna")
-    except ValueError as exc:  # of which a host that can't be resolved raises one, too
+    except ValueError as exc:  # UnicodeError of an invalid host is a ValueError
         raise _refused(
             "an address such as https://ci.example.com/cairn", f"another: {exc}"
         ) from exc
@@ -118,11 +118,11 @@ def parse_target(url: str, networks: Networks) -> Target:
 
 
 def resolve(target: Target, networks: Networks) -> list[Address]:
-    """The addresses of a target, each of which may be connected to.
+    """Resolve a target to its addresses, and check that all of them are allowed.
 
     Raises:
-        TargetRefusedError: One may not.
-        OSError: Its name means none.
+        TargetRefusedError: An address is not allowed.
+        OSError: The name does not resolve.
     """
     found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
@@ -131,10 +131,10 @@ def resolve(target: Target, networks: Networks) -> list[Address]:
 
 
 def check_addresses(addresses: Iterable[Address], scheme: str, networks: Networks) -> None:
-    """Pass addresses that may be connected to.
+    """Raise unless events may be sent to all of these addresses.
 
     Raises:
-        TargetRefusedError: One may not.
+        TargetRefusedError: An address is not allowed.
     """
     for address in addresses:
         meant = _meant(address)
@@ -162,14 +162,14 @@ def _is_public(address: Address) -> bool:
 
 
 def _meant(address: Address) -> Address:
-    """The IPv4 address that a connection to an IPv6 address goes to, or the address itself."""
+    """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if any(address in network for network in _IPV4_IN_IPV6):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is; None: a name. Also in the odd ways that systems take."""
+    """Parse a host that is an address, in odd forms too (`127.1`, `0x7f.1`); None: it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

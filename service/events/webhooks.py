@@ -1,4 +1,4 @@
-"""Who is told of events: made, told apart, deleted."""
+"""Webhooks, the receivers of events: create, list, delete."""
 
 import fnmatch
 import secrets
@@ -15,7 +15,7 @@ from cairn.service.events.signing import make_secret
 from cairn.service.schemas import DeliveryState, EventKind, WebhookRequest
 
 TABLE: Final = ("", "webhooks")
-"""Of the lock under which webhooks are made and deleted."""
+"""Lock under which webhooks are created and deleted."""
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz234567"
 _LENGTH: Final = 12
@@ -24,7 +24,7 @@ _LENGTH: Final = 12
 def make_webhook(
     catalog: Catalog, request: WebhookRequest, *, by: str, now: datetime
 ) -> WebhookRow:
-    """Have somebody told of what happens from now on."""
+    """Create a webhook for the events from now on."""
     with catalog.write(TABLE) as session:
         row = WebhookRow(
             id="".join(secrets.choice(_LETTERS) for _ in range(_LENGTH)),
@@ -42,16 +42,16 @@ def make_webhook(
 
 
 def list_webhooks(catalog: Catalog) -> list[WebhookRow]:
-    """All of them, by when they were made."""
+    """Return all webhooks, by time of creation."""
     with catalog.read() as session:
         return list(session.scalars(select(WebhookRow).order_by(WebhookRow.created, WebhookRow.id)))
 
 
 def require_webhook(session: Session, webhook: str) -> WebhookRow:
-    """The webhook of an id.
+    """Return the webhook with an id.
 
     Raises:
-        UnknownWebhookError: There is none.
+        UnknownWebhookError: No webhook has this id.
     """
     row = session.get(WebhookRow, webhook)
     if row is None:
@@ -63,17 +63,17 @@ def require_webhook(session: Session, webhook: str) -> WebhookRow:
 
 
 def delete_webhook(catalog: Catalog, webhook: str) -> None:
-    """Tell somebody no more; what was not delivered is dropped with it.
+    """Delete a webhook, with its deliveries.
 
     Raises:
-        UnknownWebhookError: There is none.
+        UnknownWebhookError: No webhook has this id.
     """
     with catalog.write(TABLE) as session:
         session.delete(require_webhook(session, webhook))
 
 
 def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int]:
-    """How many deliveries there are, by webhook and state."""
+    """Count the deliveries, by webhook and state."""
     query = select(DeliveryRow.webhook_id, DeliveryRow.state, func.count()).group_by(
         DeliveryRow.webhook_id, DeliveryRow.state
     )
@@ -82,16 +82,16 @@ def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int
 
 
 def count_dead(catalog: Catalog) -> int:
-    """How many events were given up, and not asked for anew."""
+    """Count the deliveries that were given up, and not requested again."""
     query = select(func.count()).where(DeliveryRow.state == DeliveryState.DEAD.value)
     with catalog.query() as connection:
         return connection.scalar(query) or 0
 
 
 def waiting_since(catalog: Catalog) -> datetime | None:
-    """Since when the oldest event waits that some webhook was not told of; None: none does.
+    """Return the time of the oldest event that some webhook still waits for; None: there is none.
 
-    Also one that nobody has looked at yet for a webhook that may want it.
+    Includes events that a webhook has not taken up yet, and may not want.
     """
     pending = select(DeliveryRow.event_id).where(DeliveryRow.state == DeliveryState.PENDING.value)
     seen = select(func.min(WebhookRow.position)).scalar_subquery()
@@ -104,7 +104,10 @@ def waiting_since(catalog: Catalog) -> datetime | None:
 
 
 def wants(webhook: WebhookRow, event: EventColumns) -> bool:
-    """Whether it is told of an event; of a test only the webhook that is tested is."""
+    """Return whether a webhook wants an event.
+
+    Test events are for the tested webhook only, which gets its delivery by `send_test`.
+    """
     return (
         event.kind != EventKind.WEBHOOK_TEST
         and (webhook.kinds is None or event.kind in webhook.kinds)

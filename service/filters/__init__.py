@@ -1,4 +1,4 @@
-"""The language in which lists are asked for some of their entries, in some order. Pure."""
+"""Language of `filter` and `order_by`, the query parameters of lists. Pure."""
 
 import lazy_loader
 

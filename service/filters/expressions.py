@@ -1,6 +1,7 @@
-"""What a filter means, once it is read: conditions, and how they are joined.
+"""Parsed filters: conditions, and their combinations.
 
-A condition holds or does not; `Not` is its opposite. None but `Has` holds of what there is not.
+A condition is true or false, and `Not` negates it. If an entry lacks the field, every `Comparison`
+is false.
 """
 
 from dataclasses import dataclass
@@ -15,79 +16,79 @@ Value = str | int | float | datetime
 
 @dataclass(frozen=True)
 class Path:
-    """A field, or one entry of a field that has several by name.
+    """Field of an entry, or one named member of a keyed field.
 
     Attributes:
-        field: Its name.
-        key: The entry's; None: the field itself.
+        field: Name of the field.
+        key: Name of the member; None: the field itself.
     """
 
     field: str
     key: str | None = None
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the path in the filter language."""
         return self.field if self.key is None else f"{self.field}.{quote(self.key)}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A field has a value that compares so."""
+    """Condition that compares a field's value with a constant."""
 
     path: Path
     operator: Operator
     value: Value
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the comparison in the filter language."""
         return f"{self.path} {self.operator} {_written(self.value)}"
 
 
 @dataclass(frozen=True)
 class Has:
-    """A field has a value; one that has several has `member` among them, or any for None.
+    """Condition that a field has a value, or has `member` among its values.
 
-    Text has `member` within it, in capitals or not.
+    For a text field, `member` is a substring, in any case. None: the field has any value.
     """
 
     path: Path
     member: str | None = None
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the condition in the filter language."""
         return f"{self.path}:{'*' if self.member is None else quote(self.member)}"
 
 
 @dataclass(frozen=True)
 class Not:
-    """The opposite."""
+    """Negation of an expression."""
 
     part: "Expression"
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the negation in the filter language."""
         return f"NOT {_inner(self.part)}"
 
 
 @dataclass(frozen=True)
 class All:
-    """Each of several."""
+    """Conjunction: all parts are true."""
 
     parts: "tuple[Expression, ...]"
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the conjunction in the filter language."""
         return " AND ".join(map(_inner, self.parts))
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """At least one of several."""
+    """Disjunction: at least one part is true."""
 
     parts: "tuple[Expression, ...]"
 
     def __str__(self) -> str:
-        """As a filter has it."""
+        """Return the disjunction in the filter language."""
         return " OR ".join(map(_inner, self.parts))
 
 

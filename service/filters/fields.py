@@ -1,4 +1,4 @@
-"""What lists can be asked by, and of which kind each field is."""
+"""Fields that lists can be filtered and ordered by, and their kinds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cairn.service.schemas import AuditOutcome, Better, CheckpointState
 
 
 class Kind(Enum):
-    """What the values of a field are, as error messages call it."""
+    """Kind of a field's values; the value is the wording in error messages."""
 
     TEXT = "text"
     CHOICE = "one word of several"
@@ -21,7 +21,7 @@ class Kind(Enum):
 
     @property
     def python(self) -> type:
-        """What such a value is in Python."""
+        """Python type of such values."""
         return _PYTHON.get(self, str)
 
 
@@ -34,12 +34,12 @@ _PYTHON: Final[Mapping[Kind, type]] = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a list's entries.
+    """Field of a list's entries.
 
     Attributes:
-        kind: Of its values.
-        keyed: It has several values, each with a name.
-        choices: Of `CHOICE`, the words.
+        kind: Kind of its values.
+        keyed: The field has several values, each with a name.
+        choices: Allowed words, for `CHOICE`.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class Field:
 
     @property
     def sortable(self) -> bool:
-        """Whether a list can be in its order."""
+        """True if a list can be ordered by this field."""
         return self.kind is not Kind.NAMES
 
 

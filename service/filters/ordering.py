@@ -1,4 +1,4 @@
-"""Reads the order of a list, as AIP-132 writes it: `metrics.loss desc, step`.
+"""Parser of list orders in the syntax of AIP-132: `metrics.loss desc, step`.
 
 Source: AIP-132, https://google.aip.dev/132.
 """
@@ -17,12 +17,12 @@ MOST_TERMS: Final = 4
 
 @dataclass(frozen=True)
 class Term:
-    """What a list is in order of; entries without it come last.
+    """Sort key of a list; entries without a value come last.
 
     Attributes:
-        path: A field, or an entry of one.
-        field: What it is.
-        descending: Large values, late moments and late letters first.
+        path: Field, or member of a keyed field.
+        field: Definition of the field.
+        descending: Large values, late moments and late letters come first.
     """
 
     path: Path
@@ -30,19 +30,20 @@ class Term:
     descending: bool = False
 
     def __str__(self) -> str:
-        """As `parse_order` reads it."""
+        """Return the term in the syntax that `parse_order` reads."""
         return f"{self.path} {'desc' if self.descending else 'asc'}"
 
 
 def parse_order(text: str, fields: Mapping[str, Field]) -> tuple[Term, ...]:
-    """What a list is in order of, first things first; empty if the text says nothing.
+    """Parse an `order_by` parameter into sort keys, the most significant first.
 
     Args:
-        text: As a client sent it.
-        fields: That the entries of the list have.
+        text: Text from the client; it may be empty.
+        fields: Fields of the list's entries.
 
     Raises:
-        InvalidRequestError: It is no order; names the place, and what was expected there.
+        InvalidRequestError: The text is no order; the error names the position, and what was
+            expected there.
     """
     reader = Text(text, "order_by", kept={k: one for k, one in fields.items() if one.sortable})
     if len(text) > LONGEST_ORDER:

@@ -1,4 +1,4 @@
-r"""Reads a filter: a part of the language of AIP-160.
+r"""Parser of filters in a subset of AIP-160.
 
     filter     = [ expression ]
     expression = factor { "AND" factor } | factor { "OR" factor }
@@ -9,8 +9,8 @@ r"""Reads a filter: a part of the language of AIP-160.
     value      = a text, or letters without spaces, commas and parentheses
     text       = "…" or '…', in which \" \' and \\ stand for the second of the two
 
-AND and OR do not stand side by side without parentheses: which binds first is not the same in all
-languages. Source: AIP-160, https://google.aip.dev/160.
+AND and OR need parentheses between them, since languages differ in which of them binds first.
+Source: AIP-160, https://google.aip.dev/160.
 """
 
 import math
@@ -35,11 +35,11 @@ from cairn.service.filters.fields import Field, Kind
 from cairn.service.filters.texts import Text
 
 LONGEST_FILTER: Final = 2000
-"""Characters of a filter."""
+"""Largest number of characters of a filter."""
 
 MOST_CONDITIONS: Final = 50
 DEEPEST: Final = 16
-"""How many parentheses and NOTs may be in each other."""
+"""Largest nesting depth of parentheses and NOTs."""
 
 _ORDERED: Final = ("<=", ">=", "!=", "<", ">", "=")
 _EQUAL: Final = ("!=", "=")
@@ -58,18 +58,19 @@ _MOMENT: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
-_LARGEST: Final = 2**63 - 1  # of what databases keep as an integer
+_LARGEST: Final = 2**63 - 1  # largest integer of the databases
 
 
 def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
-    """What a filter means; None of one that says nothing.
+    """Parse a filter; None: the text is empty.
 
     Args:
-        text: As a client sent it.
-        fields: By which the list can be asked.
+        text: Text from the client.
+        fields: Fields of the list's entries.
 
     Raises:
-        InvalidRequestError: It is none; names the place, and what was expected there.
+        InvalidRequestError: The text is no filter; the error names the position, and what was
+            expected there.
     """
     reader = Text(text, "filter", kept=fields)
     if len(text) > LONGEST_FILTER:
@@ -78,7 +79,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
 
 
 class _Parser:
-    """Goes down into parentheses by recursion, as far as is allowed."""
+    """Recursive-descent parser with a bounded depth."""
 
     def __init__(self, reader: Text) -> None:
         self._reader = reader
@@ -212,5 +213,5 @@ def _moment(given: str) -> datetime | None:
         return None
     try:
         return datetime.fromisoformat(given.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):  # a 31st of February, or before the year 1 in UTC
+    except (ValueError, OverflowError):  # February 31, or a moment before the year 1 in UTC
         return None

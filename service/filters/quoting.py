@@ -1,4 +1,4 @@
-"""Text of a filter between quotes."""
+"""Quoted text in the filter language."""
 
 import re
 from typing import Final
@@ -8,10 +8,10 @@ _ESCAPED: Final = re.compile(r"""\\(["'\\])""")
 
 
 def quote(text: str) -> str:
-    """Any text as a filter has it: a label's name with dots, say, or its value."""
+    """Quote any text for a filter: a label's name with dots, for example, or its value."""
     return '"' + _SPECIAL.sub(r"\\\g<0>", text) + '"'
 
 
 def unquote(quoted: str) -> str:
-    """What stands between quotes."""
+    """Return the text between the quotes, without its escapes."""
     return _ESCAPED.sub(r"\1", quoted[1:-1])

@@ -1,4 +1,4 @@
-"""What is asked of a list: which entries, in what order."""
+"""Query of a list: filter and order."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from cairn.service.filters.parsing import parse_filter
 
 @dataclass(frozen=True)
 class Search:
-    """Entries that a filter lets through, in an order.
+    """Filter and order of a list.
 
     Attributes:
-        filter: None: all entries.
-        order: First things first; what is equal in all of them comes in the list's own order.
+        filter: Condition on entries; None: all entries.
+        order: Sort keys, the most significant first; ties come in the list's own order.
     """
 
     filter: Expression | None = None
@@ -25,39 +25,39 @@ class Search:
 
     @classmethod
     def parse(cls, filter: str, order_by: str, fields: Mapping[str, Field]) -> Self:
-        """Read both.
+        """Parse both parameters.
 
         Args:
-            filter: As a client sent it; empty: all entries.
-            order_by: The same; empty: in the list's own order.
-            fields: That the entries of the list have.
+            filter: Text from the client; empty: all entries.
+            order_by: Text from the client; empty: the list's own order.
+            fields: Fields of the list's entries.
 
         Raises:
-            InvalidRequestError: One of them is none.
+            InvalidRequestError: One of the texts is invalid.
         """
         return cls(parse_filter(filter, fields), parse_order(order_by, fields))
 
     def __bool__(self) -> bool:
-        """Whether anything is asked."""
+        """Return whether there is a filter or an order."""
         return self.filter is not None or bool(self.order)
 
     def names(self, field: str) -> bool:
-        """Whether the filter asks about a field."""
+        """Return whether the filter uses a field."""
         return self.filter is not None and _names(self.filter, field)
 
     @property
     def mark(self) -> str:
-        """For page tokens: another for what means something else; empty if nothing is asked."""
+        """Digest of the search, which page tokens include; empty for an empty search."""
         if not self:
             return ""
         asked = f"{self.filter}\n{', '.join(map(str, self.order))}"
         return f", {hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
     def key_kinds(self, last: Mapping[str, type]) -> list[type | tuple[type, ...]]:
-        """Of each part of an entry's key in this order, the types that it can have.
+        """Return the possible types of each part of an entry's sort key in this order.
 
         Args:
-            last: By field, those of the list's own order.
+            last: Types of the list's own sort keys, by field.
         """
         named = {term.path.field for term in self.order}
         asked = [(term.field.kind.python, type(None)) for term in self.order]

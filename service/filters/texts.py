@@ -1,4 +1,4 @@
-"""Reads a text from left to right, and says where it is not what was expected."""
+"""Reader of a text from left to right, which reports the position of errors."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _SPACE: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"""[^\s()"'=!<>:.,\\]+""")
 _WORD: Final = re.compile(r"""[^\s()"'=!<>,\\]+""")
 _STRING: Final = re.compile(r""""(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*\'""")
-_SHOWN: Final = 40  # characters of what was found instead
+_SHOWN: Final = 40  # characters of the found text in an error
 
 _KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
     "size": "a checkpoint's size is `bytes`",
@@ -22,25 +22,25 @@ _KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 class Text:
-    """A parameter of a request, read up to a place."""
+    """Query parameter that is read up to a position."""
 
     def __init__(self, text: str, parameter: str, *, kept: Mapping[str, Field]) -> None:
-        """Of a parameter of the query, about entries that have these fields."""
+        """Begin to read a query parameter, about entries with these fields."""
         self._text, self._parameter, self._kept = text, parameter, kept
         self._at = 0
 
     def place(self) -> int:
-        """Where the next word begins."""
+        """Skip spaces, and return the position of the next word."""
         found = _SPACE.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._at
 
     def at_end(self) -> bool:
-        """Whether there is nothing more."""
+        """Return whether only spaces are left."""
         return self.place() == len(self._text)
 
     def take(self, *signs: str) -> str | None:
-        """The sign that comes next, of several; longer ones first."""
+        """Read one of several signs, if it comes next; longer signs must come first in `signs`."""
         at = self.place()
         for sign in signs:
             if self._text.startswith(sign, at):
@@ -49,7 +49,7 @@ class Text:
         return None
 
     def take_word(self, *words: str) -> str | None:
-        """The word that comes next, if it is one of these."""
+        """Read one of several words, if it comes next."""
         found = _WORD.match(self._text, self.place())
         if found is None or found[0] not in words:
             return None
@@ -57,7 +57,7 @@ class Text:
         return found[0]
 
     def string(self, expected: str) -> str | None:
-        """What stands between quotes, if that comes next."""
+        """Read a quoted text, if it comes next, and return it without quotes."""
         at = self.place()
         if self._text[at : at + 1] not in ("'", '"'):
             return None
@@ -72,7 +72,7 @@ class Text:
         return unquote(found[0])
 
     def word(self) -> str | None:
-        """What comes next without quotes, up to a space, a comma or a parenthesis."""
+        """Read a text without quotes, up to a space, comma, parenthesis or operator."""
         found = _WORD.match(self._text, self.place())
         if found is None:
             return None
@@ -80,7 +80,7 @@ class Text:
         return found[0]
 
     def path(self) -> tuple[Path, Field]:
-        """A field, or an entry of one, and what it is.
+        """Read a field, or a member of a keyed field, and return it with the field's definition.
 
         Raises:
             InvalidRequestError: Something else comes next.
@@ -104,7 +104,7 @@ class Text:
         return Path(found[0], self._key(found[0])), field
 
     def key(self, field: str) -> str:
-        """The name of an entry.
+        """Read the name of a member of a keyed field.
 
         Raises:
             InvalidRequestError: Something else comes next.
@@ -126,11 +126,11 @@ class Text:
         return found[0]
 
     def refuse(self, expected: str, *, at: int | None = None) -> NoReturn:
-        """Say what was expected at a place, and what is there.
+        """Raise an error that names a position, what was expected there, and what was found.
 
         Args:
-            expected: In words.
-            at: The place; None: where the next word begins.
+            expected: Description of what was expected.
+            at: Position; None: that of the next word.
 
         Raises:
             InvalidRequestError: Always.
@@ -142,7 +142,7 @@ class Text:
         self.refuse_all(detail)
 
     def refuse_all(self, detail: str) -> NoReturn:
-        """Say what is wrong with the whole.
+        """Raise an error about the whole text.
 
         Raises:
             InvalidRequestError: Always.

@@ -1,4 +1,4 @@
-"""What every route needs of HTTP: problems, preconditions, pages, ranges, keys, limits."""
+"""HTTP parts that all routes share: problems, preconditions, paging, byte ranges, limits."""
 
 import lazy_loader
 

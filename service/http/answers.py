@@ -1,4 +1,4 @@
-"""Bodies of answers, and their ETags."""
+"""JSON answers, and their ETags."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -14,16 +14,16 @@ NOT_CHANGED: Final[dict[str, Any]] = {"description": "It is as last seen."}
 
 
 def json_answer(body: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer with this body, made here: in the thread of its route, and checked once.
+    """Serialize a body into a JSON answer, in the thread of its route.
 
-    The framework would check it anew in another thread, and write it while nothing else can be
-    answered. Its route says `response_model`.
+    FastAPI would validate the body a second time in another thread, and serialize it in the event
+    loop, where it blocks all other requests. The route declares `response_model` for OpenAPI only.
     """
     return Response(body.model_dump_json(), headers=headers, media_type="application/json")
 
 
 def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response:
-    """As `json_answer`, with its ETag; 304 if the client has seen this one."""
+    """Return a JSON answer with its ETag, or 304 if the client has this version."""
     answer = json_answer(body)
     tag = content_etag(bytes(answer.body))
     if names_etag(if_none_match, tag):
@@ -33,7 +33,7 @@ def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response
 
 
 def created_answer(body: BaseModel, location: str) -> Response:
-    """As `tagged_answer`, of what was made just now and is found at the path `location`."""
+    """Return a 201 answer with an ETag, for a resource created at the path `location`."""
     answer = tagged_answer(body)
     answer.status_code = HTTPStatus.CREATED
     answer.headers["Location"] = location

@@ -1,4 +1,4 @@
-"""Refuses request bodies that are larger than any request of this API."""
+"""Limit on the size of request bodies."""
 
 from typing import Final
 
@@ -10,9 +10,9 @@ MAX_BODY_BYTES: Final = 1 << 20
 
 
 class BodyLimit:
-    """Ends the reading of a body with a 413 as soon as it is known to be too large.
+    """ASGI middleware that answers 413 as soon as a body is known to be too large.
 
-    The framework's own limit answers in plain text; this one goes through the problem handlers.
+    Starlette's own limit answers in plain text; this one goes through the problem handlers.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
@@ -20,7 +20,7 @@ class BodyLimit:
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with a counting `receive`."""
+        """Pass the request on, with a `receive` that counts bytes."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

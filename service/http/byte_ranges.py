@@ -1,4 +1,4 @@
-"""`Range` of RFC 9110 for one range of bytes. Pure."""
+"""Single byte ranges: the `Range` header of RFC 9110. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class RangeNotSatisfiableError(ProblemError):
-    """The range lies behind the end; see `cairn.service.errors` for the tree."""
+    """The range lies behind the end of the file; see `cairn.service.errors` for the tree."""
 
     status, slug, title = 416, "range-not-satisfiable", "Range not satisfiable"
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes `start` up to, not including, `stop` of a file of `size` bytes."""
+    """Bytes from `start` up to, not including, `stop` of a file of `size` bytes."""
 
     start: int
     stop: int
@@ -32,16 +32,16 @@ class ByteRange:
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """The part that a `Range` header asks for; None: the whole file.
+    """Parse a `Range` header; None: the whole file.
 
-    What is no single range of bytes is ignored, as the RFC allows.
+    Anything but a single range of bytes is ignored, as the RFC allows.
 
     Args:
-        header: Value of the header, or None.
-        size: Bytes of the file.
+        header: Value of the header; None: the request has none.
+        size: Size of the file in bytes.
 
     Raises:
-        RangeNotSatisfiableError: Nothing of it lies in the file.
+        RangeNotSatisfiableError: No byte of the range lies in the file.
     """
     match = _RANGE.fullmatch(header.replace(" ", "")) if header else None
     if match is None or match[0] == "bytes=-":

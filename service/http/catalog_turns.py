@@ -1,7 +1,7 @@
-"""Requests that the catalog alone can answer wait for each other in the event loop, not in threads.
+"""Limiter for requests that the catalog alone can answer; they wait in the event loop.
 
-Of threads that run Python each keeps the others, and the loop, from going on: the slowest of eight
-pages that are read at once takes five times as long as the slowest of eight in turn (ADR 28).
+Threads that run Python hold each other, and the loop, up by the GIL: the slowest of eight pages
+that are read at once takes five times as long as the slowest of eight in turn (ADR 28).
 """
 
 import asyncio
@@ -13,38 +13,38 @@ from typing import Final
 from cairn.service.errors import NotReadyError
 
 WAIT_SECONDS: Final = 5.0
-"""How long a request waits for its turn."""
+"""Longest time that a request waits for its turn."""
 
 _has_turn: ContextVar[bool] = ContextVar("has_turn", default=False)
 
 
 class StoreNeededError(Exception):
-    """The catalog alone cannot answer; whoever has a turn asks anew, in the store's line."""
+    """The catalog alone cannot answer; the route asks again under the store's limiter."""
 
 
 def leave_catalog_turn() -> None:
-    """Called before the store is looked at, which may take long: others do not wait for that.
+    """Raise in a catalog turn, before the store is read: that may be slow, and others wait.
 
     Raises:
-        StoreNeededError: The caller is in a turn, and has to leave it.
+        StoreNeededError: The caller has a catalog turn, and has to leave it.
     """
     if _has_turn.get():
         raise StoreNeededError
 
 
 class CatalogTurns:
-    """The line, one for all callers: nobody in it waits for more than a database."""
+    """Limiter for all callers together; whoever has a turn waits for nothing but a database."""
 
     def __init__(self, at_once: int) -> None:
-        """Of which `at_once` are asked for at a time."""
+        """Allow `at_once` requests at a time."""
         self._turns = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Meanwhile nothing but the catalog may be asked.
+        """Hold a turn, in which only the catalog may be read.
 
         Raises:
-            NotReadyError: Those before take too long.
+            NotReadyError: No turn came free in time.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):

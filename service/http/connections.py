@@ -1,7 +1,7 @@
-"""Connections end that ask for nothing: uvicorn's HTTP protocol, with the deadlines that it lacks.
+"""uvicorn's HTTP protocol with the deadlines that it lacks: idle connections end.
 
-A request that never comes to its end would hold its connection for good, and a few hundred of them
-all that a server has.
+Without them, a request that never ends would hold its connection for good (slow loris), and a few
+hundred of them all connections of a server.
 """
 
 import asyncio
@@ -15,21 +15,22 @@ from cairn.service.http.problems import MEDIA_TYPE
 from cairn.service.schemas import Problem
 
 MAX_HEAD_BYTES: Final = 16 * 1024
-"""Of a request line and its headers, together."""
+"""Largest size of a request line and its headers, together."""
 
 
 class BoundedConnection(H11Protocol):
-    """A connection whose requests have to arrive in time; who reads an answer may take longer.
+    """Connection whose requests have to arrive in time; reading an answer may take longer.
 
     Attributes:
-        head_seconds: From the opening of the connection, or the first byte of a later request,
-            until its headers are there.
-        body_seconds: From then on until its body is.
-        most: Connections at a time. One more takes the place of the one that has waited longest
-            for its client to ask for something, or else, for `head_seconds` at least, to read on;
-            if there is none, it is closed.
-        idle_since: Since when a request, or the rest of one, is awaited; None: none is.
-        stalled_since: Since when a client has read nothing of its answer; None: it reads.
+        head_seconds: Time limit for a request's headers, from the opening of the connection, or
+            from the first byte of a later request.
+        body_seconds: Time limit for the body, from then on.
+        most: Largest number of connections. One more replaces the connection that has waited
+            longest for its client to send, or else the one whose client has read nothing for the
+            longest time, `head_seconds` at least. If there is neither, the new connection is
+            closed.
+        idle_since: Time since when a request, or the rest of one, is awaited; None: none is.
+        stalled_since: Time since when the client has read nothing of its answer; None: it reads.
     """
 
     head_seconds: ClassVar[float] = 10.0
@@ -44,7 +45,7 @@ class BoundedConnection(H11Protocol):
         self.stalled_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room, and expect a request."""
+        """Make room for the connection, and start the deadline of its first request."""
         super().connection_made(transport)
         if len(self.connections) > self.most and not self._make_room():
             self._end()
@@ -52,32 +53,32 @@ class BoundedConnection(H11Protocol):
         self._expect("head", self.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Expect nothing any more."""
+        """Cancel the deadline."""
         self._expect("", 0)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, and see what is awaited now."""
+        """Read the data, and set the deadline for what comes next."""
         super().data_received(data)
         self._look()
 
     def pause_writing(self) -> None:
-        """Wait for the client to read."""
+        """Note that the client does not read."""
         super().pause_writing()
         self.stalled_since = time.monotonic()
 
     def resume_writing(self) -> None:
-        """Go on, as the client has read."""
+        """Note that the client reads again."""
         super().resume_writing()
         self.stalled_since = None
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, and see what is awaited now."""
+        """Begin the next request, and set its deadline."""
         super().on_response_complete()
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with a request that can't be read, as a problem."""
+        """Answer a request that cannot be parsed with a problem, not with uvicorn's plain text."""
         large = len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES
         status, slug, title = (
             (431, "request-header-fields-too-large", "Request Header Fields Too Large")
@@ -109,15 +110,15 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
 
     def _look(self) -> None:
-        """Set the deadline for what the client has to send next; it moves with no single byte."""
+        """Set the deadline for what the client has to send next; single bytes do not extend it."""
         theirs = self.conn.their_state
         if theirs is h11.SEND_BODY:
             self._expect("body", self.body_seconds)
-        elif theirs is not h11.IDLE:  # all is there, and the answer takes its time
+        elif theirs is not h11.IDLE:  # the request is complete: the answer may take long
             self._expect("", 0)
-        elif self.timeout_keep_alive_task is None:  # a new request has begun
+        elif self.timeout_keep_alive_task is None:  # the first bytes of a new request are there
             self._expect("head", self.head_seconds)
-        else:  # between two requests uvicorn waits, not for long
+        else:  # between requests: uvicorn's keep-alive timeout applies too
             self._expect("rest", self.head_seconds)
 
     def _expect(self, what: str, seconds: float) -> None:
@@ -131,7 +132,7 @@ class BoundedConnection(H11Protocol):
 
     def _end(self) -> None:
         self._expect("", 0)
-        self.transport.abort()  # not `close`: it would wait for a client that reads nothing
+        self.transport.abort()  # `close` would wait for a client that reads nothing
 
     def _make_room(self) -> bool:
         others = [one for one in self.connections if isinstance(one, BoundedConnection)]

@@ -1,11 +1,15 @@
-"""Files of a store that are sent as they are: whole or a range, with what tells them apart.
+"""Downloads of stored files, whole or in part, that are verified while they are sent.
 
-A whole file is compared with its checksum while it is sent, and its last block stays back until
-that is right: what ends short of its `Content-Length` is no file that a client keeps. One of a
-single block is compared before its status is sent. Many clients take what ends short for a
-connection that broke, and ask for the rest: of a file that was found damaged none is sent, unless
-it is right again. Of a file that is not the run's own nothing is sent, and nothing is said, before
-all of it was read once and was what the run says: else whoever writes a run could read any file.
+A whole file is compared with its checksum while it is sent. Its last block stays back until the
+checksum is right: if it is wrong, the answer ends short of its `Content-Length`, and no client
+keeps it. A file of a single block is verified before its status is sent.
+
+Many clients take a short answer for a broken connection, and ask for the rest. So no range of a
+file that was found damaged is sent, unless the whole is right again.
+
+A file in a folder outside the run, which only a record names, is read and verified once before
+anything of it is sent. Otherwise whoever writes a run's records could read any file that the server
+can read.
 """
 
 import base64
@@ -27,7 +31,7 @@ from cairn.storage.store import Files, read_crc32c
 BLOCK_BYTES: Final = 4 << 20
 
 MEDIA_TYPE: Final = "application/octet-stream"
-"""Of every file: it is to be kept, not to be shown."""
+"""Type of every file: browsers save it, and do not display it."""
 
 DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -37,18 +41,18 @@ DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
     206: {"description": "The range that was asked for."},
     304: {"description": "The client has it already."},
 }
-"""What the OpenAPI document says of such an answer."""
+"""OpenAPI declaration of a download's answers."""
 
 _Key = tuple[str, str, str, str | None]
 
 NOTHING: Final = "nothing"
-"""What is found where a file is gone."""
+"""Value of `found` in errors about a file that is gone."""
 
 _MOST_KEPT: Final = 1000
 _damaged: Final[dict[_Key, None]] = {}
-"""Files that were not what was saved when they were sent last; those that were found last."""
+"""Files that were damaged when they were sent last; the latest `_MOST_KEPT` of them."""
 _confirmed: Final[dict[_Key, None]] = {}
-"""Files of others that were what a run says when they were read last; those that were read last."""
+"""Files outside their run that matched its record when they were read last; the latest of them."""
 
 RangeHeader = Annotated[
     str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
@@ -57,18 +61,18 @@ RangeHeader = Annotated[
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a store, ready to be read.
+    """File of a store, ready to be read.
 
     Attributes:
-        files: The folder.
-        name: Of the file in it; one that is downloaded is called by its last part.
-        size: Bytes.
-        version: Another text for every other content.
-        crc32c: Of the bytes, eight hexadecimal digits; None: nobody has noted it.
-        next_step: What to do if they are others.
-        etag: Of the stored file, as the store tells it.
-        is_of_others: It lies in a folder that only a record names, and the store did not tell that
-            its checksum is right.
+        files: Folder of the file.
+        name: Name of the file in the folder; the download has its last part as file name.
+        size: Size in bytes.
+        version: Text that differs for each content.
+        crc32c: Checksum, eight hexadecimal digits; None: unknown.
+        next_step: Advice for an error, if the bytes are not the expected ones.
+        etag: ETag in the store.
+        is_of_others: The file lies in a folder outside the run, which only a record names, and the
+            store did not confirm its checksum.
     """
 
     files: Files
@@ -82,11 +86,11 @@ class StoredFile:
 
     @property
     def key(self) -> _Key:
-        """What no other content of any file has."""
+        """Key that is unique to this content of this file."""
         return str(self.files.uri), self.name, self.version, self.etag
 
     def changed(self, expected: object, found: object) -> CorruptionError:
-        """That the store has other bytes; which, only of a file that is the run's own."""
+        """Return the error for unexpected bytes; of a file outside the run it hides `found`."""
         if self.is_of_others and found != NOTHING:
             found = "others"
         return CorruptionError(
@@ -105,18 +109,18 @@ def download(
     if_range: str | None,
     if_none_match: str | None,
 ) -> Response:
-    """The answer that has a file, or a range of it.
+    """Return the answer with a file, or a range of it.
 
     Args:
-        file: Which.
+        file: File to send.
         range_header: Value of `Range`.
-        if_range: Value of `If-Range`: with another ETag than the file's, all of it is sent.
+        if_range: Value of `If-Range`: unless it is the file's ETag, the whole file is sent.
         if_none_match: Value of `If-None-Match`.
 
     Raises:
-        RangeNotSatisfiableError: Nothing of the range lies in the file.
-        CorruptionError: It is one block, and not what it was; or a range is asked for of a file
-            that was found damaged, and still is.
+        RangeNotSatisfiableError: No byte of the range lies in the file.
+        CorruptionError: The file has a single block and is damaged; or a range is requested of a
+            file that was found damaged, and still is.
         StoreUnavailableError: The store does not answer.
     """
     headers = _headers(file)
@@ -131,20 +135,21 @@ def download(
         blocks, status, length = _whole(file), 200, file.size
     else:
         if file.key in _damaged:
-            for _ in _whole(file):  # it may have been restored
+            for _ in _whole(file):  # verify again: the file may have been restored
                 pass
         blocks, status, length = _blocks(file, part), 206, len(part)
         headers["Content-Range"] = part.content_range
     headers["Content-Length"] = str(length)
-    begun = chain([next(blocks, b"")], blocks)  # what fails at once gets a status that says so
+    # Read the first block now, so that an error gets its own status.
+    begun = chain([next(blocks, b"")], blocks)
     return StreamingResponse(begun, status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def described(file: StoredFile) -> Response:
-    """The headers of the whole file alone.
+    """Return the headers of the whole file, for HEAD.
 
     Raises:
-        CorruptionError: It is not the run's own, and not what the run says.
+        CorruptionError: The file is outside the run, and does not match the run's record.
         StoreUnavailableError: The store does not answer.
     """
     if file.is_of_others:
@@ -154,7 +159,7 @@ def described(file: StoredFile) -> Response:
 
 
 def _headers(file: StoredFile) -> dict[str, str]:
-    """What every answer about a file has."""
+    """Return the headers that all answers about a file have."""
     name = file.name.rpartition("/")[2]
     headers = {
         "Accept-Ranges": "bytes",
@@ -175,13 +180,14 @@ def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
         end = min(position + BLOCK_BYTES, part.stop)
         block = file.files.read_range(file.name, position, end)
         if not block:
-            raise file.changed(f"{file.size} bytes", f"{position}")  # it was cut short just now
+            # The file was cut short just now.
+            raise file.changed(f"{file.size} bytes", f"{position}")
         position += len(block)
         yield block
 
 
 def _confirm(file: StoredFile) -> None:
-    """See that a file has its checksum, unless it was seen since it was changed last."""
+    """Verify a file's checksum, unless that was done since its last change."""
     if file.etag is not None and file.key in _confirmed:
         return
     size, crc32c = read_crc32c(file.files, file.name, file.size)
@@ -197,7 +203,7 @@ def _keep(known: dict[_Key, None], key: _Key) -> None:
 
 
 def _whole(file: StoredFile) -> Iterator[bytes]:
-    """All its bytes, the last of them once they are known to be right."""
+    """Yield all blocks of a file, the last one only after the checksum is right."""
     checksum, held = google_crc32c.Checksum(), b""
     for block in _blocks(file, ByteRange(0, file.size, file.size)):
         checksum.update(block)

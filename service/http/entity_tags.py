@@ -1,4 +1,4 @@
-"""ETags, and the conditions that name them. The client reads this too, and has no framework."""
+"""ETags, and headers that name them. The client imports this too, and it has no web framework."""
 
 import hashlib
 
@@ -6,21 +6,21 @@ from pydantic import BaseModel
 
 
 def etag(sequence: int) -> str:
-    """The ETag of an alias at a sequence number."""
+    """Return the ETag of an alias at a sequence number."""
     return f'"{sequence}"'
 
 
 def names_etag(if_none_match: str | None, tag: str) -> bool:
-    """Whether an `If-None-Match` header, if there is one, names an ETag."""
+    """Return whether an `If-None-Match` header names an ETag."""
     given = [part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")]
     return "*" in given or tag in given
 
 
 def body_etag(body: BaseModel) -> str:
-    """The ETag of a resource whose whole body it stands for."""
+    """Return the ETag of a resource: a digest of its whole body."""
     return content_etag(body.model_dump_json().encode())
 
 
 def content_etag(content: bytes) -> str:
-    """The same, of the body as it is sent."""
+    """Return the ETag of a serialized body."""
     return f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete enough that a client can be generated from it.
+"""OpenAPI document, complete enough to generate a client from it.
 
 `python -m cairn.service.command.openapi` prints it.
 """
@@ -16,7 +16,7 @@ from cairn.service.schemas import Problem
 _REFERENCE = "#/components/schemas/{model}"
 
 PROTECTED: Final = "/v1/"
-"""Where a server with keys answers nobody without one."""
+"""Prefix of the paths that need a key, on a server with keys."""
 
 _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
     "bearer": {
@@ -38,7 +38,7 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """A parameter is left out, never null: the word would be taken for text."""
+    """Remove null from a parameter's schema: in a query, `null` would be text."""
     kinds = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
     if len(kinds) == 1:
         del schema["anyOf"]
@@ -48,17 +48,17 @@ def _without_null(schema: dict[str, Any]) -> None:
 
 
 def _of(method: str, operation: dict[str, Any]) -> set[int]:
-    """Statuses of problems that every operation of its kind can answer with."""
+    """Return the statuses of problems that every operation of this method can answer with."""
     with_body = {400, 413} if "requestBody" in operation else set()
     return with_body if method == "get" else with_body | {409}
 
 
 def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
-    """The document: the framework's, with the problems that are declared, and who may ask.
+    """Return FastAPI's OpenAPI document, with problems and security added.
 
     Args:
-        app: With all of its routes.
-        needs_keys: Who shows no key is refused.
+        app: Application with all of its routes.
+        needs_keys: The server answers nobody without a key.
     """
     found = get_openapi(
         title=app.title,

@@ -1,4 +1,4 @@
-"""Opaque page tokens: where the next page starts, bound to the list it belongs to."""
+"""Opaque page tokens: start of the next page, bound to its list."""
 
 import base64
 import binascii
@@ -14,17 +14,17 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import LARGEST_NUMBER, is_plain
 
 Key = tuple[Any, ...]
-"""Of an entry of a list: parts of text, whole numbers, numbers, times, or None."""
+"""Sort key of a list's entry. Its parts are texts, integers, floats, moments, or None."""
 
 _NOT_ONE: Final = object()
 
 
 def encode_token(listing: str, last: Sequence[Any]) -> str:
-    """The token of the page after `last`.
+    """Encode the token of the page after `last`.
 
     Args:
-        listing: What is listed, filters included; the token is good for nothing else.
-        last: Sort key of the last entry given out.
+        listing: Description of the list, filters included; the token is valid for this list only.
+        last: Sort key of the last entry that was sent.
     """
     parts = [one.isoformat() if isinstance(one, datetime) else one for one in last]
     body = json.dumps([listing, *parts], separators=(",", ":"), ensure_ascii=False)
@@ -34,15 +34,15 @@ def encode_token(listing: str, last: Sequence[Any]) -> str:
 def decode_token(
     listing: str, token: str | None, *, kinds: Sequence[type | tuple[type, ...]]
 ) -> Key:
-    """The sort key that a token names; empty without a token.
+    """Decode a token into a sort key; the key is empty without a token.
 
     Args:
-        listing: As given to `encode_token`.
-        token: From the client.
-        kinds: Type of each part of the key, or several.
+        listing: Value that was passed to `encode_token`.
+        token: Token from the client.
+        kinds: Type of each part of the key, or its possible types.
 
     Raises:
-        InvalidRequestError: The token is not one, or belongs to another list.
+        InvalidRequestError: The token is invalid, or belongs to another list.
     """
     if token is None:
         return ()
@@ -65,11 +65,11 @@ def decode_token(
 
 @dataclass(frozen=True)
 class CountedList:
-    """A list that is gone through by how many of its entries are known already.
+    """Position in a list that is paged by the number of entries that were sent.
 
     Attributes:
-        listing: What is listed, as `encode_token` takes it.
-        after: How many entries are known.
+        listing: Description of the list, as `encode_token` takes it.
+        after: Number of entries that were sent.
     """
 
     listing: str
@@ -77,15 +77,15 @@ class CountedList:
 
     @classmethod
     def at(cls, kind: str, asked: Iterable[object], token: str | None) -> "CountedList":
-        """Where a request begins.
+        """Decode the token of a request into a position.
 
         Args:
-            kind: Of the list.
-            asked: What it is of, filters included.
-            token: From the client.
+            kind: Kind of list.
+            asked: Subject of the list, filters included.
+            token: Token from the client.
 
         Raises:
-            InvalidRequestError: The token is not one, or belongs to another list.
+            InvalidRequestError: The token is invalid, or belongs to another list.
         """
         text = "\n".join(map(str, asked))
         listing = f"{kind} {hashlib.sha256(text.encode()).hexdigest()}"
@@ -93,12 +93,12 @@ class CountedList:
         return cls(listing, max(0, int(known)))
 
     def token(self, count: int, *, more: bool) -> str | None:
-        """The token of the page after one of so many entries; None: it is the last."""
+        """Encode the token of the page after one of `count` entries; None: it is the last page."""
         return encode_token(self.listing, (self.after + count,)) if more else None
 
 
 def _read(part: Any, kind: type | tuple[type, ...]) -> Any:
-    """A part of a key, or `_NOT_ONE`."""
+    """Convert a decoded part of a key to its type; `_NOT_ONE`: it has none of the types."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if datetime in kinds and isinstance(part, str):
         try:

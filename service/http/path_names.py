@@ -1,24 +1,24 @@
-"""Names in a path end where a verb begins, and paths of leaves and files where the URL does.
+"""Path convertors: names end before a verb's colon, paths of leaves and files where the URL ends.
 
-So `GET …/7:promote` is no look at a step of that odd name: the verb does not have that method. What
-the framework calls a path ends before a newline: of two leaves of which one has a newline at the
-end of its name it would read the other.
+So `GET …/7:promote` is not read as a step named `7:promote`; the verb has no such method (405).
+Starlette's own `path` ends before a newline: of two leaves of which one has a newline at the end of
+its name, it would read the other.
 """
 
 from starlette.convertors import Convertor, register_url_convertor
 
 
 class NameConvertor(Convertor[str]):
-    """One part of a path, without a colon."""
+    """Convertor of one path segment without a colon."""
 
     regex = "[^/:]+"
 
     def convert(self, value: str) -> str:
-        """As it is."""
+        """Return the text unchanged."""
         return value
 
     def to_string(self, value: str) -> str:
-        """As it is."""
+        """Return the text unchanged."""
         return value
 
 
@@ -41,5 +41,5 @@ register_url_convertor("rest", RestConvertor())
 
 
 def named(parameter: str) -> str:
-    """The parameter as a part of a route's path."""
+    """Return the placeholder of a parameter for a route's path."""
     return f"{{{parameter}:name}}"

@@ -1,7 +1,7 @@
-"""Routes that ask for their permission before they read anything of the body.
+"""Routes that check their permission before they read the body.
 
-FastAPI reads a body before it runs the dependencies of a route: who may not ask would be told what
-is wrong with theirs, and have the server parse it.
+FastAPI reads a body before it runs a route's dependencies. A caller without permission would make
+the server parse the body, and would be told its errors.
 """
 
 from abc import ABC, abstractmethod
@@ -12,27 +12,27 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 PERMISSION: Final = "x-cairn-permission"
-"""Field of an operation in the OpenAPI document that says who may have it done."""
+"""Field of an OpenAPI operation that says which permission the operation needs."""
 
 
 class Permission(ABC):
-    """A dependency of a route that has to be passed before all else."""
+    """Dependency of a route that is checked before everything else."""
 
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """Who passes, for the OpenAPI document."""
+        """Description for the OpenAPI document of the callers that pass."""
 
     @abstractmethod
     async def __call__(self, request: Request) -> Any:
-        """Refuse who may not ask, by raising."""
+        """Raise if the caller lacks the permission."""
 
 
 class PermittedRoute(APIRoute):
-    """A route that asks for the `Permission`s among its dependencies first.
+    """Route that checks the `Permission`s among its dependencies first.
 
-    Before its body and parameters are read, and before it waits for a turn. The OpenAPI document
-    names them.
+    The check comes before the body and parameters are read, and before the route waits for a turn.
+    The OpenAPI document names the first permission.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -45,7 +45,7 @@ class PermittedRoute(APIRoute):
         return [call for call in calls if isinstance(call, Permission)]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, behind the permissions."""
+        """Return the handler that checks the permissions, then calls `permitted_handler`."""
         handler = self.permitted_handler()
         permissions = self._permissions()
 
@@ -57,5 +57,5 @@ class PermittedRoute(APIRoute):
         return after_permissions
 
     def permitted_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of FastAPI, for those who may ask."""
+        """Return FastAPI's handler, for callers that have the permission."""
         return super().get_route_handler()

@@ -1,4 +1,4 @@
-"""`If-Match` and `If-None-Match` on aliases: what a change is based on."""
+"""Preconditions of changes: the headers `If-Match` and `If-None-Match`."""
 
 import re
 from dataclasses import dataclass
@@ -17,21 +17,22 @@ _ETAG = re.compile(r'^"(0|[1-9][0-9]{0,17})"$')
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a change to an alias rests on.
+    """Precondition of a change to an alias.
 
     Attributes:
-        sequence: The alias must be at this sequence number; None: it must not exist.
-        impossible: And it must not exist, either.
+        sequence: The alias must have this sequence number; None: the alias must not exist.
+        impossible: The request also says that the alias must not exist, which contradicts
+            `sequence`.
     """
 
     sequence: int | None
     impossible: bool = False
 
     def require_possible(self) -> None:
-        """Refuse what no alias can fulfil.
+        """Raise if no alias can fulfil the precondition.
 
         Raises:
-            AliasMovedError: It is so.
+            AliasMovedError: The request has both headers.
         """
         if self.impossible:
             raise AliasMovedError(
@@ -42,16 +43,16 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Seen:
-    """How a resource was last seen by who asks for a change.
+    """Versions of a resource that a change may be based on.
 
     Attributes:
-        tags: Its ETags; one of them must be that of now. None: any will do.
+        tags: ETags, one of which the current version must have; None: any version will do.
     """
 
     tags: frozenset[str] | None
 
     def fits(self, body: BaseModel) -> bool:
-        """Whether a resource with this body is as it was seen."""
+        """Return whether a resource with this body fulfils the precondition."""
         return self.tags is None or body_etag(body) in self.tags
 
 
@@ -72,7 +73,7 @@ IfNoneMatch = Annotated[
         json_schema_extra={"enum": ["*"]},
     ),
 ]
-"""`If-Match`, `If-None-Match` or `If-Range` on what is read."""
+"""`If-Match`, `If-None-Match` or `If-Range` of a request that reads."""
 Tags = Annotated[
     str | None,
     Header(
@@ -85,11 +86,11 @@ Tags = Annotated[
 
 
 async def last_seen(if_match: IfMatch = None) -> int:
-    """The sequence number that an alias had when it was last seen.
+    """Parse `If-Match` into the sequence number that the client has seen.
 
     Raises:
-        PreconditionRequiredError: The header is not given.
-        InvalidRequestError: It has another form.
+        PreconditionRequiredError: The header is missing.
+        InvalidRequestError: The header has another form.
     """
     if not if_match:
         raise PreconditionRequiredError(
@@ -105,11 +106,11 @@ async def last_seen(if_match: IfMatch = None) -> int:
 
 
 async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = None) -> Expectation:
-    """The precondition of a request that creates or moves an alias.
+    """Parse the precondition of a request that creates or moves an alias.
 
     Raises:
-        PreconditionRequiredError: Neither header is given.
-        InvalidRequestError: One has another form.
+        PreconditionRequiredError: Both headers are missing.
+        InvalidRequestError: A header has another form.
     """
     if not if_match and not if_none_match:
         raise PreconditionRequiredError(
@@ -125,11 +126,11 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
 
 
 async def seen(if_match: Tags = None) -> Seen:
-    """What a change of a resource is based on.
+    """Parse `If-Match` into the ETags that a change may be based on.
 
     Raises:
-        PreconditionRequiredError: The header is not given.
-        InvalidRequestError: It has another form.
+        PreconditionRequiredError: The header is missing.
+        InvalidRequestError: The header has another form.
     """
     if not if_match:
         raise PreconditionRequiredError(
@@ -139,11 +140,12 @@ async def seen(if_match: Tags = None) -> Seen:
     given = if_match.strip()
     if re.fullmatch(_TAGS, given) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
-    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))  # they may have commas
+    # Not split at commas, which ETags may have.
+    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))
 
 
 async def maybe_seen(if_match: Tags = None) -> Seen | None:
-    """As `seen`; None if the header is not given."""
+    """Parse `If-Match` like `seen`; None: the header is missing."""
     return None if if_match is None else await seen(if_match)
 
 

@@ -1,4 +1,4 @@
-"""Every error becomes one problem+json body; this file holds the table and the handlers."""
+"""Mapping of every error to a problem+json body: the table and the exception handlers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER: Final = "5"
-"""Seconds after which it makes sense to ask again."""
+"""Seconds after which a client may try again."""
 
-# SQLite's, the system's and PostgreSQL's words.
+# Messages of a full disk: SQLite's, the operating system's, PostgreSQL's.
 _FULL: Final = ("disk is full", "No space left", "could not extend file")
-_SHOWN: Final = 100  # characters of a value, or of the name of a field, that was sent
-_MAX_LINES: Final = 100  # entries of a list beside `errors`, such as `problems`
+_SHOWN: Final = 100  # characters of a sent value or field name
+_MAX_LINES: Final = 100  # entries of a list other than `errors`, such as `problems`
 _MAX_TEXT: Final = 8000  # characters of the detail, and of such an entry
 
 _NO_DATABASE: Final = "The database does not answer"
 
-# The nearest class in an error's family tree decides.
+# The first class of an error's MRO that is in the table decides.
 _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     StorageError: (500, "storage", "The store failed"),
     storage_errors.InvalidURIError: (422, "invalid-uri", "Invalid name or URI"),
@@ -92,10 +92,10 @@ _WITH_PROBLEMS: Final = (
 
 
 def problem_from(exc: BaseException, *, instance: str) -> Problem:
-    """The problem that an error stands for; what is unknown says nothing of the server's inside.
+    """Convert an error to a problem; unknown errors reveal nothing of the server's inside.
 
     Args:
-        exc: What was raised.
+        exc: Error that was raised.
         instance: Path of the request or operation that failed.
     """
     if isinstance(exc, ProblemError):
@@ -120,7 +120,7 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI declaration of the problems a route answers with, and of those that all do."""
+    """Return the OpenAPI declaration of a route's problems, and of those that all routes have."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -147,7 +147,7 @@ def _respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSON
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Make every error of `app`, the framework's own included, a problem."""
+    """Make every error of `app` a problem, FastAPI's own errors included."""
     app.add_exception_handler(StorageError, _on_error)
     app.add_exception_handler(ProblemError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -159,16 +159,17 @@ def install_handlers(app: FastAPI) -> None:
 def answer(
     exc: Exception, *, method: str, path: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """The response to a request that met an error, which the log has if the server is at fault.
+    """Return the answer to a request that failed, and log the error if the server is at fault.
 
     Args:
-        exc: What was raised.
-        method: Of the request.
-        path: Of the request.
-        headers: More than those of the error.
+        exc: Error that was raised.
+        method: Method of the request.
+        path: Path of the request.
+        headers: Headers in addition to those of the error.
     """
     problem = problem_from(exc, instance=path)
-    is_damage = isinstance(exc, storage_errors.CorruptionError)  # the store's fault
+    # Not the client's fault, but the store's.
+    is_damage = isinstance(exc, storage_errors.CorruptionError)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed", method, path, exc_info=exc)
     elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR or is_damage:
@@ -215,7 +216,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Those of every route of this path; the framework names the first route's only."""
+    """Return the methods of all routes of this path; Starlette names the first route's only."""
     return [
         method
         for method in _METHODS
@@ -229,7 +230,7 @@ def _allowed_methods(request: Request) -> list[str]:
 def _database_problem(
     exc: BaseException, status: int, slug: str, title: str, instance: str
 ) -> Problem:
-    """The catalog's or the jobs' database: it is full, away, busy, or something else is amiss."""
+    """Convert an error of the catalog's or jobs' database; a full disk is its own problem."""
     where = "the server's database: expected to be read and written, found"
     cause = str(getattr(exc, "orig", None) or "")
     if any(text in cause for text in _FULL):
@@ -241,7 +242,7 @@ def _database_problem(
 
 
 def _complaint(error: Mapping[str, Any]) -> str:
-    """What a validator expected, and what it found where that is one value."""
+    """Return a validator's message, with the value that it found unless that is a container."""
     if error["type"] == "json_invalid":
         return f"expected JSON, found text that is none: {error['ctx']['error']}"
     found = error.get("input")
@@ -255,14 +256,14 @@ def _clipped(text: str, most: int = _SHOWN) -> str:
 
 
 def _clipped_lines(value: Any) -> Any:
-    """A member of a problem; of a list the first entries, of a text the first characters."""
+    """Clip a member of a problem: the entries of a list, the characters of a text."""
     if isinstance(value, list):
         return [_clipped_lines(one) for one in value[:_MAX_LINES]]
     return _clipped(value, _MAX_TEXT) if isinstance(value, str) else value
 
 
 def _extension(exc: BaseException) -> dict[str, Any]:
-    """Members beyond RFC 9457's: what a client needs to decide what to do next."""
+    """Return members beyond RFC 9457's, with which a client decides its next step."""
     if isinstance(exc, _WITH_PROBLEMS):
         return {"problems": list(exc.problems)} if exc.problems else {}
     if isinstance(exc, storage_errors.LeaseHeldError):
@@ -281,7 +282,7 @@ def _problem(
     error_count: int | None = None,
     **more: Any,
 ) -> Problem:
-    """A problem of bounded size, whatever was sent or stored."""
+    """Build a problem of bounded size, whatever the client sent or the store has."""
     count = error_count or len(errors or ())
     members: dict[str, Any] = {name: _clipped_lines(value) for name, value in more.items()}
     return Problem(

@@ -1,6 +1,6 @@
-"""A query parameter that an operation does not have is refused: `?atempt=1` must not delete all.
+"""Rejection of unknown query parameters: the typo `?atempt=1` must not delete all attempts.
 
-So is text in a path or a query that no database can hold.
+Also rejects text in a path or query that no database can store.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,15 @@ from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, is_plain
 __all__ = ["refuse_unknown_parameters"]
 
 _known: Final[dict[tuple[Callable[..., Any], str], list[str]]] = {}
-"""By an operation's function and path: what was found."""
+"""Query parameters by an operation's function and path."""
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Compare the query with the operation's parameters in the OpenAPI document.
+    """Raise unless the operation declares all parameters of the query in the OpenAPI document.
 
     Raises:
-        RequestValidationError: it has others; the first are named.
+        RequestValidationError: The query has unknown parameters, of which the first are named; or
+            the path or query has text that no database can store.
     """
     odd = [
         {
@@ -51,7 +52,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
                 "msg": _expected(name, known),
                 "input": request.query_params[name],
             }
-            for name in unknown[:MAX_ERRORS]  # what each is compared with takes its time
+            for name in unknown[:MAX_ERRORS]  # bounded: a search for close matches is slow
         ]
         rest = {"count": len(unknown) - len(errors)}
         raise RequestValidationError(
@@ -60,7 +61,10 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _parameters(route: APIRoute) -> list[str]:
-    """Those of an operation, from its part of the document alone: the whole takes half a second."""
+    """Return an operation's query parameters, from the OpenAPI document of this route alone.
+
+    The whole document takes half a second.
+    """
     key = (route.endpoint, route.path_format)
     if key not in _known:
         (item,) = get_openapi(title="", version="", routes=[route])["paths"].values()

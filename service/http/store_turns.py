@@ -1,7 +1,7 @@
-"""Requests that need the store wait in a line of their own for each root, and not for ever.
+"""Limiters for requests that need the store: one for each root, with a time limit.
 
-A store that is slow or silent holds a few threads then, and the rest of the server goes on. No
-caller has all turns of a root: who announces without end keeps nobody from promoting.
+A slow or silent store then holds a few threads, and the rest of the server goes on. No caller gets
+all turns of a root: a job that announces saves without end keeps nobody from promoting.
 """
 
 import asyncio
@@ -20,29 +20,29 @@ from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.storage.store import within
 
 AT_ONCE: Final = 12
-"""Requests of one root that the store works for at a time."""
+"""Requests of one root that use the store at a time."""
 
 SHARE: Final = 8
-"""Of these, the most that are one caller's."""
+"""Largest number of these for one caller."""
 
 WAIT_SECONDS: Final = 5.0
-"""How long a request waits for its turn."""
+"""Longest time that a request waits for its turn."""
 
 STREAMS_AT_ONCE: Final = 8
-"""Long answers that are made of the values of one root at a time."""
+"""Long answers made of values of one root, at a time."""
 
 STREAMS_SHARE: Final = 4
-"""Of these, the most that are one caller's."""
+"""Largest number of these for one caller."""
 
 VALUE_BYTES: Final = 1 << 30
-"""Memory of all answers that are made of values, of all roots together. Most need 104 MiB; the
-larger the chunks, the more, and the fewer such answers there are at a time."""
+"""Memory of all answers made of values, in all roots together. Most answers need 104 MiB. The
+larger the chunks, the more memory an answer needs, and the fewer run at a time."""
 
 VALUE_SHARE: Final = 512 << 20
-"""Of these, the most that are one caller's, but for one answer that needs more by itself."""
+"""Largest part of this memory for one caller or one root; a single answer may exceed it."""
 
 ANSWER_SECONDS: Final = 30.0
-"""How long the store may take for all that one request needs."""
+"""Time limit for all store requests of one HTTP request."""
 
 _READS: Final = frozenset({"GET", "HEAD"})
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
@@ -50,34 +50,36 @@ _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
 
 @dataclass
 class _Line:
-    """Who has a turn, and who waits for one."""
+    """Limiter of one name, with the number of requests that hold or await a turn."""
 
     turns: asyncio.Semaphore
     people: int = 0
 
 
 class StoreTurns:
-    """The lines: one for each root, and before it one for each of its callers."""
+    """Limiters of turns: one for each root, and before it one for each caller in the root."""
 
     def __init__(self, at_once: int = AT_ONCE, share: int = SHARE) -> None:
-        """With so many turns of each root, of which one caller has this share at most."""
+        """Allow `at_once` turns in each root, of which one caller gets `share` at most."""
         self._at_once, self._share = at_once, share
         self._lines: dict[tuple[str, ...], _Line] = {}
 
     @asynccontextmanager
     async def turn(self, root: str, caller: str) -> AsyncIterator[None]:
-        """One of the turns of a root.
+        """Hold a turn of a root.
 
         Args:
-            root: As it is asked for; there may be none of that name.
-            caller: Who asks.
+            root: Name of the root in the request; there may be no such root.
+            caller: Name of the caller.
 
         Raises:
-            NotReadyError: Others have had all of them for too long.
+            NotReadyError: No turn came free in time.
         """
         async with AsyncExitStack() as places:
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
+                    # The caller's share first: whoever waits for it takes no turn of the root from
+                    # others.
                     await places.enter_async_context(self._place((root, caller), self._share))
                     await places.enter_async_context(self._place((root,), self._at_once))
             except TimeoutError as exc:
@@ -90,7 +92,8 @@ class StoreTurns:
 
     @asynccontextmanager
     async def _place(self, name: tuple[str, ...], at_once: int) -> AsyncIterator[None]:
-        # Made by who comes first and gone with who leaves last: names come from outside.
+        # The first request creates a limiter and the last one removes it: clients choose the names,
+        # and must not be able to fill the memory.
         line = self._lines.setdefault(name, _Line(asyncio.Semaphore(at_once)))
         line.people += 1
         try:
@@ -104,7 +107,7 @@ class StoreTurns:
 
 @dataclass(eq=False)
 class _Room:
-    """What an answer has of the memory, or waits for."""
+    """Reservation of memory for an answer, granted or waiting."""
 
     owners: tuple[str, ...]
     nbytes: int
@@ -112,10 +115,10 @@ class _Room:
 
 
 class ValueMemory:
-    """Memory for answers that are made of values: who needs it waits until there is enough."""
+    """Limiter of the memory for answers made of values."""
 
     def __init__(self, most: int = VALUE_BYTES, share: int = VALUE_SHARE) -> None:
-        """Of so many bytes, of which one owner has this share at most, or one answer."""
+        """Allow `most` bytes, of which one owner gets `share` at most, or a single answer."""
         self._most, self._share = most, share
         self._waiting: list[_Room] = []
         self._all = 0
@@ -123,16 +126,18 @@ class ValueMemory:
 
     @asynccontextmanager
     async def room(self, owners: tuple[str, ...], nbytes: int) -> AsyncIterator[None]:
-        """Memory for one answer.
+        """Hold memory for one answer.
 
         Args:
-            owners: Whose it is: a root, whose slow readers leave others theirs; and who asks.
-            nbytes: That it needs.
+            owners: Names that the memory counts for: the root, so that slow readers of one root
+                leave memory to others, and the caller.
+            nbytes: Size in bytes.
 
         Raises:
-            NotReadyError: Others have had too much of it for too long.
+            NotReadyError: The memory did not come free in time.
         """
         turn = asyncio.get_running_loop().create_future()
+        # An answer that needs more than the limit runs alone.
         room = _Room(owners, min(nbytes, self._most), turn)
         self._waiting.append(room)
         self._admit()
@@ -141,7 +146,8 @@ class ValueMemory:
                 await turn
             yield
         except TimeoutError as exc:
-            if turn.done() and not turn.cancelled():  # it was raised inside
+            # The memory was granted: the error is the block's own.
+            if turn.done() and not turn.cancelled():
                 raise
             raise NotReadyError(
                 f"answers that are made of values have {self._most >> 20} MiB of memory, "
@@ -153,16 +159,16 @@ class ValueMemory:
                 self._waiting.remove(room)
             else:
                 self._all -= room.nbytes
-                self._taken -= Counter(dict.fromkeys(owners, room.nbytes))  # keeps those above 0
+                self._taken -= Counter(dict.fromkeys(owners, room.nbytes))  # drops counts of 0
             self._admit()
 
     def _admit(self) -> None:
-        """Let those in for whom there is room, who came first first."""
+        """Grant memory to those that fit, in the order of their arrival."""
         for room in list(self._waiting):
-            if room.turn.cancelled():  # it has left, or its time is over, and removes itself next
+            if room.turn.cancelled():  # its request ended or timed out, and removes itself next
                 continue
             if self._all + room.nbytes > self._most:
-                return  # else who needs much would wait for good
+                return  # else smaller answers would starve a large one
             own = max(self._taken[owner] for owner in room.owners)
             if not own or own + room.nbytes <= self._share:
                 self._waiting.remove(room)
@@ -172,19 +178,20 @@ class ValueMemory:
 
 
 class StoreRoute(PermittedRoute):
-    """A route of a run: what changes it, or looks at the store, waits for its turn there.
+    """Route of a run: changes, and reads that need the store, wait for a turn of the root.
 
-    What only reads waits for a turn at the catalog, and goes on to the store if that knows too
-    little: of many who ask for a run that was made just now, some look, and the others find it. Who
-    searches a list has the database look at all of it, maybe, and waits in a line of its own.
+    A plain read waits for a turn at the catalog. If the catalog knows too little, the route goes on
+    to the store: of many requests for a run that was just made, some scan the store, and the others
+    find the result. A search may make the database read a whole list, so it has a limiter of its
+    own.
     """
 
     needs_store: ClassVar[bool] = False
     searches: ClassVar[frozenset[str]] = frozenset({"filter", "order_by"})
-    """Parameters of which one is enough for the database to look at all of a list."""
+    """Parameters that make the database read a whole list, if one of them is there."""
 
     def permitted_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of FastAPI, with a turn and a deadline for what it asks of the store."""
+        """Return FastAPI's handler, with a turn and a deadline for its use of the store."""
         handler = super().permitted_handler()
 
         async def in_turn(request: Request) -> Response:
@@ -211,13 +218,13 @@ class StoreRoute(PermittedRoute):
 
 
 async def _in_turn(turns: StoreTurns, root: str, caller: str, task: BackgroundTask) -> None:
-    """What is left to do after an answer waits for its turn too; it can be left undone."""
+    """Run a background task under a turn; skip it if no turn comes free in time."""
     with within(ANSWER_SECONDS), suppress(NotReadyError):
         async with turns.turn(root, caller):
             await task()
 
 
 class StoreReadRoute(StoreRoute):
-    """A route that reads from the store what no catalog has."""
+    """Route that reads data which only the store has."""
 
     needs_store: ClassVar[bool] = True

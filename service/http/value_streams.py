@@ -1,4 +1,4 @@
-"""Long answers made of stored values: few at a time, and none begun that can't be."""
+"""Answers made of stored values: a few at a time, and with reserved memory."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -15,10 +15,11 @@ from cairn.storage.store import within
 
 
 class ValueStream(StreamingResponse):
-    """An answer that is read from the store while it is sent.
+    """Answer that is read from the store while it is sent.
 
-    Its first values are read before its status is sent, once it has a turn: each answer that is
-    under way holds what was read ahead, however slowly its client takes it.
+    Once it has a turn, it reads its first values before it sends a status, so an error still gets
+    its own status. Each answer under way holds the blocks that were read ahead, however slowly its
+    client takes them.
     """
 
     def __init__(
@@ -29,21 +30,21 @@ class ValueStream(StreamingResponse):
         held_bytes: int,
         headers: Mapping[str, str],
     ) -> None:
-        """Of a file.
+        """Prepare the answer; nothing is read yet.
 
         Args:
-            blocks: Makes it, from its beginning: a head, then the values.
-            request: That is answered.
+            blocks: Starts the content from its beginning: a head, then the values.
+            request: Request that is answered.
             root: Name of the root that is read.
-            held_bytes: Memory that it takes while it is made.
-            headers: Of the answer, its length among them.
+            held_bytes: Memory that the answer needs, in bytes.
+            headers: Headers of the answer, its length included.
         """
         super().__init__(iter(()), headers=headers, media_type="application/octet-stream")
         self._blocks = blocks
         self._turn = partial(_turn, request.app.state.streams, request, root, held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read and send it."""
+        """Read the values, and send them."""
         async with self._turn():
             begun = await run_in_threadpool(_begun, self._blocks())
             self.body_iterator = iterate_in_threadpool(begun)
@@ -51,10 +52,10 @@ class ValueStream(StreamingResponse):
 
 
 class ValueRead(Response):
-    """A short answer that is made of values.
+    """Short answer that is computed from stored values.
 
-    One for which much is read waits for the turns of long answers; another has a turn of the root's
-    and ends in the time that one may take.
+    If it reads much, it waits for the turns of long answers. Otherwise it has an ordinary turn of
+    the root, and the ordinary time limit.
     """
 
     def __init__(
@@ -66,14 +67,14 @@ class ValueRead(Response):
         *,
         is_long: bool = True,
     ) -> None:
-        """Of an answer.
+        """Prepare the answer; nothing is read yet.
 
         Args:
-            make: Reads what it needs, and makes it. What it raises becomes the answer.
-            request: That is answered.
+            make: Reads the values, and makes the answer. An error of it becomes the answer.
+            request: Request that is answered.
             root: Name of the root that is read.
-            held_bytes: Memory that it takes while it is made.
-            is_long: Whether much is read.
+            held_bytes: Memory that the answer needs, in bytes.
+            is_long: It reads much.
         """
         super().__init__()
         state = request.app.state
@@ -82,7 +83,7 @@ class ValueRead(Response):
         self._is_long = is_long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read, make and send it."""
+        """Read the values, then make and send the answer."""
         with nullcontext() if self._is_long else within(ANSWER_SECONDS):
             async with self._turn():
                 made = await run_in_threadpool(self._make)
@@ -93,7 +94,7 @@ class ValueRead(Response):
 async def _turn(
     turns: StoreTurns, request: Request, root: str, held_bytes: int
 ) -> AsyncIterator[None]:
-    """A turn of a root, and memory."""
+    """Hold a turn of a root, and memory."""
     caller, memory = request.state.caller.name, request.app.state.value_memory
     async with (
         turns.turn(root, caller),
@@ -103,6 +104,6 @@ async def _turn(
 
 
 def _begun(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same, its head and its first values already read."""
+    """Read the head and the first values, and return all blocks."""
     first = [next(blocks, b""), next(blocks, b"")]
     return chain(first, blocks)

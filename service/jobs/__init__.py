@@ -1,4 +1,4 @@
-"""Durable jobs: the engine that runs them, what they record, and the kinds that there are."""
+"""Durable jobs: the engine that runs them, their records, and all kinds of jobs."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-"""Artifact ids: they name a published export, and can be read back without a database.
+"""Artifact ids, which name a published export and can be parsed without a database.
 
-`<root>~<run>~<step>~<attempt>~<kind>-<digest>`; none of the parts may hold a "~".
+The form is `<root>~<run>~<step>~<attempt>~<kind>-<digest>`; no part may have a "~".
 """
 
 import re
@@ -23,12 +23,12 @@ _ID: Final = re.compile(
 
 @dataclass(frozen=True)
 class ArtifactRef:
-    """Where an artifact is.
+    """Address of an artifact.
 
     Attributes:
         root: name of the store root.
         run: name of the run.
-        key: the export in the run.
+        key: key of the export in the run.
     """
 
     root: str
@@ -37,16 +37,16 @@ class ArtifactRef:
 
     @property
     def id(self) -> str:
-        """The artifact's id."""
+        """Artifact id."""
         key = self.key
         return f"{self.root}~{self.run}~{key.step}~{key.attempt}~{key.kind}-{key.digest}"
 
     @classmethod
     def parse(cls, artifact_id: str) -> "ArtifactRef":
-        """What the id names.
+        """Parse an artifact id.
 
         Raises:
-            ArtifactNotFoundError: It is not the id of any artifact.
+            ArtifactNotFoundError: The text is not an artifact id.
         """
         match = _ID.fullmatch(artifact_id)
         if match is None:
@@ -55,10 +55,10 @@ class ArtifactRef:
         return cls(match["root"], match["run"], key)
 
     def open(self, roots: Mapping[str, StoreURI]) -> tuple[ExportManifest, StoreURI]:
-        """The artifact's manifest, and the folder that holds its files.
+        """Return the artifact's manifest, and the folder of its files.
 
         Raises:
-            ArtifactNotFoundError: There is no such artifact (any more).
+            ArtifactNotFoundError: The artifact does not exist, or no longer.
         """
         if self.root not in roots:
             raise _missing(self.id, f"no root {self.root!r}")

@@ -1,9 +1,9 @@
-"""What a kind of job is, and what it sees of the engine that runs it.
+"""Kinds of jobs, and the context in which the engine runs them.
 
 JobInterrupt (BaseException: no step may swallow or record it)
 ├── JobCancelled    the operation was cancelled
 ├── JobTakenOver    another worker runs the operation now
-└── JobsStopping    the process is going down; the job goes on at the next start
+└── JobsStopping    the process is stopping; the job goes on at the next start
 """
 
 from abc import ABC, abstractmethod
@@ -23,13 +23,13 @@ Result = dict[str, Any]
 def step_request(
     root: str, run: Run, step: StepInfo, *, despite_damage: str | None = None
 ) -> dict[str, Any]:
-    """The part of every job's request that says which checkpoint it is about.
+    """Return the part of a job's request that identifies its checkpoint.
 
     Args:
         root: Name of the run's root.
-        run: The run.
+        run: Run of the checkpoint.
         step: The checkpoint.
-        despite_damage: Why it is used though it is damaged; None: it is not, if it is.
+        despite_damage: Reason to use the step even if it is damaged; None: refuse a damaged step.
     """
     reason = {} if despite_damage is None else {"despite_damage": despite_damage}
     return {
@@ -43,11 +43,11 @@ def step_request(
 
 
 class JobInterrupt(BaseException):
-    """Unwinds a running step; nothing is recorded for it."""
+    """Interrupt that unwinds a running step; nothing is recorded for the step."""
 
 
 class JobCancelled(JobInterrupt):
-    """The operation was cancelled: give up, and remove what was written."""
+    """The operation was cancelled: stop, and remove what was written."""
 
 
 class JobTakenOver(JobInterrupt):
@@ -59,7 +59,7 @@ class JobsStopping(JobInterrupt):
 
 
 class JobContext(ABC):
-    """Handed to every execution of a job."""
+    """Context of a job's execution."""
 
     operation_id: str
     roots: Mapping[str, StoreURI]
@@ -67,11 +67,11 @@ class JobContext(ABC):
 
     @abstractmethod
     def step(self, name: str, function: Callable[[], Result]) -> Result:
-        """Run `function` once and keep its JSON result, also over a crash.
+        """Run `function` once and record its JSON result, which survives a crash.
 
-        It may run again if the process dies in it, so its effects must be idempotent.
-        Everything that reads or writes a store, and every use of `progress`, belongs inside
-        a step; a job's code between steps must be deterministic.
+        If the process dies in `function`, it runs again, so its effects must be idempotent.
+        Everything that reads or writes a store, and every use of `progress`, belongs inside a step;
+        a job's code between steps must be deterministic.
 
         Raises:
             JobInterrupt: The operation was cancelled or the process is stopping.
@@ -81,25 +81,25 @@ class JobContext(ABC):
     def parts(
         self, token: str, parts: Sequence[Result], *, at_once: int | None = None
     ) -> list[Result]:
-        """Have each part done once, by whichever workers are free; what they gave, in order.
+        """Run each part once, on any free workers, and return their results in order.
 
-        Each is handed to the kind's `part`, which may run in other processes, several at a time,
-        and is a durable step of its own: a worker that dies costs the parts it had in hand. If one
-        fails, the others are cancelled, and its failure is raised.
+        Each part goes to the kind's `part`, which may run in other processes, several at a time,
+        and is a durable step of its own: if a worker dies, only its running parts are repeated. If
+        a part fails, the others are cancelled, and its failure is raised.
 
         Args:
-            token: Another one whenever the parts are begun anew; letters and digits.
+            token: Text that is unique to this set of parts; letters and digits.
             parts: JSON objects, each with its `name` and its `nbytes` of the progress.
-            at_once: Most that are done at a time, over all workers; None: as many as there are.
+            at_once: Largest number of parts at a time, over all workers; None: no limit.
 
         Raises:
-            PartsFailedError: One of them failed; it has what the others gave.
+            PartsFailedError: A part failed; the error has the results of the others.
             JobInterrupt: The operation was cancelled or the process is stopping.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Call between blocks of long work.
+        """Raise if the job has to stop; call this between blocks of long work.
 
         Raises:
             JobInterrupt: The operation was cancelled or the process is stopping.
@@ -108,19 +108,19 @@ class JobContext(ABC):
 
 @dataclass(frozen=True)
 class JobKind:
-    """One kind of job.
+    """Kind of job.
 
     Attributes:
         name: The operation's `kind`.
-        run: Does the work through the context's steps; its return value is the result.
-        abandon: Given (roots, request, operation id), removes what a cancelled or failed
-            operation left unpublished. Idempotent.
-        leave: The same for one that failed since the store is full: what its next run can go on
-            with stays. None: nothing is of use.
-        changed: Given the request, the name of the run whose lists the job changes; None: it
-            changes none.
-        part: Does one of the parts that `run` hands to `JobContext.parts`, within a step of its
-            own; its return value is what comes back there. None: it has none.
+        run: Does the work through the context's steps, and returns the result.
+        abandon: Removes the unpublished files of a cancelled or failed operation, given (roots,
+            request, operation id). Idempotent.
+        leave: Replaces `abandon` for an operation that failed because the store is full, and keeps
+            what the next run can use. None: nothing is of use.
+        changed: Returns the name of the run whose lists the job changes, given the request; None:
+            it changes none.
+        part: Does one of the parts that `run` passes to `JobContext.parts`, within a step of its
+            own, and returns the part's result. None: the kind has no parts.
     """
 
     name: str
@@ -132,10 +132,10 @@ class JobKind:
 
 
 def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
-    """The run that a request names by its root and name.
+    """Open the run that a request names.
 
     Raises:
-        RunNotFoundError: The run is gone, or its root is configured no more.
+        RunNotFoundError: The run is gone, or its root is no longer configured.
     """
     if request["root"] not in roots:
         raise RunNotFoundError(

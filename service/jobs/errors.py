@@ -2,8 +2,8 @@
 
 ServiceError
 ├── JobsBusyError                  a second engine in one process, or under one name
-├── JobFailedError (.data)         what a failed job stores: its problem body
-│   └── PartsFailedError (.done)   one of its parts failed
+├── JobFailedError (.data)         a job failed; stores its problem body
+│   └── PartsFailedError (.done)   a part of the job failed
 └── ProblemError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
@@ -26,7 +26,7 @@ _STORE_FULL: Final = "urn:cairn:problem:store-full"
 
 
 class JobsBusyError(ServiceError):
-    """This process has a running job engine already, or another one has its name."""
+    """This process has a running job engine already, or another process has its name."""
 
 
 class JobFailedError(ServiceError):
@@ -38,7 +38,7 @@ class JobFailedError(ServiceError):
 
     @property
     def for_want_of_room(self) -> bool:
-        """Whether a store had no space or quota left: with room, the same may succeed."""
+        """True if the store had no space or quota left, so that the same job may succeed later."""
         return self.data.get("type") == _STORE_FULL
 
 
@@ -46,7 +46,7 @@ class PartsFailedError(JobFailedError):
     """A part of a job failed.
 
     Attributes:
-        done: What each part gave, in order; None of those that were not done.
+        done: Results of all parts, in order; None for unfinished ones.
     """
 
     def __init__(self, problem: Mapping[str, Any], done: Sequence[dict[str, Any] | None]) -> None:
@@ -55,7 +55,7 @@ class PartsFailedError(JobFailedError):
 
 
 class OperationNotFoundError(ProblemError):
-    """There is no operation of that id."""
+    """No operation has this id."""
 
     status, slug, title = 404, "operation-not-found", "No such operation"
 
@@ -64,43 +64,43 @@ class OperationNotFoundError(ProblemError):
 
 
 class OperationStateError(ProblemError):
-    """The operation is in a state in which this cannot be done."""
+    """The operation is in a state that does not allow this."""
 
     status, slug, title = 409, "operation-state", "The operation's state forbids this"
 
 
 class UnknownKindError(ProblemError):
-    """A newer server started the operation, of a kind that this one does not know."""
+    """A newer server started the operation, and this one does not know its kind."""
 
     status, slug, title = 409, "unknown-kind", "The operation is of an unknown kind"
 
 
 class WorkerNotFoundError(ProblemError):
-    """No worker of that name was started."""
+    """No worker of this name was ever started."""
 
     status, slug, title = 404, "worker-not-found", "No such worker"
 
 
 class WorkerAliveError(ProblemError):
-    """The worker lives, and goes on with its jobs."""
+    """The worker is alive, and goes on with its jobs."""
 
     status, slug, title = 409, "worker-alive", "The worker is alive"
 
 
 class DamagedError(ProblemError):
-    """A checkpoint is not what was saved; `.extra` has what was found."""
+    """A checkpoint differs from what was saved; `.extra` has the findings."""
 
     status, slug, title = 500, "damaged", "The checkpoint is damaged"
 
 
 class NotAllAdoptedError(ProblemError):
-    """Something in an adopted folder is not listed, or not as it was; `.extra` has what is."""
+    """A checkpoint of an imported folder is not listed, or has changed; `.extra` has the result."""
 
     status, slug, title = 422, "not-all-adopted", "Not all was adopted"
 
 
 class JobEngineError(ProblemError):
-    """The job engine failed in a way that nobody expects."""
+    """The job engine failed unexpectedly."""
 
     status, slug, title = 500, "job-engine", "The job engine failed"
 
@@ -109,7 +109,7 @@ class IdempotencyKeyReusedError(ProblemError):
     """The same key came with another request.
 
     Attributes:
-        used: The operation that it names.
+        used: Operation that the key names.
     """
 
     status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"

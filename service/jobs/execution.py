@@ -1,4 +1,4 @@
-"""One run of a job in this process: its steps, its progress, its interruption."""
+"""Execution of a job in this process: steps, progress, interruption."""
 
 import logging
 import threading
@@ -20,10 +20,10 @@ STEP_RETRY_SECONDS: Final = (0.5, 1.0, 2.0)
 
 
 class StepRunner(Protocol):
-    """What an execution needs of the engine below it."""
+    """Interface of an execution to the engine below it."""
 
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
-        """Run `body` once and keep its result, or give back what was kept."""
+        """Run `body` once and record its result, or return the recorded one."""
 
     def run_parts(
         self,
@@ -33,32 +33,34 @@ class StepRunner(Protocol):
         at_once: int | None,
         done: Callable[[int], None],
     ) -> tuple[list[Result | None], Result | None]:
-        """Have other workflows do `parts`; see `JobContext.parts`.
+        """Run `parts` in other workflows; see `JobContext.parts`.
 
-        What each gave, None if it was not done; and the problem of one that failed, if any did.
+        Returns each part's result, None for unfinished ones, and the problem of a failed part, if
+        any.
 
         Args:
-            token: As there.
-            parts: As there.
-            at_once: As there.
-            done: Called now and then with the bytes that are done; what it raises ends the waiting.
+            token: See `JobContext.parts`.
+            parts: See `JobContext.parts`.
+            at_once: See `JobContext.parts`.
+            done: Called now and then with the number of finished bytes; an error of it ends the
+                wait.
         """
 
     def report(self, progress: dict[str, Any]) -> None:
         """Store the progress of the operation whose step this thread runs.
 
         Raises:
-            BaseException: The operation is this execution's no more.
+            BaseException: The operation no longer belongs to this execution.
         """
 
 
 class Execution(JobContext):
-    """What a job gets as its context.
+    """Context of a running job.
 
     Attributes:
-        finished: Set once the job has ended here, cleaned up where it had to.
-        interrupted: Set to make it stop.
-        is_part: It does a part of the operation's job.
+        finished: Set once the job has ended here, clean-up included.
+        interrupted: Set to stop the job.
+        is_part: It executes a part of the operation's job.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Execution(JobContext):
         """Run `function` once; see `JobContext`.
 
         Raises:
-            JobFailedError: It failed; the store was asked again a few times.
+            JobFailedError: `function` failed, after some retries if the store did not answer.
         """
 
         def body() -> Result:
@@ -108,10 +110,10 @@ class Execution(JobContext):
     def parts(
         self, token: str, parts: Sequence[Result], *, at_once: int | None = None
     ) -> list[Result]:
-        """Have each of them done once; see `JobContext`.
+        """Run each part once; see `JobContext`.
 
         Raises:
-            PartsFailedError: One of them failed.
+            PartsFailedError: A part failed.
         """
         before = self.progress.done_bytes
 
@@ -120,7 +122,7 @@ class Execution(JobContext):
             self.progress.set(done_bytes=before + nbytes)
 
         def body() -> Result:
-            self._elsewhere = True  # who does a part counts its bytes
+            self._elsewhere = True  # the worker of a part counts its bytes
             total = before + sum(int(part["nbytes"]) for part in parts)
             self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
             try:
@@ -129,19 +131,19 @@ class Execution(JobContext):
                 self._elsewhere = False
             return {"parts": found, "failure": failure}
 
-        # A failure is kept as a result: else what the other parts gave would be lost.
+        # A failure is recorded as a result: an error would lose the results of the other parts.
         ended = self.step(f"parts {token}", body)
         if ended.get("failure"):
             raise PartsFailedError(ended["failure"], ended["parts"])
         return list(ended["parts"])
 
     def check(self) -> None:
-        """Raise if it is to stop; see `JobContext`."""
+        """Raise if the job has to stop; see `JobContext`."""
         if self.interrupted.is_set():
             raise (JobsStopping if self._stopping() else JobCancelled)(self.operation_id)
 
     def failure(self, exc: Exception) -> JobFailedError:
-        """The error to store, with the problem that the client gets."""
+        """Convert an error to the one that is stored, with the client's problem body."""
         if isinstance(exc, JobFailedError):
             return exc
         problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
@@ -150,7 +152,7 @@ class Execution(JobContext):
         return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _with_retries(self, function: Callable[[], Result]) -> Result:
-        """Call `function` again while the store does not answer, a few times."""
+        """Call `function` again a few times while the store does not answer."""
         for pause in STEP_RETRY_SECONDS:
             self.check()
             try:
@@ -168,5 +170,5 @@ class Execution(JobContext):
         done = progress["done_bytes"]
         if not self._elsewhere:
             self._worked(max(0, done - self._counted))
-        self._counted = done  # less than before where a step begins anew
+        self._counted = done  # may shrink when a step starts over
         self._runner.report(progress)

@@ -1,4 +1,4 @@
-"""Starting an export, unless it has been made already: then its operation is the answer."""
+"""Start of an export, or the operation that has made it already."""
 
 from cairn.service.jobs.context import Request
 from cairn.service.jobs.dbos_engine import Jobs
@@ -11,15 +11,15 @@ from cairn.storage.runs import Run
 def start_export(
     jobs: Jobs, run: Run, request: Request, *, idempotency_key: str | None
 ) -> Operation:
-    """Start a job, or find the operation that is meant: also the one that has made the artifact.
+    """Start an export, or return the operation that runs it or has made the artifact.
 
-    That one is known to the control plane that was asked for it. What another has made is found by
-    the job; so is what is asked for by a key, which names an operation of its own.
+    An operation of another control plane is unknown here, so a job is started, which finds the
+    artifact. The same holds for a request with a key, since a key names an operation of its own.
 
     Args:
-        jobs: Where.
-        run: Of the checkpoint.
-        request: As `export_request` makes it.
+        jobs: Jobs of this server.
+        run: Run of the checkpoint.
+        request: Request from `export_request`.
         idempotency_key: See `Jobs.start`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is told of a job while a worker executes it: numbers, a span, and its ids in the log."""
+"""Observation of a job while a worker executes it: metrics, a span, and ids in the log."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ TRACE: Final = "cairn.trace"
 
 
 def origin() -> dict[str, Any]:
-    """What is kept with a job, so that it can be told which request has started it."""
+    """Return the ids of the current request, to be stored with the job that it starts."""
     found: dict[str, Any] = {}
     if (request := request_id()) is not None:
         found[REQUEST] = request
@@ -28,13 +28,13 @@ def origin() -> dict[str, Any]:
 def observed(
     metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
-    """A job is executed inside.
+    """Observe a job that is executed inside the block.
 
     Args:
-        metrics: Of the worker.
-        kind: The job's.
-        operation_id: The job's.
-        started_by: What `origin` gave when it was started.
+        metrics: Metrics of the worker.
+        kind: Kind of the job.
+        operation_id: Id of the job.
+        started_by: Value of `origin` when the job was started.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
@@ -60,13 +60,13 @@ def observed(
 def observed_part(
     kind: str, operation_id: str, name: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
-    """A part of a job is done inside.
+    """Observe a part of a job that is executed inside the block.
 
     Args:
-        kind: The job's.
-        operation_id: The job's.
-        name: The part's.
-        started_by: What `origin` gave when the job was started.
+        kind: Kind of the job.
+        operation_id: Id of the job.
+        name: Name of the part.
+        started_by: Value of `origin` when the job was started.
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
@@ -78,7 +78,7 @@ def observed_part(
 
 
 def _outcome(error: BaseException | None) -> str:
-    """`interrupted`: it goes on at the worker's next start, or elsewhere."""
+    """Return the outcome's name; `interrupted` means that the job goes on later or elsewhere."""
     if error is None:
         return "succeeded"
     if isinstance(error, JobCancelled):

@@ -1,4 +1,4 @@
-"""What a retention policy means for a run now: read from the store, decided by `storage`."""
+"""Retention policies of the API, applied to a run by `storage`."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,10 +13,10 @@ Judged = tuple[StepInfo, Decision]
 
 
 def stored_policy(policy: RetentionPolicy) -> runs.RetentionPolicy:
-    """A policy of the API as `storage` takes it.
+    """Convert a policy of the API to one of `storage`.
 
     Raises:
-        PolicyError: It can't act.
+        PolicyError: The policy is invalid.
     """
     return runs.RetentionPolicy(
         keep_last=policy.keep_last,
@@ -31,7 +31,7 @@ def stored_policy(policy: RetentionPolicy) -> runs.RetentionPolicy:
 
 
 def policy_text(policy: Mapping[str, Any]) -> str:
-    """The rules of a policy, given as JSON, in one line."""
+    """Format the rules of a policy, given as JSON, in one line."""
     numbers = ("keep_last", "keep_every", "keep_within_seconds")
     rules = [f"{name}={policy[name]:.15g}" for name in numbers if policy[name] is not None]
     rules += [
@@ -43,21 +43,20 @@ def policy_text(policy: Mapping[str, Any]) -> str:
 
 
 def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
-    """Decide for every listed step, lowest first.
+    """Judge every listed step, lowest first.
 
-    Labels and metrics that can't be read are an error here, not a silence: what they would have
-    kept must not go.
+    Unreadable labels and metrics raise an error: a step that they would keep must not be deleted.
 
     Raises:
-        PolicyError: The policy can't act, or names a metric or a label that no step carries.
-        UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias can't be
-            read.
+        PolicyError: The policy is invalid, or names a metric or a label that no step has.
+        UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias is
+            unreadable.
     """
     return judge_retention(run, stored_policy(policy), now=now)
 
 
 def plan_body(root: str, run: Run, judged: list[Judged]) -> RetentionPlan:
-    """Decisions as the API gives them out."""
+    """Return decisions in the form of the API."""
     going = [info for info, decision in judged if not decision.keep]
     return RetentionPlan(
         root=root,

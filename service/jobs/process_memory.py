@@ -1,4 +1,4 @@
-"""What a process that executes jobs asks of the C library's allocator. JAX-free."""
+"""Setting of the C library's allocator for processes that execute jobs. JAX-free."""
 
 import ctypes
 import sys
@@ -10,12 +10,12 @@ _M_ARENA_MAX: Final = -8
 
 
 def keep_one_arena() -> bool:
-    """Has all threads of this process allocate from one arena; whether the C library can.
+    """Make all threads of this process allocate from one arena; return whether that is possible.
 
-    By itself glibc gives each thread an arena of its own, each of which keeps what was freed in
-    it. Exports read and transform blocks of megabytes on several threads: their peak would grow
-    with the size of the model by what lies free in the arenas (`benchmarks/export.py`: 430 MB at
-    6 GB instead of 290). Threads that have an arena by now keep it.
+    By default glibc gives each thread an arena of its own, which keeps freed memory. Exports read
+    and transform blocks of megabytes on several threads, so their peak would grow with the size of
+    the model by the free memory in the arenas (`benchmarks/export.py`: 430 MB at 6 GB instead of
+    290). Threads that have an arena already keep it.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -7,19 +7,19 @@ from typing import Any, Final
 REPORT_INTERVAL_SECONDS = 0.2
 
 PACE_SECONDS: Final = 30.0
-"""What is left is reckoned with the pace of this long."""
+"""Time span of the average speed by which the remaining time is estimated."""
 
-_SOONEST: Final = 2.0  # seconds after which there is a pace
+_SOONEST: Final = 2.0  # seconds before an estimate is made
 
 
 class ProgressMeter:
-    """Counts bytes and passes a report on at most every `interval` seconds.
+    """Meter that counts bytes, and reports at most every `interval` seconds.
 
     Args:
         publish: Takes the report, a JSON object with `done_bytes`, `total_bytes`, `message`,
             `seconds_left`.
-        clock: Seconds, monotonic.
-        interval: Seconds between two reports; the last state is always reported by `flush`.
+        clock: Monotonic clock, in seconds.
+        interval: Seconds between two reports; `flush` always reports the last state.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class ProgressMeter:
         total_bytes: int | None = None,
         message: str | None = None,
     ) -> None:
-        """Replace what is given, keep the rest."""
+        """Replace the given values, and keep the others."""
         self.done_bytes = self.done_bytes if done_bytes is None else done_bytes
         self.total_bytes = self.total_bytes if total_bytes is None else total_bytes
         self.message = self.message if message is None else message
         self._touch(force=message is not None)
 
     def advance(self, nbytes: int) -> None:
-        """Count `nbytes` more as done."""
+        """Add `nbytes` to the finished bytes."""
         self.done_bytes += nbytes
         self._touch(force=False)
 
     def flush(self) -> None:
-        """Report what was held back."""
+        """Report the last state, if it was not reported yet."""
         if self._pending:
             self._touch(force=True)
 
@@ -80,9 +80,9 @@ class ProgressMeter:
         )
 
     def _seconds_left(self, now: float) -> float | None:
-        """At the pace of the last reports; None while there is none."""
+        """Estimate the remaining seconds by the recent speed; None: there is none yet."""
         paces, done, total = self._paces, self.done_bytes, self.total_bytes
-        if total is None or (paces and done < paces[-1][1]):  # another piece of work
+        if total is None or (paces and done < paces[-1][1]):  # a new piece of work has begun
             paces.clear()
         if total is None:
             return None

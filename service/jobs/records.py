@@ -1,4 +1,4 @@
-"""From what the job engine keeps to what the API shows. Pure."""
+"""Conversion of the job engine's records to the form of the API. Pure."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from cairn.service.http import problem_from
 from cairn.service.schemas import Operation, OperationState, Problem, Progress
 
 _WORKFLOW_PREFIX: Final = "cairn."
-_PART_MARK: Final = "."  # in no operation's id
+_PART_MARK: Final = "."  # a character that operation ids do not have
 PART: Final = "part"
-"""The kind of what does a part of a job. It is no operation."""
+"""Kind of a workflow that does a part of a job. It is no operation."""
 
-# DBOS's word for each state; "PENDING" there means that a worker has it.
+# DBOS's statuses; its "PENDING" means that a worker has the job.
 _STATES: Final[Mapping[str, OperationState]] = {
     "DELAYED": OperationState.PENDING,
     "ENQUEUED": OperationState.PENDING,
@@ -31,68 +31,68 @@ _GIVEN_UP: Final = "MAX_RECOVERY_ATTEMPTS_EXCEEDED"
 
 
 def workflow_name(kind: str) -> str:
-    """The name under which jobs of a kind are kept."""
+    """Return the workflow name of a kind of jobs."""
     return f"{_WORKFLOW_PREFIX}{kind}"
 
 
 def kind_of(name: str) -> str:
-    """The kind of the jobs that are kept under a name."""
+    """Return the kind of jobs that have a workflow name."""
     return name.removeprefix(_WORKFLOW_PREFIX)
 
 
 def is_operation(name: str) -> bool:
-    """Whether what is kept under a name are operations, of whatever kind."""
+    """Return whether workflows of this name are operations, of any kind."""
     return name.startswith(_WORKFLOW_PREFIX) and name != workflow_name(PART)
 
 
 def part_id(operation: str, token: str, number: int) -> str:
-    """The id of a part of an operation; see `JobContext.parts`."""
+    """Return the id of a part of an operation; see `JobContext.parts`."""
     return f"{operation}{_PART_MARK}{token}{_PART_MARK}{number:05d}"
 
 
 def whose(workflow_id: str) -> str:
-    """The operation that a workflow is, or is a part of."""
+    """Return the id of the operation that a workflow is, or is a part of."""
     return workflow_id.partition(_PART_MARK)[0]
 
 
 def parts_of(operation: str) -> str:
-    """What the ids of all parts of an operation start with."""
+    """Return the common prefix of the ids of an operation's parts."""
     return f"{operation}{_PART_MARK}"
 
 
 def state_of(status: str) -> OperationState:
-    """What DBOS's status means."""
+    """Return the state that a DBOS status means."""
     return _STATES[status]
 
 
 def statuses_of(state: OperationState | None) -> list[str]:
-    """Every status that means `state`; none for None."""
+    """Return all DBOS statuses that mean `state`; none for None."""
     return [status for status, meant in _STATES.items() if meant is state]
 
 
 def operation_key(caller: str, root: str, idempotency_key: str) -> str:
-    """The engine's key of a request: callers never share one, nor do the roots of a caller.
+    """Return the engine's key of a request, unique to the caller and the root.
 
     The server is a caller too, for its schedules and automations. Their names have a colon, which
-    no key's name has, so nobody else can ask under one.
+    no key's name has, so nobody else can use theirs.
 
     Args:
-        caller: Name of who asks.
+        caller: Name of the caller.
         root: Name of the root that the request is about.
-        idempotency_key: That they give it.
+        idempotency_key: Key of the caller.
     """
     return json.dumps([caller, root, idempotency_key])
 
 
 def operation_id(idempotency_key: str | None) -> str:
-    """The id that belongs to the key; without one a new id, later ones sorting after it."""
+    """Return the id for a key; without a key a new id, which sorts after earlier ones."""
     if idempotency_key is None:
         return f"op-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
     return f"op-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
 
 
 def moment(epoch_ms: int | None) -> datetime:
-    """A moment from milliseconds since 1970."""
+    """Return a moment from milliseconds since 1970."""
     return datetime.fromtimestamp((epoch_ms or 0) / 1000, UTC)
 
 
@@ -108,16 +108,16 @@ def operation_of(
     created_ms: int | None,
     updated_ms: int | None,
 ) -> Operation:
-    """One job as the API shows it.
+    """Return a job in the form of the API.
 
     Args:
-        workflow_id: The operation's id.
-        name: As `workflow_name` made it.
-        status: DBOS's.
-        request: What it was started with.
-        progress: Its last report.
-        output: What it returned, if it has.
-        error_data: What a `JobFailedError` carried; anything else if it failed otherwise.
+        workflow_id: Id of the operation.
+        name: Name from `workflow_name`.
+        status: DBOS's status.
+        request: Request of the job.
+        progress: Last report of its progress.
+        output: Result of the job, if it has one.
+        error_data: `data` of a `JobFailedError`; anything else if the job failed otherwise.
         created_ms: Milliseconds since 1970.
         updated_ms: Milliseconds since 1970.
     """
@@ -138,12 +138,12 @@ def operation_of(
 
 
 def failure_of(status: str, error_data: Any, instance: str) -> Problem:
-    """Why a job, or a part of it, has failed.
+    """Return the problem with which a job, or a part of it, has failed.
 
     Args:
-        status: DBOS's.
-        error_data: What a `JobFailedError` carried; anything else if it failed otherwise.
-        instance: The operation's address.
+        status: DBOS's status.
+        error_data: `data` of a `JobFailedError`; anything else if it failed otherwise.
+        instance: Path of the operation.
     """
     return _given_up(instance) if status == _GIVEN_UP else _problem(error_data, instance)
 

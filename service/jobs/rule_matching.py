@@ -1,7 +1,7 @@
-"""Which rule takes which leaf: a caller's regular expressions, in their own process.
+"""Matching of leaf paths by a caller's regular expressions, in a process of its own.
 
-An expression can take longer than the universe has to match a short text, and nothing in Python can
-stop it but the end of its process. That process gets neither time nor memory beyond its limits.
+A regular expression can need exponential time for a short text, and in Python only the end of the
+process can stop it. That process has limits of time and memory.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from cairn.service.errors import InvalidRequestError
 
 MATCH_SECONDS: Final = 5.0
-"""How long all rules may take for all leaves."""
+"""Time limit for all rules and all leaves together."""
 
 _MEMORY_BYTES: Final = 1 << 30
 _PROGRAM: Final = """
@@ -50,10 +50,10 @@ json.dump({**answer, "found": found}, sys.stdout)
 
 
 class Matches(NamedTuple):
-    """What rules match.
+    """Matches of rules.
 
     Attributes:
-        first: by path, the number of the first rule that matches it; None if none does.
+        first: number of the first rule that matches, by path; None: no rule does.
         catch_all: for each rule, whether it matches any path.
     """
 
@@ -65,8 +65,8 @@ def match_rules(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
     """Search patterns in paths.
 
     Raises:
-        InvalidRequestError: Some are no regular expressions, all of which are named; or all
-            together take too long, or too much memory.
+        InvalidRequestError: Some patterns are invalid, all of which are named; or all together need
+            too much time or memory.
     """
     found = _answer("rules", patterns, (), paths)
     _refuse(
@@ -77,14 +77,15 @@ def match_rules(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
 
 
 def rename(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
-    r"""What the first rule that matches all of a path makes of it; None if none does.
+    r"""Rename each path by the first rule that matches all of it; None: no rule does.
 
     Args:
-        rules: Regular expressions, and paths with their groups, such as `\1`.
+        rules: Regular expressions, and new paths with their groups, such as `\1`.
         paths: Whole paths.
 
     Raises:
-        InvalidRequestError: Some are none, all of which are named; or all together take too long.
+        InvalidRequestError: Some rules are invalid, all of which are named; or all together need
+            too much time.
     """
     patterns, names = list(rules), list(rules.values())
     if not patterns:

@@ -1,4 +1,4 @@
-"""Jobs that are watched: one look at their database tells everybody who watches any of them."""
+"""Watches of jobs: one query at a time serves all watchers of all jobs."""
 
 import asyncio
 import contextlib
@@ -17,29 +17,29 @@ QUIET_SECONDS: Final = 10.0
 
 
 class Looks(Protocol):
-    """What is asked of the jobs; each may take as long as their database does."""
+    """Queries that watching needs; each may take as long as the database does."""
 
     stopping: bool
 
     def get(self, operation_id: str) -> Operation:
-        """The operation as it stands now.
+        """Return the current state of an operation.
 
         Raises:
-            OperationNotFoundError: There is none of that id.
+            OperationNotFoundError: There is no such operation.
         """
 
     def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
-        """Operations as they stand now, by id, of those that were known; a lost one is left out."""
+        """Return the current states of known operations, by id; lost ones are left out."""
 
 
 class _Watched:
-    """An operation that somebody watches.
+    """Operation with watchers.
 
     Attributes:
-        operation: as the last look has found it.
-        look: number of the look that has last found it changed.
-        changed: is set once it changes again.
-        watchers: how many watch it.
+        operation: state by the last query.
+        look: number of the last query that found a change.
+        changed: set at the next change.
+        watchers: number of watchers.
     """
 
     def __init__(self, operation: Operation, look: int) -> None:
@@ -59,10 +59,10 @@ class _Watched:
 
 
 class Watches:
-    """Whoever watches jobs, of one event loop. Nobody waits for anybody who is slow.
+    """Watchers of jobs in one event loop; a slow watcher delays no other.
 
     Args:
-        jobs: Which.
+        jobs: Jobs to watch.
     """
 
     def __init__(self, jobs: Looks) -> None:
@@ -72,14 +72,14 @@ class Watches:
         self._looking: asyncio.Task[None] | None = None
 
     async def states(self, operation_id: str) -> AsyncGenerator[Operation | None]:
-        """The operation now, then whenever it changes, to its end; it ends too when jobs stop.
+        """Yield the operation now and at every change, until it ends or the jobs stop.
 
-        None where `QUIET_SECONDS` went by without a change.
+        Yields None whenever `QUIET_SECONDS` pass without a change.
 
         Raises:
-            OperationNotFoundError: There is none of that id.
+            OperationNotFoundError: There is no such operation.
         """
-        began = self._looks  # what looks up to this one have found is older than `current`
+        began = self._looks  # results of queries up to this one are older than `current`
         current = await run_in_threadpool(self._jobs.get, operation_id)
         yield current
         if current.state.final:
@@ -94,14 +94,14 @@ class Watches:
                         return
                     continue
                 if self._watched.get(operation_id) is not watched:
-                    return  # it is there no more
+                    return  # the operation was deleted
                 try:
                     await asyncio.wait_for(changed.wait(), QUIET_SECONDS)
                 except TimeoutError:
                     yield None
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._looking is not None:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -121,19 +121,19 @@ class Watches:
                 del self._watched[operation.id]
 
     async def _look(self) -> None:
-        """Look at all that is watched, again and again, while anything is."""
+        """Query all watched operations again and again, while there are any."""
         answers = True
         while self._watched:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._jobs.stopping:  # whoever watches comes back to the next server
+            if self._jobs.stopping:  # watchers reconnect to the next server
                 break
             self._looks += 1
             known = {name: watched.operation for name, watched in self._watched.items()}
-            if not known:  # all have gone meanwhile; who asks of none is told of all
+            if not known:  # all watchers left meanwhile; DBOS would list everything for no ids
                 break
             try:
                 found = await run_in_threadpool(self._jobs.look, known)
-            except Exception as exc:  # whatever a driver raises: it may answer again
+            except Exception as exc:  # any driver's error: the database may answer again
                 if answers:
                     logger.warning("watched jobs cannot be looked at: %s", exc)
                 answers = False

@@ -1,4 +1,4 @@
-"""The worker of a process: it executes jobs, is known by its name, and keeps lists up to date."""
+"""Worker of a process, with its name in the catalog and a refresh of the runs that it changes."""
 
 from contextlib import suppress
 
@@ -16,19 +16,19 @@ def start_worker(
     """Start the worker that the settings name.
 
     Args:
-        settings: Of the server.
-        catalog: Where it is noted, and where runs are read anew that a job has changed.
-        version: Of Cairn.
-        metrics: What counts the jobs.
+        settings: Settings of the server.
+        catalog: Catalog to record the worker in, and to refresh after a job has changed a run.
+        version: Version of Cairn.
+        metrics: Metrics of the jobs.
 
     Raises:
-        JobsBusyError: This process has a worker already, or another has its name.
+        JobsBusyError: This process has a worker already, or another process has its name.
         SettingsError: Its database or data folder cannot be opened.
     """
     index, roots = Index(catalog), Roots(catalog, settings.root_uris)
 
     def changed(root: str, run: str) -> None:
-        with suppress(RunNotFoundError):  # a fork that came to nothing
+        with suppress(RunNotFoundError):  # a fork that failed has no run
             index.refresh_run(root, Run(roots[root] / run))
 
     worker = launch_worker(settings, roots, changed=changed, metrics=metrics)

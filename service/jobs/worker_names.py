@@ -1,7 +1,8 @@
-"""One live process per worker's name: two would take each other's jobs up, and leave them behind.
+"""Locks on workers' names, so that each has one live process.
 
-The system holds the name, and gives it back for a process that dies: by a lock on a file of the
-data folder, or where jobs are kept in PostgreSQL by a lock of a session there, for all machines.
+Two processes of one name would take up each other's jobs, and leave them behind. The operating
+system or PostgreSQL releases the lock when a process dies: a lock on a file in the data folder, or,
+if jobs are in PostgreSQL, an advisory lock of a session there, for all machines.
 """
 
 import fcntl
@@ -28,17 +29,17 @@ from cairn.service.settings import Settings
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
-"""How often a session is asked whether it still has its name."""
+"""Interval between two checks that a session still has its lock."""
 
 CONNECT_SECONDS: Final = 10
-"""Until a server that takes connections and says nothing counts as away."""
+"""Time limit for connecting to a server that accepts and says nothing."""
 
 ASKED_SECONDS: Final = 0.001
-"""Longer than it takes to ask whether a file is locked."""
+"""Pause that exceeds the time in which another process checks the lock."""
 
 
 class WorkerName(ABC):
-    """A name that one live worker has at a time.
+    """Name that one live process has at a time.
 
     Attributes:
         name: The name.
@@ -48,42 +49,42 @@ class WorkerName(ABC):
 
     @abstractmethod
     def acquire(self, lost: Callable[[], None]) -> None:
-        """Take it.
+        """Acquire the name.
 
         Args:
-            lost: Called from another thread if somebody else has it, all of a sudden.
+            lost: Called from another thread if another process has taken the name.
 
         Raises:
-            JobsBusyError: Another process has it.
-            SettingsError: Where it is held can't be reached.
+            JobsBusyError: Another process has the name.
+            SettingsError: The file or database of the lock is unreachable.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Give it back; fine if it is not held."""
+        """Release the name, if this process has it."""
 
     @abstractmethod
     def is_held(self) -> bool:
-        """Whether a live process has it."""
+        """Return whether a live process has the name."""
 
 
 def worker_name(settings: Settings, name: str | None = None) -> WorkerName:
-    """A worker's name, where the jobs of these settings are kept.
+    """Return a worker's name, with a lock where these settings keep their jobs.
 
     Args:
-        settings: Of the server.
-        name: By default the one that the settings give.
+        settings: Settings of the server.
+        name: Name of the worker; default: that of the settings.
     """
     name = settings.executor_id if name is None else name
     return name_at(settings.jobs_database_url, settings.data_dir, name)
 
 
 def name_at(url: str, folder: Path, name: str) -> WorkerName:
-    """A name that one live process has at a time, of all that share a database.
+    """Return a name that one process has at a time, of all that share a database.
 
     Args:
-        url: Of the database.
-        folder: Where it is held if that is a file.
+        url: URL of the database.
+        folder: Folder of the lock file, if the database is a file.
         name: The name.
     """
     if make_url(url).get_backend_name() == "sqlite":
@@ -92,26 +93,27 @@ def name_at(url: str, folder: Path, name: str) -> WorkerName:
 
 
 class FileName(WorkerName):
-    """A name that is held by a lock on a file.
+    """Name with a lock on a file.
 
     Args:
-        folder: The data folder, which exists.
+        folder: Data folder, which exists.
         name: The name.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        # Any text may be a name, and no file name.
+        # A digest, since a name may have characters that a file name cannot have.
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
         self._path = folder / f"executor-{digest}.lock"
         self._file: BinaryIO | None = None
 
     def acquire(self, lost: Callable[[], None]) -> None:
-        """See `WorkerName`."""
+        """Acquire the name; see `WorkerName`."""
         file = self._open()
         try:
             while not _locked(file, fcntl.LOCK_EX):
-                # Whoever asks whether it is held shares it for a moment; a worker shares it never.
+                # `is_held` takes a shared lock for a moment, a worker only an exclusive one. If a
+                # shared lock is possible here, no worker has the name: try again.
                 if not _locked(file, fcntl.LOCK_SH):
                     raise self._busy(file)
                 fcntl.flock(file, fcntl.LOCK_UN)
@@ -119,19 +121,20 @@ class FileName(WorkerName):
         except BaseException:
             file.close()
             raise
+        # The process id is only for the error message of another process.
         file.truncate(0)
         file.write(f"{os.getpid()}\n".encode())
         file.flush()
         self._file = file
 
     def release(self) -> None:
-        """See `WorkerName`. The file stays: removing it would race."""
+        """Release the name; see `WorkerName`. The file stays: removing it would be a race."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def is_held(self) -> bool:
-        """See `WorkerName`."""
+        """Return whether a live process has the name; see `WorkerName`."""
         if not self._path.exists():
             return False
         with self._open() as file:
@@ -148,7 +151,7 @@ class FileName(WorkerName):
 
     def _open(self) -> BinaryIO:
         try:
-            make_private(str(self._path))  # others could lock a file that they may read
+            make_private(str(self._path))  # other users could lock a readable file
             return self._path.open("a+b")
         except OSError as exc:
             raise SettingsError(
@@ -158,7 +161,7 @@ class FileName(WorkerName):
 
 
 def _locked(file: BinaryIO, how: int) -> bool:
-    """Whether the lock could be had at once; it is had then."""
+    """Take a lock if it is free; return whether it was."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -167,18 +170,18 @@ def _locked(file: BinaryIO, how: int) -> bool:
 
 
 class SessionName(WorkerName):
-    """A name that is held by an advisory lock of a session in PostgreSQL.
+    """Name with an advisory lock of a PostgreSQL session.
 
-    A session that is cut takes the name up again, unless another process was quicker.
+    If the session is cut, it takes the name again, unless another process was quicker.
 
     Args:
-        url: Of the database.
+        url: URL of the database.
         name: The name.
     """
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
-        # Of its own, and not of a pool: the lock lasts as long as the connection.
+        # A connection of its own, not one of a pool: the lock lasts as long as the connection.
         waiting = {"connect_timeout": CONNECT_SECONDS, **make_url(url).query}
         self._engine = create_engine(
             url,
@@ -192,7 +195,7 @@ class SessionName(WorkerName):
         self._released = threading.Event()
 
     def acquire(self, lost: Callable[[], None]) -> None:
-        """See `WorkerName`."""
+        """Acquire the name; see `WorkerName`."""
         shown = redact(repr(self._engine.url))
         try:
             self._connection = self._take()
@@ -209,7 +212,7 @@ class SessionName(WorkerName):
         threading.Thread(target=self._keep, args=(lost,), name="cairn-name", daemon=True).start()
 
     def release(self) -> None:
-        """See `WorkerName`."""
+        """Release the name; see `WorkerName`."""
         self._released.set()
         if self._connection is not None:
             self._connection.close()
@@ -217,7 +220,7 @@ class SessionName(WorkerName):
         self._engine.dispose()
 
     def is_held(self) -> bool:
-        """See `WorkerName`."""
+        """Return whether a live process has the name; see `WorkerName`."""
         held = (
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
             "database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND "

@@ -1,4 +1,4 @@
-"""What a server and a worker tell of themselves: metrics, structured logs, traces."""
+"""Metrics, structured logs and traces of a server and a worker."""
 
 import lazy_loader
 

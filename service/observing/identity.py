@@ -1,4 +1,4 @@
-"""Which request and which job a line of the log, a span or a problem belongs to."""
+"""Ids of the current request and job, for log lines, spans and problems."""
 
 import re
 import secrets
@@ -15,19 +15,19 @@ _operation: ContextVar[str | None] = ContextVar("cairn_operation_id", default=No
 
 
 def request_id() -> str | None:
-    """Of the request that is being answered, or that a job was started by."""
+    """Return the id of the current request, or of the request that started the current job."""
     return _request.get()
 
 
 def operation_id() -> str | None:
-    """Of the job that this thread runs."""
+    """Return the id of the job that this thread runs."""
     return _operation.get()
 
 
 def begin_request(asked: str | None) -> str:
-    """The id of a request that begins: the caller's own if it is plain, else a new one.
+    """Set and return the id of a new request: the client's own if it is plain, else a new one.
 
-    It holds for the rest of the context, which a request has for itself: an error is answered
+    It stays for the rest of the request's context, and is never reset: some errors are answered
     after all else has ended.
     """
     identity = asked if asked and _VALID.fullmatch(asked) else secrets.token_hex(16)
@@ -37,10 +37,10 @@ def begin_request(asked: str | None) -> str:
 
 @contextmanager
 def job_of(operation: str, request: str | None) -> Iterator[None]:
-    """This thread runs a job meanwhile.
+    """Set the ids of the job that this thread runs, and reset them at the end.
 
     Args:
-        operation: Its id.
+        operation: Id of the job.
         request: Id of the request that started it.
     """
     tokens = _operation.set(operation), _request.set(request)

@@ -1,7 +1,7 @@
-"""The log of a server or worker: every line has its time, level, logger, event, request and job.
+"""Log of a server or worker: each line has time, level, logger, event, request and job.
 
-As text for people or as JSON for machines; to standard error. Lines of the libraries go the same
-way, and no line has a secret in it.
+Lines go to standard error, as text for people or as JSON for machines. Lines of libraries take the
+same way, and secrets are removed from all lines.
 """
 
 import json
@@ -18,14 +18,14 @@ from cairn.service.observing.identity import operation_id, request_id
 from cairn.service.observing.redaction import HIDDEN, names_a_secret, redact
 
 LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "dbos")
-"""Those that may have set up a log of their own."""
+"""Loggers of libraries that may have handlers of their own."""
 
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has; all else was given to it by `extra`."""
+"""Attributes that every record has; all others come from `extra`."""
 
 _PLAIN_VALUE: Final = re.compile(r'[^\s"=]+')
 
-# What DBOS adds to every record of its own.
+# Attributes that DBOS adds to each of its records.
 _LEFT_OUT: Final = frozenset(
     {"applicationID", "applicationVersion", "executorID", "operationUUID", "color_message"}
 )
@@ -35,9 +35,9 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
     """Write the log of this process to standard error from now on.
 
     Args:
-        form: How a line looks.
-        level: From which one on lines of Cairn are written. Of libraries it is `warning` at least,
-            unless this is `debug`.
+        form: Form of a line.
+        level: Lowest level of Cairn's lines. For libraries it is `warning` at least, unless `level`
+            is `debug`.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -49,27 +49,29 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
     logging.getLogger("cairn").setLevel(ours)
     for name in LIBRARIES:
         logger = logging.getLogger(name)
-        # Its own, and not the root's: a library that finds none would set up another.
+        # The logger gets a handler itself: a library that finds none on its logger would add
+        # another.
         logger.handlers[:] = [handler]
         logger.propagate = False
         logger.setLevel(others)
-    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))  # else every statement
+    # SQLAlchemy logs every statement at info.
+    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))
     logging.captureWarnings(True)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """Formatter that writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         return json.dumps(_clean(fields_of(record)), ensure_ascii=False, default=str)
 
 
 class TextLines(logging.Formatter):
-    """Time, level, logger, event, then key=value; below it the traceback, if there is one."""
+    """Formatter that writes time, level, logger, event, then key=value; a traceback comes below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of a record."""
+        """Return the lines of a record."""
         fields = _clean(fields_of(record))
         exception = fields.pop("exception", None)
         head = [
@@ -84,7 +86,7 @@ class TextLines(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line tells, with any secrets still in it."""
+    """Return the fields of a record; they may still have secrets."""
     fields: dict[str, Any] = {
         "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
@@ -92,7 +94,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         "event": record.getMessage(),
         "request_id": request_id(),
     }
-    # DBOS's own lines name the job that they are about by themselves.
+    # DBOS's own lines name their job themselves.
     operation = operation_id() or getattr(record, "operationUUID", None)
     if operation is not None:
         fields["operation_id"] = operation
@@ -112,7 +114,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """The same without secrets, however deep they lie."""
+    """Return the value without secrets, however deeply nested."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
@@ -124,19 +126,19 @@ def _clean(value: Any) -> Any:
         return [_clean(inner) for inner in value]
     if value is None or isinstance(value, bool | int):
         return value
-    if isinstance(value, float) and math.isfinite(value):  # JSON has no other
+    if isinstance(value, float) and math.isfinite(value):  # JSON has only finite numbers
         return value
     return redact(str(value))
 
 
 def _one_line(text: str) -> str:
-    """What a client has sent makes no line that looks like one of ours."""
+    """Escape unprintable characters, so that a client's text cannot forge a line of the log."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _text(value: Any) -> str:
-    """Text with blanks or quotes in it is quoted as in JSON."""
+    """Return the value as text, quoted as in JSON if it has blanks or quotes."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

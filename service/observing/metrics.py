@@ -1,7 +1,7 @@
-"""What is counted, in a registry of its own for each server and each worker.
+"""Prometheus metrics, in a registry of its own for each server and each worker.
 
-Two applications in one process have nothing in common, but for the store requests, which are told
-of the process as a whole.
+Two applications in one process share nothing but the store requests, which are counted for the
+whole process.
 """
 
 import time
@@ -31,14 +31,14 @@ _JOB_SECONDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 300
 
 
 class WorkerMetrics:
-    """Of one worker.
+    """Metrics of one worker.
 
     Attributes:
-        jobs: Of the jobs that it executes.
+        jobs: Metrics of the jobs that it executes.
     """
 
     def __init__(self, *, version: str) -> None:
-        """Nothing counted yet, by this version of Cairn."""
+        """Create the metrics, all at 0; `version` is Cairn's."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         what = "Always 1; the version is a label."
@@ -48,12 +48,12 @@ class WorkerMetrics:
         self.jobs = JobMetrics(self.registry)
 
     def text(self) -> bytes:
-        """What Prometheus reads."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     @contextmanager
     def watching(self, parts: Mapping[str, Part] | None = None) -> Iterator[None]:
-        """Meanwhile requests to stores are counted, and these parts are read for whoever asks."""
+        """Count requests to stores inside the block, and read `parts` at each scrape."""
         end = listen(self._store.count)
         readings = Readings(parts or {})
         self.registry.register(readings)
@@ -65,20 +65,20 @@ class WorkerMetrics:
 
 
 class ServerMetrics(WorkerMetrics):
-    """Of one server, and of the worker that may be inside.
+    """Metrics of one server, and of the worker that may be inside.
 
     Attributes:
-        requests: Of the requests to it.
+        requests: Metrics of the requests to the server.
     """
 
     def __init__(self, *, version: str) -> None:
-        """Nothing counted yet, by this version of Cairn."""
+        """Create the metrics, all at 0; `version` is Cairn's."""
         super().__init__(version=version)
         self.requests = RequestMetrics(self.registry)
 
 
 class RequestMetrics:
-    """Of the requests to a server."""
+    """Metrics of the requests to a server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Counter(
@@ -110,13 +110,13 @@ class RequestMetrics:
         )
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         self._total.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     @contextmanager
     def announcement(self, root: str) -> Iterator[None]:
-        """A job has announced a save, and it is looked for inside."""
+        """Count an announced save, by the outcome of the search for it inside the block."""
         outcome = "failed"
         try:
             yield
@@ -129,10 +129,10 @@ class RequestMetrics:
 
 
 class JobMetrics:
-    """Of the jobs that a worker executes."""
+    """Metrics of the jobs that a worker executes."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Nothing counted yet; without a registry, nobody asks."""
+        """Create the metrics; without a registry, nobody reads them."""
         self._seconds = Histogram(
             "cairn_job_seconds",
             "How long a worker was at a job, by how that ended.",
@@ -149,11 +149,11 @@ class JobMetrics:
 
     @contextmanager
     def job(self, kind: str, outcome_of: Callable[[BaseException | None], str]) -> Iterator[None]:
-        """A job is executed inside.
+        """Measure a job that is executed inside the block.
 
         Args:
-            kind: Its kind.
-            outcome_of: What to call the end that an error is; None: it has none.
+            kind: Kind of the job.
+            outcome_of: Returns the label for the job's end; None: it ended without an error.
         """
         began = time.monotonic()
         error: BaseException | None = None
@@ -169,12 +169,12 @@ class JobMetrics:
             self._seconds.labels(kind, outcome_of(error)).observe(spent)
 
     def worked(self, kind: str, nbytes: int) -> None:
-        """A job has worked through so many bytes more."""
+        """Count bytes that a job has processed."""
         self._bytes.labels(kind).inc(nbytes)
 
 
 class _StoreMetrics:
-    """Of the requests to stores, of whatever part of the process."""
+    """Metrics of the requests to stores, from anywhere in the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Counter(

@@ -1,7 +1,7 @@
-"""What is looked up when somebody asks for the metrics: numbers that lie in databases.
+"""Metrics that are read from databases at each scrape.
 
-Each part of them is asked for by itself and not waited for long: what can't be read is left out,
-and said.
+Each part is read by itself, with a short time limit. A part that cannot be read is left out, and
+`cairn_scrape_problem` says so.
 """
 
 import logging
@@ -17,18 +17,18 @@ from prometheus_client.registry import Collector
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 2.0
-"""How long a part may take; Prometheus waits 10 s by default."""
+"""Time limit of all parts together; Prometheus waits 10 s by default."""
 
 PROBLEM: Final = "cairn_scrape_problem"
 
 
 class Reading(NamedTuple):
-    """One number.
+    """Value of a metric for one set of labels.
 
     Attributes:
-        name: Of the metric.
-        labels: What it is of.
-        value: In the unit that the name ends with.
+        name: Name of the metric.
+        labels: Labels of the value.
+        value: Number, in the unit that the name ends with.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Reading(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One metric that a part gives.
+    """Definition of a metric in a part.
 
     Attributes:
-        name: Of the metric.
-        what: One line.
+        name: Name of the metric.
+        what: Help text, one line.
         labels: Names of its labels.
-        counter: It only grows.
+        counter: The value only grows.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Family(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is read together.
+    """Metrics that are read together.
 
     Attributes:
-        families: The metrics that it gives.
-        read: Their numbers now; raises whatever the database does.
+        families: Definitions of the metrics.
+        read: Returns their values now; raises the database's errors.
     """
 
     families: tuple[Family, ...]
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 class Readings(Collector):
-    """Parts of the metrics, read anew each time."""
+    """Prometheus collector that reads its parts at each scrape."""
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
         self._parts = dict(parts)
@@ -73,13 +73,13 @@ class Readings(Collector):
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics, without numbers: none is read to register them."""
+        """Yield the metrics without values, so that registering them reads nothing."""
         families = [family for part in self._parts.values() for family in part.families]
         yield from (_empty(family) for family in families)
         yield GaugeMetricFamily(PROBLEM, "", labels=["part"])
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, with the numbers that could be read."""
+        """Yield the metrics with the values that could be read."""
         problem = GaugeMetricFamily(
             PROBLEM, "Whether a part of these metrics could not be read.", labels=["part"]
         )
@@ -96,7 +96,7 @@ class Readings(Collector):
         yield problem
 
     def _ask(self) -> dict[str, Future[list[Reading]]]:
-        """The answers to come: of each part that still waits for its last one, that."""
+        """Start to read each part, unless its last read still runs; return the futures."""
         with self._lock:
             for name, part in self._parts.items():
                 last = self._asked.get(name)
@@ -106,7 +106,7 @@ class Readings(Collector):
 
 
 def _begin(part: Part) -> Future[list[Reading]]:
-    """Read a part in a thread that does not keep the process alive: it may wait for good."""
+    """Read a part in a daemon thread: a silent database must not keep the process alive."""
     answer: Future[list[Reading]] = Future()
 
     def read() -> None:

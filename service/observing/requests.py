@@ -1,4 +1,4 @@
-"""Around every request: its id, its line in the log, what is counted of it, and its span."""
+"""Observation of every request: id, log line, metrics and span."""
 
 import logging
 import time
@@ -16,19 +16,19 @@ logger = logging.getLogger("cairn.access")
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 NO_ROUTE: Final = "(none)"
-"""Where no route was found, or the request was refused before it came to one."""
+"""Route label of requests that match no route, or are refused before routing."""
 
 CLIENT_GONE: Final = 499
-"""Counted as the status of a request whose client did not wait for an answer."""
+"""Status label of requests whose client did not wait for an answer."""
 
 
 class ObservedRequests:
-    """The outermost layer of the application.
+    """Outermost ASGI middleware of the application.
 
     Args:
-        app: What answers.
-        metrics: What counts.
-        route_of: The route that a request was answered by, as a template.
+        app: Application that answers.
+        metrics: Metrics of the requests.
+        route_of: Returns the template of the route that answered a request.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ObservedRequests:
         self._route_of = route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and tell of it once it was answered."""
+        """Pass the request on, and record it once it was answered."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class ObservedRequests:
             try:
                 await self.app(scope, receive, answer)
             except Exception:
-                answer.status = answer.status or 500  # the framework answers after this
+                answer.status = answer.status or 500  # Starlette sends the 500 after this
                 raise
             finally:
                 answer.end()
@@ -82,7 +82,7 @@ class ObservedRequests:
 
 
 class _Answer:
-    """What is sent, seen on its way; every answer names its request."""
+    """`send` of a request that notes status and time, and adds the request's id to the headers."""
 
     def __init__(self, send: Send, identity: str, metrics: RequestMetrics) -> None:
         self.status: int | None = None
@@ -95,7 +95,7 @@ class _Answer:
 
     @property
     def seconds(self) -> float:
-        """Until the answer had been sent; of an event stream, until it began."""
+        """Seconds until the answer was sent or, for an event stream, until it began."""
         return time.monotonic() - self._began if self._seconds is None else self._seconds
 
     async def __call__(self, message: Message) -> None:

@@ -1,6 +1,6 @@
-"""Spans for OpenTelemetry: on where the environment names a collector, else nothing at all.
+"""OpenTelemetry spans: on if the environment names a collector, else no-ops.
 
-The packages come with the extra `otel`; nothing here imports them unless it is on.
+The packages come with the extra `otel`, and are imported only if tracing is on.
 """
 
 import os
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Variables of OpenTelemetry's own; one of them turns tracing on."""
+"""OpenTelemetry's own variables; each of them turns tracing on."""
 
 FLUSH_SECONDS: Final = 5.0
-"""How long the end of a process waits for a collector."""
+"""Longest time that the end of a process waits for a collector."""
 
 _tracer: "Tracer | None" = None
 
 
 class Tracing:
-    """What sends spans, until it is closed."""
+    """Tracer of the process, until it is closed."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider = provider
@@ -34,7 +34,7 @@ class Tracing:
         self._end_listening = listen(self._tell_store_call)
 
     def close(self) -> None:
-        """Send what is left, and make no more."""
+        """Send the remaining spans, and end tracing."""
         global _tracer
         self._end_listening()
         if _tracer is self._tracer:
@@ -43,7 +43,10 @@ class Tracing:
         self._provider.shutdown()
 
     def _tell_store_call(self, call: StoreCall) -> None:
-        """A span of a request or a job; what nobody asked for, such as the scanner's, has none."""
+        """Record a span of a store request, if it belongs to a traced request or job.
+
+        Requests that nobody asked for, such as the scanner's, have no span.
+        """
         from opentelemetry import trace
 
         if not trace.get_current_span().is_recording():
@@ -61,13 +64,13 @@ class Tracing:
 
 
 class TracedPart:
-    """A span, or nothing where tracing is off."""
+    """Span, or a no-op if tracing is off."""
 
     def __init__(self, span: "Span | None" = None) -> None:
         self._span = span
 
     def name(self, name: str) -> None:
-        """Call it that."""
+        """Rename the span."""
         if self._span is not None:
             self._span.update_name(name)
 
@@ -77,7 +80,7 @@ class TracedPart:
             self._span.set_attribute(key, value)
 
     def fail(self, failed: bool) -> None:
-        """Mark it, if it failed."""
+        """Set the error status, if `failed`."""
         if failed and self._span is not None:
             from opentelemetry.trace import StatusCode
 
@@ -86,14 +89,14 @@ class TracedPart:
 
 @contextmanager
 def traced(service: str, *, version: str) -> Iterator[None]:
-    """Meanwhile spans are made and sent, if the environment says where to.
+    """Trace inside the block, if the environment names a collector.
 
     Args:
-        service: Name of this process to the collector, unless `OTEL_SERVICE_NAME` has one.
-        version: Of Cairn.
+        service: Name of this process at the collector, unless `OTEL_SERVICE_NAME` is set.
+        version: Version of Cairn.
 
     Raises:
-        SettingsError: The environment asks for it, and its packages are missing.
+        SettingsError: The environment names a collector, but the packages are missing.
     """
     tracing = _start(service, version)
     try:
@@ -136,12 +139,12 @@ def span(
     kind: Literal["server", "consumer", "internal"] = "internal",
     carrier: Mapping[str, str] | None = None,
 ) -> Iterator[TracedPart]:
-    """What is done inside is one span, below the one around it; it failed if an error leaves it.
+    """Record the block as a span, below the current one; an error that leaves it marks it failed.
 
     Args:
-        name: Of the span.
-        kind: OpenTelemetry's word.
-        carrier: Headers or the like that may have a `traceparent`, which it is below then.
+        name: Name of the span.
+        kind: OpenTelemetry's kind of span.
+        carrier: Headers or a mapping like them, whose `traceparent`, if any, is the parent.
     """
     tracer = _tracer
     if tracer is None:
@@ -151,7 +154,7 @@ def span(
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     parent = None if carrier is None else TraceContextTextMapPropagator().extract(dict(carrier))
-    # Texts of errors may hold what a log must not; here nothing would look for it.
+    # Error texts may have secrets, and nothing redacts spans; so errors are not recorded.
     with tracer.start_as_current_span(
         name,
         context=parent,
@@ -168,7 +171,7 @@ def span(
 
 
 def trace_carrier() -> dict[str, str]:
-    """What hands the span around this on to who goes on with it: `traceparent`, or nothing."""
+    """Return the current span as a carrier: `traceparent`, or nothing if tracing is off."""
     if _tracer is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

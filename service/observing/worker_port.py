@@ -1,4 +1,4 @@
-"""What a worker answers over HTTP: its metrics, and that it lives. Nothing else."""
+"""HTTP port of a worker, with its metrics and its health only."""
 
 import json
 import logging
@@ -15,23 +15,23 @@ from cairn.service.observing.metrics import CONTENT_TYPE, WorkerMetrics
 logger = logging.getLogger(__name__)
 
 Answers: TypeAlias = Mapping[str, Callable[[], tuple[bytes, str]]]
-"""By path: what gives a body and its type."""
+"""Functions by path that return a body and its media type."""
 
 TIMEOUT_SECONDS: Final = 10.0
-"""For a request that does not come to its end."""
+"""Time limit for a request that does not arrive completely."""
 
 
 class WorkerPort:
-    """Answers `/healthz` and `/metrics` from threads of its own, which keep no process alive.
+    """Server of `/healthz` and `/metrics`, in daemon threads.
 
     Args:
         host: Address to listen on.
-        port: 0: any free one.
-        metrics: Of the worker.
-        version: Of Cairn.
+        port: Port to listen on; 0: any free one.
+        metrics: Metrics of the worker.
+        version: Version of Cairn.
 
     Raises:
-        ServeError: The address is taken.
+        ServeError: The address is in use.
     """
 
     def __init__(self, host: str, port: int, metrics: WorkerMetrics, *, version: str) -> None:
@@ -58,7 +58,7 @@ class WorkerPort:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more; requests under way are left to themselves."""
+        """Stop the server, without waiting for requests under way."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer what is known, and 404 to all else."""
+        """Answer a known path, and 404 to others."""
         answer = self.known.get(self.path.partition("?")[0])
         body, kind = (b"", "text/plain") if answer is None else answer()
         self.send_response(404 if answer is None else 200)
@@ -94,5 +94,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, form: str, *args: object) -> None:
-        """A probe a second is no news."""
+        """Log at debug level: a probe a second would fill the log."""
         logger.debug(form, *args)

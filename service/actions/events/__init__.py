@@ -1,4 +1,4 @@
-"""What happened, and who is told of it."""
+"""Actions on events and webhooks."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What happened, in the order in which the catalog came to know of it."""
+"""Events, in the order in which the catalog noticed them."""
 
 from cairn.service.access import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
@@ -17,29 +17,30 @@ def list_events(
     run: str | None,
     kind: EventKind | None,
 ) -> tuple[EventList, bool]:
-    """The next events; whether there are more.
+    """Return the next events, and whether there are more.
 
     Args:
-        plane: Where.
-        caller: Who asks: of roots that they may not use, nothing is told.
-        after: Id of the last one that is known already; 0: from the first that is kept.
-        limit: At most so many.
-        root: Only of this root; None: of all.
-        run: Only of runs of this name; None: of all.
-        kind: Only of this kind; None: of any.
+        plane: The control plane.
+        caller: Caller of the request; events of other roots are left out.
+        after: Id of the last event that the client has; 0: start with the first that is kept.
+        limit: Largest number of events.
+        root: Return only events of this root; None: of all.
+        run: Return only events of runs of this name; None: of all.
+        kind: Return only events of this kind; None: of all.
 
     Raises:
         ForbiddenError: The caller may not use the root.
-        EventsPrunedError: Some after the known one are not kept any more.
+        EventsPrunedError: Some events after `after` have been pruned.
     """
     caller.require(Scope.READ, root)
     roots = caller.roots if root is None else [root]
     with plane.catalog.query() as connection:
-        newest = queries.newest_event(connection)  # before them: none is gone past
+        newest = queries.newest_event(connection)  # read before the events, so that none is skipped
         found = queries.events(
             connection, after=after, roots=roots, run=run, kind=kind, limit=limit + 1
         )
-        pruned = pruned_events(connection)  # after them: what went missing meanwhile is told
+        # Read after the events, so that a concurrent pruning shows.
+        pruned = pruned_events(connection)
     if 0 < after < pruned:
         raise EventsPrunedError(
             f"events after {after}: expected {pruned} or a later one, since those up to there are "

@@ -1,4 +1,4 @@
-"""Who is told of events. An administrator of some roots makes none: it might be told of others."""
+"""Actions on webhooks. Callers of some roots make none, which could leak events of others."""
 
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ from cairn.service.schemas import (
 
 
 def list_webhooks(plane: ControlPlane) -> list[Webhook]:
-    """Everybody who is told, without secrets."""
+    """Return all webhooks, without secrets."""
     counted = events.count_deliveries(plane.catalog)
     return [
         _body(
@@ -31,11 +31,11 @@ def list_webhooks(plane: ControlPlane) -> list[Webhook]:
 
 
 def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest) -> NewWebhook:
-    """Have somebody told of what happens from now on.
+    """Create a webhook for the events from now on.
 
     Raises:
-        TargetRefusedError: Nothing may be sent there.
-        InvalidRequestError: A root is none of ours.
+        TargetRefusedError: The URL is not allowed.
+        InvalidRequestError: A root is unknown.
     """
     events.parse_target(request.url, plane.settings.networks)
     _refuse_unknown(plane, request)
@@ -47,10 +47,10 @@ def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest)
 
 
 def delete_webhook(plane: ControlPlane, caller: Caller, webhook: str) -> None:
-    """Tell somebody no more; what was not delivered is dropped.
+    """Delete a webhook, with its deliveries.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
+        UnknownWebhookError: No webhook has this id.
     """
     with audited(plane, caller, "webhook.delete", id=webhook):
         events.delete_webhook(plane.catalog, webhook)
@@ -64,17 +64,17 @@ def list_deliveries(
     limit: int,
     state: DeliveryState | None,
 ) -> tuple[list[Delivery], bool]:
-    """The next deliveries of a webhook, newest first; whether there are more.
+    """Return the next deliveries of a webhook, newest first, and whether there are more.
 
     Args:
-        plane: Where.
-        webhook: Whose.
-        before: Number of the last one that is known already; None: from the newest.
-        limit: At most so many.
-        state: Only those in this state; None: in any.
+        plane: The control plane.
+        webhook: Id of the webhook.
+        before: Number of the last delivery that the client has; None: start with the newest.
+        limit: Largest number of deliveries.
+        state: Return only deliveries in this state; None: in any.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
+        UnknownWebhookError: No webhook has this id.
     """
     found = events.list_deliveries(
         plane.catalog, webhook, before=before, limit=limit + 1, state=state
@@ -83,20 +83,20 @@ def list_deliveries(
 
 
 def redeliver(plane: ControlPlane, caller: Caller, webhook: str, delivery: int) -> Delivery:
-    """Have a delivery tried again, whatever came of it.
+    """Reset a delivery, so that it is tried again, whatever its state.
 
     Raises:
-        UnknownWebhookError, UnknownDeliveryError: There is none.
+        UnknownWebhookError, UnknownDeliveryError: There is no such webhook or delivery.
     """
     with audited(plane, caller, "webhook.redeliver", id=webhook, delivery=delivery):
         return events.redeliver(plane.catalog, webhook, delivery, datetime.now(UTC))
 
 
 def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
-    """Tell one webhook of something that did not happen.
+    """Send a test event to one webhook.
 
     Raises:
-        UnknownWebhookError: There is none of that id.
+        UnknownWebhookError: No webhook has this id.
     """
     with audited(plane, caller, "webhook.test", id=webhook):
         return events.send_test(plane.catalog, webhook, datetime.now(UTC))

@@ -1,1 +1,1 @@
-"""Looking into steps and runs: leaves, values, what differs, what a mesh needs, what they take."""
+"""Views of steps and runs: leaves, values, diffs, placement on a mesh, usage."""

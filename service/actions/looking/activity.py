@@ -1,4 +1,4 @@
-"""How runs are going, by their last steps as the catalog has them."""
+"""Activity of runs, from their last steps in the catalog."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cairn.service.catalog.queries import RecentStep
 from cairn.service.schemas import CheckpointState, Run
 
 RECENT: Final = 24
-"""Steps of a run that its pace is told by."""
+"""Number of a run's last steps that its pace is computed from."""
 
 _DAY: Final = 86_400.0
 _STALLED: Final = frozenset({CheckpointState.ABANDONED, CheckpointState.UNJUDGED})
@@ -21,15 +21,15 @@ _STALLED: Final = frozenset({CheckpointState.ABANDONED, CheckpointState.UNJUDGED
 
 @dataclass(frozen=True)
 class Activity:
-    """How a run is going.
+    """Activity of a run.
 
     Attributes:
         saved: Its last listed steps, oldest first.
         writing: Number of the step that is being written; None: none is.
         stalled: Number of a step whose writer is gone, if nothing was saved after it.
         damaged: Number of the highest listed step, if it is damaged.
-        seconds_apart: Between two steps, as a rule; None: there are too few.
-        bytes_per_day: That they add, at that pace.
+        seconds_apart: Median interval between two steps, in seconds; None: there are too few.
+        bytes_per_day: Growth of the run at that pace, in bytes per day.
         aliases: Names of its aliases, and the steps that they name.
     """
 
@@ -43,12 +43,12 @@ class Activity:
 
     @property
     def last_saved(self) -> datetime | None:
-        """When its highest listed step was saved."""
+        """Time at which its highest listed step was saved."""
         return self.saved[-1].created if self.saved else None
 
 
 def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
-    """How each of some runs is going, from the catalog alone."""
+    """Return the activity of some runs, from the catalog alone."""
     with plane.catalog.query() as connection:
         recent = [queries.recent_steps(connection, run.root, run.name, RECENT) for run in runs]
         named = outlooks.aliases(connection, {(run.root, run.name) for run in runs})
@@ -59,7 +59,7 @@ def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
 
 
 def activity_of(steps: Sequence[RecentStep], aliases: Sequence[tuple[str, int]] = ()) -> Activity:
-    """How a run is going that has these steps last, highest first; pure."""
+    """Compute the activity of a run from its last steps, highest first; pure."""
     saved = [one for one in reversed(steps) if one.state == CheckpointState.LISTED]
     highest = saved[-1].step if saved else -1
     later = [one for one in steps if one.step > highest]

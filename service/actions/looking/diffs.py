@@ -1,4 +1,4 @@
-"""What differs between two steps, of one run or of two."""
+"""Differences between two steps, of one run or of two."""
 
 import math
 from collections import Counter
@@ -23,21 +23,21 @@ from cairn.storage.reading import CheckpointReader, TensorPart, json_number
 from cairn.storage.runs import Annotation, Manifest, Run, StepInfo, noted_of
 
 COMPARED_HELD_BYTES: Final = 512 << 20
-"""Memory that a comparison of values takes."""
+"""Memory that a comparison of values may use."""
 
 MOST_COMPARED_BYTES: Final = 4 << 30
-"""Of the chunks of both steps whose values are compared for one answer."""
+"""Largest size of the chunks that are read from both steps for one answer."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two steps that are compared.
+    """Side of a comparison of two steps.
 
     Attributes:
-        name: Of it.
-        manifest: Its manifest.
-        noted: Its labels and metrics.
-        steps: What opens it.
+        name: Name of the step.
+        manifest: Manifest of the step.
+        noted: Labels and metrics of the step.
+        steps: Cache that opens the step.
     """
 
     name: StepName
@@ -49,16 +49,16 @@ class Side:
 
     @classmethod
     def of(cls, name: StepName, run: Run, info: StepInfo, steps: OpenSteps) -> "Side":
-        """A listed step.
+        """Return the side of a listed step.
 
         Args:
-            name: Of it, without its manifest's digest.
-            run: Its run.
-            info: It, as that has listed it.
-            steps: What opens it, if its leaves are asked for.
+            name: Name of the step, without its manifest's digest.
+            run: Run of the step.
+            info: Info of the step from the run's list.
+            steps: Cache that opens the step, if its leaves are needed.
 
         Raises:
-            CorruptionError, UnsupportedFormatError: A record of it can't be read.
+            CorruptionError, UnsupportedFormatError: A record of the step is unreadable.
             StoreUnavailableError: The store does not answer.
         """
         name = name.model_copy(update={"manifest_digest": info.manifest_digest})
@@ -66,12 +66,12 @@ class Side:
 
     @classmethod
     def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "Side":
-        """A listed step.
+        """Find a listed step, and return its side.
 
         Raises:
             UnknownRootError, RunNotFoundError, StepNotFoundError, StepInFlightError: There is no
-                such one.
-            CorruptionError, UnsupportedFormatError: A record of it can't be read.
+                such step.
+            CorruptionError, UnsupportedFormatError: A record of the step is unreadable.
             StoreUnavailableError: The store does not answer.
         """
         found = plane.run(root, run)
@@ -80,26 +80,26 @@ class Side:
 
     @cached_property
     def step(self) -> OpenStep:
-        """Its leaves, which are read if they are asked for."""
+        """Opened step, read at first use."""
         return self.steps.open(self.run, self.info)
 
     @cached_property
     def reader(self) -> CheckpointReader:
-        """What reads its values."""
+        """Reader of the step's values."""
         return self.step.reader()
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which differences of leaves an answer names.
+    """Selection of the leaf differences in an answer.
 
     Attributes:
-        item: Those of this item; None: of all.
-        prefix: Those whose path begins so.
-        values: Whether values are compared.
-        after: How many of these are known already.
-        limit: At most so many; None: all.
-        most_bytes: Of chunks that are read for it; None: any number.
+        item: Only leaves of this item; None: of all.
+        prefix: Only leaves whose path begins with this text.
+        values: Compare values too.
+        after: Number of these differences that the client has.
+        limit: Largest number of differences; None: all.
+        most_bytes: Largest number of bytes of chunks to read; None: no limit.
     """
 
     item: str | None
@@ -111,13 +111,13 @@ class Wanted:
 
 
 def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
-    """What differs; whether there are more leaves of that kind.
+    """Compare two steps; return the differences, and whether there are more.
 
-    Equal leaves are never read, and nothing but the manifests of steps that were saved with equal
-    leaves, or that were compared lately. An answer ends early once much was read for it.
+    Equal leaves are never read. If both steps have equal leaves, or were compared recently, only
+    their manifests are read. An answer ends early once it has read many bytes.
 
     Raises:
-        CorruptionError: An index, or stored values, are not what was saved.
+        CorruptionError: An index, or stored values, are damaged.
         StoreUnavailableError: The store does not answer.
     """
     found = _changes(this, other)
@@ -143,7 +143,7 @@ _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equ
 
 
 def _changes(this: Side, other: Side) -> StepChanges:
-    """The leaves that differ; read from neither step if that is known."""
+    """Return the differing leaves, without reading either step if the result is known."""
     indexes = this.manifest.index, other.manifest.index
     digests = {one and one.leaves_digest for one in indexes}
     if len(digests) == 1 and indexes[0] is not None and None not in digests:
@@ -159,7 +159,7 @@ def _changes(this: Side, other: Side) -> StepChanges:
 def _compared(
     this: Side, other: Side, differences: Iterable[LeafChange], wanted: Wanted
 ) -> list[LeafDifference]:
-    """Them for an answer, up to where too much would be read for it."""
+    """Return the differences in the form of the API, up to the limit of bytes to read."""
     page: list[LeafDifference] = []
     most = math.inf if wanted.most_bytes is None else wanted.most_bytes
     read = 0
@@ -184,7 +184,7 @@ def _compared(
 
 
 def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> dict[str, Any]:
-    """How the values of a leaf differ, or why they were not compared."""
+    """Compare the values of a leaf; return the differences, or why they were not compared."""
     if needed > most:
         why = f"{needed} bytes: an answer reads {most} at most"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}

@@ -1,4 +1,4 @@
-"""Which runs are failing: what was done to them last came to a bad end."""
+"""Failures of runs: the last job of some kind has failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from cairn.service.catalog import outlooks
 from cairn.service.schemas import OperationKind, OperationState, Run
 
 _WHOLE: Final = None
-"""In place of a step: all of the run."""
+"""Stands in place of a step for the whole run."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed, and that no later one of its kind has made good.
+    """Failed job that no later job of its kind has made good.
 
     Attributes:
-        kind: Of the job, as `OperationKind` has it.
-        operation: Its id.
-        step: Of a verification, whose bytes it read; None: those of the run.
+        kind: Kind of the job, see `OperationKind`.
+        operation: Id of the job.
+        step: Step that a verification read; None: the whole run.
     """
 
     kind: str
@@ -28,9 +28,9 @@ class Failure:
 
 
 def run_failures(plane: ControlPlane, runs: Sequence[Run]) -> list[tuple[Failure, ...]]:
-    """What is failing in each of some runs, from the catalog alone; newest first.
+    """Return the failures of some runs, newest first, from the catalog alone.
 
-    It knows of the ends of jobs as long as events are kept.
+    Ends of jobs are known only as long as events are kept.
     """
     with plane.catalog.query() as connection:
         ends = [outlooks.job_ends(connection, run.root, run.name) for run in runs]
@@ -38,11 +38,10 @@ def run_failures(plane: ControlPlane, runs: Sequence[Run]) -> list[tuple[Failure
 
 
 def failures_of(ends: Iterable[Mapping[str, Any]]) -> tuple[Failure, ...]:
-    """The failures among ends of jobs of one run, newest first, as events tell them; pure.
+    """Return the failures among a run's ended jobs, newest first as in the events; pure.
 
-    Of each kind of job the last end counts, of verifications that of each step: one that found a
-    step damaged is made good by a later one of that step, or of the run. A cancel is no end of
-    either kind.
+    For each kind only the last end counts; for verifications the last one of each step. A later
+    verification of the step, or of the run, makes a failed one good. Cancelled jobs are ignored.
     """
     found: list[Failure] = []
     settled: set[tuple[str, object]] = set()

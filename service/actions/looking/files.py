@@ -1,4 +1,4 @@
-"""The files of a step, as they lie in the store."""
+"""Files of a step in the store."""
 
 from dataclasses import replace
 
@@ -16,12 +16,12 @@ _NEXT_OF_OWNERS = "Its owner has changed it since it was adopted: use another st
 
 
 def list_files(step: OpenStep, *, after: int, limit: int) -> tuple[list[StepFile], bool]:
-    """The next files of a step, by name; whether there are more.
+    """Return the next files of a step, by name, and whether there are more.
 
     Args:
-        step: Whose.
-        after: How many of them are known already.
-        limit: At most so many.
+        step: Step to list.
+        after: Number of files that the client has.
+        limit: Largest number of files.
     """
     records = step.contents.objects
     page = [
@@ -32,11 +32,11 @@ def list_files(step: OpenStep, *, after: int, limit: int) -> tuple[list[StepFile
 
 
 def find_step_file(step: OpenStep, name: str) -> StoredFile:
-    """A file that the manifest of a step names; one of an adopted step in its owner's folder.
+    """Return a file of a step, ready for download; an imported step's is in its owner's folder.
 
     Raises:
         NotFoundError: The manifest names no such file.
-        StepNotFoundError: The step was adopted, and its owner has removed it.
+        StepNotFoundError: The step was imported, and its owner has removed it.
         CorruptionError: The stored file is gone, or has another size or checksum.
         StoreUnavailableError: The store does not answer.
     """

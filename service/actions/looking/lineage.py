@@ -1,4 +1,4 @@
-"""Where a run comes from, and what was made of it."""
+"""Lineage of a run: its parents and its forks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ MOST_PARENTS: Final = 20
 
 @dataclass(frozen=True)
 class RunLineage:
-    """The family of a run.
+    """Parents and forks of a run.
 
     Attributes:
-        parents: Runs that it comes from, the nearest first, as far as the catalog knows them.
-        forks: Runs that were forked from it, `MOST_FORKS` at most.
-        unknown: URI of the parent of the last one of `parents`, which is nowhere here; None: it
-            has none.
+        parents: Ancestors in the catalog, the nearest first.
+        forks: Runs that were forked from it, at most `MOST_FORKS`.
+        unknown: URI of the last ancestor's parent, if the catalog does not have it; None: it has
+            none.
     """
 
     parents: tuple[Run, ...]
@@ -30,7 +30,7 @@ class RunLineage:
 
 
 def run_lineage(plane: ControlPlane, roots: Mapping[str, StoreURI], run: Run) -> RunLineage:
-    """The family of a run, as far as it is in some roots; from the catalog alone."""
+    """Return the lineage of a run within some roots, from the catalog alone."""
     parents: list[Run] = []
     child, unknown = run, None
     with plane.catalog.query() as connection:

@@ -1,4 +1,4 @@
-"""What a step needs on a mesh, before anybody takes one: from its index alone, without JAX."""
+"""Placement of a step on a mesh, planned from its index alone, without JAX or devices."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -26,23 +26,23 @@ from cairn.storage.errors import LeafNotFoundError
 from cairn.storage.runs import Manifest
 
 _STATE_ITEMS: Final = ("model", "optimizer", "fields")
-"""What `load_state` loads."""
+"""Items that `load_state` loads."""
 
 _DECODER: Final = "DecoderForCausalLM"
 
 
 @dataclass
 class _Asked:
-    """A request, checked: the mesh, by what leaves go to their places, and what is said of it.
+    """Checked plan request: mesh, layout, and remarks.
 
     Attributes:
         grid: The mesh.
-        layout: By what.
-        placed_by: The same, in a word.
-        items: Those to load.
-        particular: Expressions of rules that do not match every path.
-        notes: What to know of the plan.
-        problems: Why the checkpoint can't be loaded so.
+        layout: Layout that places the leaves.
+        placed_by: Source of the layout, as one word.
+        items: Items to load.
+        particular: Patterns of rules that do not match every path.
+        notes: Remarks on the plan.
+        problems: Reasons why the checkpoint cannot be loaded so.
     """
 
     grid: ProcessGrid
@@ -57,18 +57,18 @@ class _Asked:
 def plan_step(
     step: OpenStep, name: StepName, uri: str, wanted: PlanRequest, *, after: int, limit: int | None
 ) -> tuple[StepPlan, bool]:
-    """What a step needs on a mesh; whether there are more leaves than those that are named.
+    """Plan a step on a mesh; return the plan, and whether there are more leaves.
 
     Args:
         step: The step.
-        name: Of it.
-        uri: As `load_state` takes it.
-        wanted: Which mesh, and how.
-        after: How many of its leaves are known already.
-        limit: Name at most so many; None: all.
+        name: Name of the step.
+        uri: URI for `load_state`.
+        wanted: Mesh and options.
+        after: Number of leaves that the client has.
+        limit: Largest number of leaves to name; None: all.
 
     Raises:
-        InvalidRequestError: The mesh can't be, or the rules.
+        InvalidRequestError: The mesh or the rules are invalid.
         LeafNotFoundError: The step has no such item.
     """
     asked = _asked(step, wanted)
@@ -117,16 +117,16 @@ def plan_step(
 
 
 def plan_leaf(step: OpenStep, item: str, path: str, wanted: PlanRequest) -> PlannedLeaf | None:
-    """Where one leaf of a step goes on a mesh; None: nothing says so, or a load leaves it out.
+    """Plan one leaf of a step on a mesh; None: no layout is known, or a load leaves it out.
 
     Args:
         step: The step.
-        item: Of the leaf.
-        path: Of the leaf.
-        wanted: Which mesh, and how.
+        item: Item of the leaf.
+        path: Path of the leaf.
+        wanted: Mesh and options.
 
     Raises:
-        InvalidRequestError: The mesh can't be, or the rules.
+        InvalidRequestError: The mesh or the rules are invalid.
     """
     asked = _asked(step, wanted)
     if asked.placed_by == "nothing" or item not in asked.items:
@@ -169,7 +169,7 @@ def _asked(step: OpenStep, wanted: PlanRequest) -> _Asked:
 
 
 def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
-    """The model's configuration, if its leaves are those of the decoder; else why not."""
+    """Return the model's configuration, if it is the decoder's; else the reason why not."""
     model = manifest.model
     if model is None or not model.config:
         return None, "the step names no model"
@@ -185,7 +185,7 @@ def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
 
 
 def _completed(sizes: dict[str, int]) -> dict[str, int]:
-    """A mesh with every axis that names are carried by, in the usual order if it keeps to that."""
+    """Add the missing axes to a mesh, at their usual places if it has the usual order."""
     usual = [axis for axis in placement.MESH_AXES if axis in sizes]
     if list(sizes) == usual:
         return {axis: sizes.get(axis, 1) for axis in placement.MESH_AXES}
@@ -193,7 +193,7 @@ def _completed(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _refusals(config: DecoderConfig, sizes: dict[str, int]) -> list[str]:
-    """Why the model's configuration does not go with a mesh; a load refuses it too."""
+    """Return the reasons why the model's configuration refuses a mesh, as a load would."""
     try:
         config.replace(
             sharding_axis_dims=tuple(sizes.values()),
@@ -223,11 +223,11 @@ def _items(step: OpenStep, wanted: Iterable[str] | None) -> list[str]:
 
 
 def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) -> Matches:
-    """Which rule takes which leaf.
+    """Match the rules with the leaves.
 
     Raises:
-        InvalidRequestError: Rules name unknown axes, or one twice; all are listed. Or an expression
-            is none, or takes too long.
+        InvalidRequestError: Rules name unknown axes, or one twice; all are listed. Or a pattern is
+            invalid, or takes too long.
     """
     problems = []
     for number, (text, spec) in enumerate(rules):
@@ -251,7 +251,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
 
 
 def _finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], FoundRule]:
-    """What finds the rule of a leaf."""
+    """Return a function that finds the rule of a leaf."""
     specs = [
         tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
         for _, spec in rules
@@ -297,7 +297,7 @@ def _misfit(one: placement.Misfit, shape: tuple[int, ...], grid: ProcessGrid) ->
 def _notes(
     manifest: Manifest, wanted: PlanRequest, leaves: Iterable[placement.PlannedLeaf]
 ) -> list[str]:
-    """What to know of the numbers of a plan."""
+    """Return remarks on the numbers of a plan."""
     leaves = list(leaves)
     found = []
     large = sum(leaf.unmatched is not None for leaf in leaves)
@@ -336,19 +336,19 @@ def _notes(
 
 
 def _is_state(manifest: Manifest) -> bool:
-    """Whether `load_state` rebuilds the model and the state around it."""
+    """Return whether `load_state` can rebuild the model and the state around it."""
     model = manifest.model
     named = model is not None and model.model_class is not None and bool(model.config)
     return named and META_ITEM in manifest.items and manifest.plain is None
 
 
 def _is_loadable(items: Collection[str]) -> bool:
-    """Whether `load_state` loads these items, and no others."""
+    """Return whether `load_state` can load exactly these items."""
     return "model" in items and set(items) <= set(_STATE_ITEMS)
 
 
 def _load_call(manifest: Manifest, uri: str, wanted: PlanRequest, asked: _Asked) -> str | None:
-    """Python that loads a step as it is planned."""
+    """Return Python code that loads a step as planned."""
     if not _is_state(manifest) or not _is_loadable(asked.items):
         return None
     sizes = asked.grid.sizes

@@ -1,7 +1,7 @@
-"""What retention would free of runs, from the catalog alone: as a preview decides, and no slower.
+"""Bytes that retention would free, from the catalog alone.
 
-A preview asks the store, of one run. This is for lists: what the catalog has is decided upon by the
-same rules, and kept until the run's rows change.
+A preview of retention reads the store, for one run. For lists, this applies the same rules to the
+catalog's rows, and caches the result until the run's rows change.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +23,11 @@ _HOUR: Final = 3600
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """What retention would free of a run.
+    """Bytes that retention would free in a run.
 
     Attributes:
-        nbytes: Up to so many; None: records of the run are damaged, and nobody can say.
-        schedules: Names of the schedules whose policies it is; none: it is the policy asked about.
+        nbytes: Upper bound; None: unknown, since records of the run are damaged.
+        schedules: Names of the schedules whose policies apply; empty: the requested policy applies.
     """
 
     nbytes: int | None
@@ -36,13 +36,13 @@ class Reclaimable:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A run as it is now, and by which policies; another wherever something else is found.
+    """Cache key: version of a run's rows, and policies.
 
     Attributes:
-        run: Its id.
-        revision: Of its rows.
-        texts: The policies, each as JSON.
-        hour: Where a policy asks for the time.
+        run: Id of the run.
+        revision: Revision of its rows.
+        texts: Policies, each as JSON.
+        hour: Current hour, if a policy depends on the time; else 0.
     """
 
     run: int
@@ -69,15 +69,15 @@ class _Asked:
 def reclaimable(
     plane: ControlPlane, runs: Sequence[Run], otherwise: RetentionPolicy
 ) -> list[Reclaimable]:
-    """What each of some runs would lose by its schedules' policies.
+    """Return the reclaimable bytes of some runs, by the policies of their schedules.
 
     Args:
-        plane: Where.
-        runs: Of the catalog.
-        otherwise: The policy for those that no schedule is for.
+        plane: The control plane.
+        runs: Runs of the catalog.
+        otherwise: Policy for runs without a schedule.
 
     Raises:
-        PolicyError: The policy can't act.
+        PolicyError: The policy is invalid.
     """
     now = utc_now()
     schedules = [_schedules_for(plane, run) for run in runs]
@@ -110,16 +110,16 @@ def freed(
     *,
     now: datetime,
 ) -> int:
-    """Bytes of the steps that some policy does not keep; pure.
+    """Sum the bytes of the steps that at least one policy deletes; pure.
 
     Args:
-        steps: Every listed one.
-        policies: Each deletes by itself.
+        steps: All listed steps.
+        policies: Policies, each of which deletes by itself.
         aliases: (step, attempt) that each alias names.
-        now: The present moment.
+        now: Current time.
 
     Raises:
-        PolicyError: A policy can't act.
+        PolicyError: A policy is invalid.
     """
     facts = [one.facts for one in steps]
     going = {

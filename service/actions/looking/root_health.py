@@ -1,4 +1,4 @@
-"""How the roots of this server are: what the index knows of each, and how old that is."""
+"""Health of this server's roots: size and age of their index."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,13 @@ from cairn.service.catalog import queries
 
 @dataclass(frozen=True)
 class RootHealth:
-    """A root.
+    """Health of a root.
 
     Attributes:
-        name, uri, source: As of the root.
-        runs, checkpoints, nbytes: That are listed.
-        seconds: How long ago the index was brought up to date; None: never yet.
-        problem: Why the last look at it failed; None: it did not.
+        name, uri, source: See `Root`.
+        runs, checkpoints, nbytes: Sums over the listed runs.
+        seconds: Age of the index in seconds; None: the root was never scanned.
+        problem: Reason why the latest scan failed; None: it did not.
     """
 
     name: str
@@ -31,7 +31,7 @@ class RootHealth:
 
 
 def root_health(plane: ControlPlane, caller: Caller) -> list[RootHealth]:
-    """The roots that a caller may use, from the catalog alone."""
+    """Return the health of the caller's roots, from the catalog alone."""
     with plane.catalog.read() as session:
         known = queries.root_sums(session)
     found = []

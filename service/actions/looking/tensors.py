@@ -1,4 +1,4 @@
-"""Looking into a checkpoint: which leaves it has, and any part of their values."""
+"""Leaves of a checkpoint, and parts of their values."""
 
 import hashlib
 
@@ -17,11 +17,11 @@ from cairn.storage.reading import (
 
 
 def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
-    """A listed step, with what it holds.
+    """Open a listed step.
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        CorruptionError: Its manifest or its index can't be read.
+        CorruptionError: Its manifest or its index is unreadable.
         StoreUnavailableError: The store does not answer.
     """
     found = plane.run(root, run)
@@ -29,17 +29,17 @@ def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
 
 
 def open_part(reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
-    """A part of a leaf that an answer may be made of; nothing of it is read.
+    """Return a part of a leaf that is small enough to answer with; its values are not read yet.
 
     Args:
-        reader: Of the step.
-        item: The leaf's.
-        path: The leaf's.
-        text: As `TensorPart.of` takes it.
+        reader: Reader of the step.
+        item: Item of the leaf.
+        path: Path of the leaf.
+        text: Slice; see `TensorPart.of`.
 
     Raises:
         LeafNotFoundError: The step has no such item or leaf.
-        InvalidSliceError: The text is no slice, leads out of the leaf, or the leaf's chunks are too
+        InvalidSliceError: The text is no slice, or is out of bounds, or the leaf's chunks are too
             large for an answer.
         CorruptionError: The leaf's description is damaged.
         StoreUnavailableError: The store does not answer.
@@ -59,14 +59,14 @@ def open_part(reader: CheckpointReader, item: str, path: str, text: str = "") ->
 def list_tensors(
     step: OpenStep, *, item: str | None, prefix: str, after: int, limit: int
 ) -> tuple[list[Tensor], bool]:
-    """The next leaves of a step, by item and path; whether there are more.
+    """Return the next leaves of a step, by item and path, and whether there are more.
 
     Args:
-        step: Whose.
-        item: Only those of this item.
-        prefix: Only those whose path begins so.
-        after: How many of these are known already.
-        limit: At most so many.
+        step: Step to list.
+        item: Only leaves of this item; None: of all.
+        prefix: Only leaves whose path begins with this text.
+        after: Number of these leaves that the client has.
+        limit: Largest number of leaves.
 
     Raises:
         LeafNotFoundError: The step has no such item.
@@ -91,20 +91,20 @@ def list_tensors(
 
 
 def version_of(step: OpenStep, *asked: str) -> str:
-    """What is another for every other content of the answer to a question about a saved step.
+    """Return the version of an answer about a saved step, for its ETag.
 
-    A saved step never changes; its manifest's digest is no other step's.
+    A saved step never changes, and no other step has its manifest's digest.
     """
     text = "\0".join([str(step.uri), str(step.manifest_digest), *asked])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def tensor_values(part: TensorPart) -> TensorValues:
-    """A part of a leaf, read now.
+    """Read a part of a leaf.
 
     Raises:
-        InvalidSliceError, UnsupportedLeafError: JSON does not hold it.
-        CorruptionError: Stored bytes are not what was saved.
+        InvalidSliceError, UnsupportedLeafError: JSON cannot express its values.
+        CorruptionError: Stored bytes are damaged.
         StoreUnavailableError: The store does not answer.
     """
     return TensorValues(
@@ -117,13 +117,13 @@ def tensor_values(part: TensorPart) -> TensorValues:
 
 
 def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> TensorStatistics:
-    """What the elements of a part of a leaf are like; read only if no equal one was asked for.
+    """Return statistics of a part of a leaf, from the cache if an equal part was read before.
 
     Raises:
-        InvalidSliceError: Its chunks are more than an answer may wait for, or it has steps and is
-            too large.
+        InvalidSliceError: Its chunks are too large for an answer, or the slice has steps and is too
+            large.
         UnsupportedLeafError: Its elements have no order.
-        CorruptionError: Stored bytes are not what was saved.
+        CorruptionError: Stored bytes are damaged.
         StoreUnavailableError: The store does not answer.
     """
     leaf = step.leaf(part.item, part.path)
@@ -138,7 +138,7 @@ def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> 
 
 
 def statistics_of(part: TensorPart, found: arrays.Statistics) -> TensorStatistics:
-    """Statistics as they are told."""
+    """Return statistics in the form of the API."""
     bins = found.histogram
     return TensorStatistics(
         item=part.item,
@@ -177,7 +177,7 @@ def _read_statistics(part: TensorPart) -> arrays.Statistics:
 
 
 def tensor_of(item: str, path: str, leaf: ToldLeaf) -> Tensor:
-    """What is said of a leaf."""
+    """Return a leaf in the form of the API."""
     form = leaf.form
     spec = [list(one) if isinstance(one, tuple) else one for one in form.spec or ()]
     return Tensor(

@@ -1,4 +1,4 @@
-"""What runs take in the store."""
+"""Space that runs use in the store."""
 
 from collections.abc import Collection
 
@@ -10,11 +10,12 @@ from cairn.storage.store import from_rfc3339
 
 
 def get_usage(plane: ControlPlane, root: str, run: str) -> RunUsage:
-    """What a run takes now, counted in the store.
+    """Measure the space that a run uses now, in the store.
 
     Raises:
         UnknownRootError, RunNotFoundError: There is no such run.
-        UnsupportedFormatError, CorruptionError: Records that steps are judged by are damaged.
+        UnsupportedFormatError, CorruptionError: Records that determine the states of steps are
+            damaged.
         StoreUnavailableError: The store does not answer.
     """
     found = plane.run(root, run)
@@ -24,12 +25,12 @@ def get_usage(plane: ControlPlane, root: str, run: str) -> RunUsage:
 
 
 def usage_of(run: Run, root: str, damaged: Collection[tuple[int, int]] = ()) -> RunUsage:
-    """The same, of a run in a store.
+    """Measure the space that an opened run uses.
 
     Args:
         run: The run.
         root: Name of its root.
-        damaged: The (step, attempt) of steps that are known to be damaged.
+        damaged: (step, attempt) of steps that are known to be damaged.
     """
     found = run_usage(run)
     return RunUsage(

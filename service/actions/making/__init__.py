@@ -1,1 +1,1 @@
-"""Making what others go on in: runs before their jobs, and after them; roots while servers run."""
+"""Creation of runs and roots, import of Orbax folders, and takeover of a run's writer."""

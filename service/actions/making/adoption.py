@@ -1,6 +1,6 @@
-"""Listing what plain Orbax has saved in a run.
+"""Import of the checkpoints in a folder of plain Orbax, as steps of a run.
 
-A folder is taken if it lies in the run's root, or where an administrator lets that root adopt from.
+The folder must be in the run's root, or where an administrator lets that root adopt from.
 """
 
 from typing import Final
@@ -28,18 +28,18 @@ def adopt_folder(
     *,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start to list the checkpoints of a folder in a run. Nothing in the folder is changed.
+    """Start to import the checkpoints of a folder into a run; the folder is not changed.
 
     Raises:
         UnknownRootError: There is no such root.
-        InvalidURIError: No run can be there, or the folder's name can't be, or is a run's.
-        InvalidRequestError: The model is none that can be found.
-        SourceRefusedError: The folder is neither in the root nor in one that it may adopt from.
-        NotFoundError, NotACheckpointError: There is no checkpoint of Orbax there.
-        AlreadyAdoptedError: Another run adopts the folder.
-        RunExistsError: There is a run of that name which does not.
+        InvalidURIError: The run's name or the folder's is invalid, or the folder is a run.
+        InvalidRequestError: The model is unknown.
+        SourceRefusedError: The folder is neither in the root nor where it may adopt from.
+        NotFoundError, NotACheckpointError: The folder has no checkpoint of Orbax.
+        AlreadyAdoptedError: Another run has imported the folder.
+        RunExistsError: A run of that name exists, and has not imported the folder.
         StoreUnavailableError: A store does not answer.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     target = plane.place(root, wanted.run)
     folder = _folder(plane, root, wanted.folder)
@@ -60,7 +60,7 @@ def adopt_folder(
 def _check(
     plane: ControlPlane, caller: Caller, target: StoreURI, folder: StoreURI, step: int | None
 ) -> None:
-    """Refuse what can't be, before anything is made."""
+    """Refuse an impossible import before anything is written."""
     try:
         adoption.check_adoption(folder, target, step=step)
     except PreconditionFailedError as exc:
@@ -69,7 +69,7 @@ def _check(
 
 
 def _folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
-    """The folder that a caller means; nothing of it is read but where its links lead."""
+    """Resolve the folder in a request; nothing of it is read except its links."""
     absolute = text.startswith("/") or "://" in text
     folder = parse_uri(text) if absolute else plane.root(root) / text.strip("/")
     return source_folder(plane.root(root), str(folder))
@@ -91,8 +91,8 @@ def _refuse_adopted(
 
 
 def _adopts(run: StoreURI, folder: StoreURI) -> bool:
-    """Whether a run adopts all of a folder, not a checkpoint in it."""
+    """Return whether a run has imported all of a folder, and not just one checkpoint in it."""
     try:
         return Run(run).info().adopts == str(folder)
-    except StorageError:  # it can't be read, so nobody knows
+    except StorageError:  # unreadable: unknown, so do not block the import
         return False

@@ -1,6 +1,6 @@
-"""Roots: what there is, added and removed while servers run.
+"""Actions on roots: list, add and remove them at run time.
 
-An administrator of some roots adds and removes none: what all callers may use is not theirs to say.
+Callers of some roots add and remove none, since roots concern all callers.
 """
 
 import os
@@ -24,15 +24,15 @@ _AT_A_TIME: Final = 1000
 
 
 def list_roots(plane: ControlPlane, caller: Caller) -> list[Root]:
-    """The roots that a caller may use; those of the settings first."""
+    """Return the caller's roots, those of the settings first."""
     return [_body(plane, name, uri) for name, uri in caller.visible(plane.roots).items()]
 
 
 def get_root(plane: ControlPlane, name: str) -> Root:
-    """One root.
+    """Return a root.
 
     Raises:
-        UnknownRootError: There is none of that name.
+        UnknownRootError: There is no such root.
     """
     return _body(plane, name, plane.root(name))
 
@@ -40,18 +40,18 @@ def get_root(plane: ControlPlane, name: str) -> Root:
 def add_root(
     plane: ControlPlane, caller: Caller, name: str, uri: str, *, adopt_from: Sequence[str] = ()
 ) -> Root:
-    """Add a root, for all servers and workers of this catalog. Nothing is written to its store.
+    """Add a root, for all processes of this catalog; nothing is written to its store.
 
     Args:
         plane: The control plane.
-        caller: Who adds it.
-        name: Of the root.
-        uri: Where it is.
-        adopt_from: Folders outside it that records of its runs may name.
+        caller: Caller who adds it.
+        name: Name of the root.
+        uri: Address of the root.
+        adopt_from: Folders outside the root that records of its runs may name.
 
     Raises:
-        InvalidURIError, RootRefusedError: No root can be, or may be, there.
-        RootTakenError: There is a root of that name, or one there, around it or in it.
+        InvalidURIError, RootRefusedError: The address is invalid, or not allowed.
+        RootTakenError: A root has this name, or is at, around or inside this address.
         StoreUnavailableError: The store does not answer.
     """
     place = _parsed(uri)
@@ -70,14 +70,14 @@ def add_root(
 
 
 def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
-    """Have a root be served no more. What the catalog knows of it goes; its store stays as it is.
+    """Remove an added root and its index; its store stays as it is.
 
-    Of a name that the settings have too, what the catalog says goes, and the settings' root stays.
+    If the settings have the name too, the settings' root is served again.
 
     Raises:
-        UnknownRootError: There is none of that name.
-        FixedRootError: The settings name it, and nobody has added it.
-        RootInUseError: Operations on it have not ended.
+        UnknownRootError: There is no such root.
+        FixedRootError: The root comes from the settings, and nobody has added it.
+        RootInUseError: Operations on the root have not ended.
         NotReadyError: Jobs were not launched.
     """
     fixed = plane.roots.is_of_settings(name)
@@ -137,7 +137,7 @@ def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
 
 
 def _check_usable(place: StoreURI) -> None:
-    """Look at a place as the readiness of a server does, and more strictly: it has to be there."""
+    """Raise unless an address exists, is readable, and is no run."""
     if place.scheme == "file":
         path = place.local_path
         if not os.path.isdir(path):
@@ -165,7 +165,8 @@ def _check_usable(place: StoreURI) -> None:
 def _refuse_used(plane: ControlPlane, name: str) -> None:
     found = [
         operation.id
-        for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
         for operation in _operations(plane, state)
         if operation.request.get("root") == name
     ]

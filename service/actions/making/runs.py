@@ -1,4 +1,4 @@
-"""Runs that are made before their jobs start."""
+"""Creation of runs before their jobs start."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,14 @@ from cairn.storage.errors import PreconditionFailedError
 def create_run(
     plane: ControlPlane, caller: Caller, root: str, run: str, labels: Mapping[str, str]
 ) -> Run:
-    """Make a run without steps; the job that saves there goes on in it.
+    """Create a run without steps, which a later training job writes to.
 
     Raises:
         UnknownRootError: There is no such root.
-        InvalidURIError: No run can be there.
-        RunExistsError: There is one, in the store.
+        InvalidURIError: The run's name is invalid.
+        RunExistsError: The store has a run of this name.
         StoreUnavailableError: The root is not where it was, or does not answer.
-        UnsupportedFormatError: Labels that can't be kept; all are listed.
+        UnsupportedFormatError: Invalid labels; all are listed.
     """
     place = plane.place(root, run)
     with audited(plane, caller, "run.create", root=root, run=run, labels=dict(labels)) as entry:

@@ -1,4 +1,4 @@
-"""Who writes a run, and taking it from them."""
+"""Writer of a run, and its takeover."""
 
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
@@ -10,11 +10,11 @@ from cairn.storage.store import from_rfc3339, utc_now
 
 
 def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:
-    """Who writes a run, asked of the store now.
+    """Return the writer of a run, from its lease in the store.
 
     Raises:
         UnknownRootError, RunNotFoundError: There is no such run.
-        CorruptionError, UnsupportedFormatError: The lease can't be read.
+        CorruptionError, UnsupportedFormatError: The lease is unreadable.
         StoreUnavailableError: The store does not answer.
     """
     lease = read_lease(plane.run(root, run).objects)
@@ -31,14 +31,14 @@ def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:
 def take_run_over(
     plane: ControlPlane, caller: Caller, root: str, run: str, wanted: TakeOverRequest
 ) -> RunTakenOver:
-    """End the attempt of the writer that holds a run, so that another may begin at once.
+    """End the attempt of a run's writer, so that another may begin at once.
 
     Raises:
         UnknownRootError, RunNotFoundError: There is no such run.
-        PreconditionFailedError: It is not held as it was seen.
-        LeaseHeldError: Another attempt took it just now.
-        CorruptionError, UnsupportedFormatError, UnsoundStoreError, StoreUnavailableError: The
-            store does not let it be done.
+        PreconditionFailedError: The lease has changed since the caller saw it.
+        LeaseHeldError: Another attempt took the lease just now.
+        CorruptionError, UnsupportedFormatError, UnsoundStoreError, StoreUnavailableError: The store
+            does not allow it.
     """
     found = plane.run(root, run)
     with audited(

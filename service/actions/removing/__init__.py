@@ -1,1 +1,1 @@
-"""Taking away: steps, what a policy does not keep, what nobody needs."""
+"""Deletion of steps, retention, and garbage collection."""

@@ -1,4 +1,4 @@
-"""Cleaning up a run: what a retention policy does not keep, and garbage."""
+"""Clean-up of a run: retention policies and garbage collection."""
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
@@ -12,12 +12,12 @@ from cairn.storage.store import utc_now
 def plan_retention(
     plane: ControlPlane, root: str, run: str, policy: RetentionPolicy
 ) -> RetentionPlan:
-    """What a policy keeps and deletes of a run now.
+    """Return the steps that a policy would keep and delete now.
 
     Raises:
         RunNotFoundError: There is no such run.
-        PolicyError: The policy can't act, or names a metric or a label that no step carries.
-        UnsupportedFormatError, CorruptionError: A record of the run can't be read.
+        PolicyError: The policy is invalid, or names a metric or a label that no step has.
+        UnsupportedFormatError, CorruptionError: A record of the run is unreadable.
     """
     found = plane.run(root, run)
     return plan_body(root, found, judge(found, policy, now=utc_now()))
@@ -32,12 +32,12 @@ def apply_retention(
     *,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start to delete what a policy does not keep.
+    """Start to delete the steps that a policy does not keep.
 
     Raises:
         RunNotFoundError: There is no such run.
-        PolicyError: The policy can't act, or names a metric or a label that no step carries.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        PolicyError: The policy is invalid, or names a metric or a label that no step has.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     asked = {
         "root": root,
@@ -50,7 +50,7 @@ def apply_retention(
     if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
-    check_names(found, stored_policy(wanted.policy))  # refused now rather than by the job
+    check_names(found, stored_policy(wanted.policy))  # refuse now, not in the job
     request = retention.retention_request(
         root=root, run=found, policy=wanted.policy, grace=wanted.grace_seconds, by=caller.name
     )
@@ -66,11 +66,11 @@ def collect_garbage(
     dry_run: bool,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start to find what the run needs no more, and without `dry_run` to remove it for good.
+    """Start to find a run's garbage and, without `dry_run`, to remove it for good.
 
     Raises:
         RunNotFoundError: There is no such run.
-        NotReadyError, IdempotencyKeyReusedError: As `Start`.
+        NotReadyError, IdempotencyKeyReusedError: See `Start`.
     """
     start = Start(plane, caller, root, gc.KIND, "run.gc", idempotency_key)
     if known := start.repeated({"root": root, "run": run, "dry_run": dry_run}):

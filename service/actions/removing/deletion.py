@@ -1,4 +1,4 @@
-"""Deleting a step, and taking that back."""
+"""Deletion of a step, and its undoing."""
 
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
@@ -22,24 +22,24 @@ def delete_checkpoint(
     reason: str,
     grace: float,
 ) -> Checkpoint:
-    """Delete a step; `undelete_checkpoint` takes it back until the grace time is over.
+    """Delete a step; `undelete_checkpoint` restores it until the grace time is over.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
-        step: A step that is listed, or was set aside.
-        attempt: The attempt that saved it; None: the one that is listed.
-        reason: Why.
-        grace: Seconds during which it can be had back.
+        step: A listed or superseded step.
+        attempt: Attempt that saved the step; None: the listed one.
+        reason: Reason of the deletion.
+        grace: Seconds during which the step can be undeleted.
 
     Raises:
         RunNotFoundError: There is no such run.
         StepNotFoundError: There is no such step, or it was deleted already.
-        StepInFlightError: It is being written.
-        StepInUseError: An alias names it, the run's writer would resume from it, or somebody is
-            about to promote it or to roll back to it.
+        StepInFlightError: The step is being written.
+        StepInUseError: An alias names it, the run's writer would resume from it, or a promotion or
+            a rollback is about to use it.
     """
     found = plane.run(root, run)
     detail = {"step": step, "attempt": attempt, "reason": reason}
@@ -53,20 +53,20 @@ def delete_checkpoint(
 def undelete_checkpoint(
     plane: ControlPlane, caller: Caller, root: str, run: str, step: int, attempt: int | None
 ) -> Checkpoint:
-    """Take a deletion back, or leave a step listed whose tombstone the store has lost.
+    """Undelete a step, or keep a step listed whose tombstone the store has lost.
 
     Args:
-        plane: Where.
-        caller: Who asks.
+        plane: The control plane.
+        caller: Caller of the request.
         root: Name of the run's root.
         run: Name of the run.
         step: A deleted step.
-        attempt: Of several attempts at it that were deleted, this one.
+        attempt: Attempt to undelete, if several were deleted.
 
     Raises:
         RunNotFoundError: There is no such run.
-        StepNotFoundError: It is not deleted, or its bytes are going already.
-        InvalidRequestError: Several attempts at it were deleted, and none was named.
+        StepNotFoundError: The step is not deleted, or its files are being removed already.
+        InvalidRequestError: Several attempts were deleted, and the request names none.
     """
     found = plane.run(root, run)
     detail = {"step": step, "attempt": attempt}

@@ -1,1 +1,1 @@
-"""What happened, for who wants to be told or to act on it."""
+"""Events, for webhooks and automations."""

@@ -1,4 +1,4 @@
-"""How far automations have followed the moves of aliases: one row for each, changed in order."""
+"""Positions of automations in the events of moved aliases; compare-and-swap moves them."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,11 +10,11 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AutomationRow, EventRow
 from cairn.storage.store import utc_now
 
-_LONGEST: Final = 2000  # characters of a problem
+_LONGEST: Final = 2000  # characters of a stored problem
 
 
 def positions(catalog: Catalog, names: Iterable[str]) -> dict[str, int]:
-    """Ids of the events up to which these were followed; new ones begin with what happens next."""
+    """Return the event id that each automation has reached; new ones start at the newest."""
     wanted = list(names)
     with catalog.query() as connection:
         found = _positions(connection, wanted)
@@ -33,15 +33,16 @@ def advance(
     operation: str | None = None,
     problem: str | None = None,
 ) -> bool:
-    """Note that an automation has followed up to an event; whether nobody else did meanwhile.
+    """Move an automation's position by compare-and-swap; return whether this call did it.
 
     Args:
-        catalog: Where.
-        name: Of the automation.
-        before: Where it was.
-        after: Where it is now.
-        operation: What it has started; None: nothing, and what it started before stays noted.
-        problem: Why it could not.
+        catalog: Catalog with the positions.
+        name: Name of the automation.
+        before: Expected position.
+        after: New position.
+        operation: Operation that the automation started; None: it started nothing, and the last one
+            stays recorded.
+        problem: Reason why it could not start one.
     """
     told = {} if operation is None and problem is None else _told(operation, problem)
     moved = (
@@ -54,7 +55,7 @@ def advance(
 
 
 def states(catalog: Catalog) -> dict[str, AutomationRow]:
-    """What is noted of each, by name."""
+    """Return the stored row of each automation, by name."""
     with catalog.read() as session:
         return {row.name: row for row in session.scalars(select(AutomationRow))}
 

@@ -1,4 +1,4 @@
-"""What a change of the catalog's rows tells: which events, in which order. Pure."""
+"""Events of changes in the catalog's rows, in order. Pure."""
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -10,16 +10,16 @@ from cairn.storage.runs import Alias
 from cairn.storage.store import from_rfc3339, rfc3339
 
 _NAMED: Final = 5
-"""Damaged leaves, and problems, that an event names."""
+"""Largest number of damaged leaves, and of problems, that an event names."""
 
 
 class Subject(NamedTuple):
-    """The run that events are about; one that was made anew under a name is another.
+    """Run that events are about. A run that was made anew under a name is a different subject.
 
     Attributes:
         root: Name of its root.
-        run: Its name.
-        created: When it was made.
+        run: Name of the run.
+        created: Time when the run was made.
     """
 
     root: str
@@ -33,19 +33,19 @@ class Subject(NamedTuple):
         detail: dict[str, Any],
         when: datetime | None = None,
     ) -> Happening:
-        """Something that happened to it."""
+        """Return an event of this run."""
         return Happening(kind, self.root, self.run, (rfc3339(self.created), *key), detail, when)
 
 
 class Seen(NamedTuple):
-    """Where an alias was when the catalog last looked."""
+    """Position of an alias at the last refresh."""
 
     sequence: int
     step: int
 
 
 class Step(NamedTuple):
-    """A step whose state has become another one."""
+    """Step whose state has changed."""
 
     step: int
     attempt: int
@@ -56,13 +56,13 @@ class Step(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """A step that has become damaged, or is so no more.
+    """Step that has become damaged, or is no longer damaged.
 
     Attributes:
-        step, attempt: The step.
-        before: What was wrong with it, as its row had it; None: nothing.
-        damaged: What is wrong with it now; None: nothing.
-        verified: When it was found sound.
+        step, attempt: Key of the step.
+        before: Damage in its row before; None: none.
+        damaged: Damage now; None: none.
+        verified: Time when the step was found intact.
     """
 
     step: int
@@ -75,13 +75,15 @@ class Verification(NamedTuple):
 def alias_moved(
     run: Subject, alias: Alias, before: Seen | None, *, look: int = 0
 ) -> Iterator[Happening]:
-    """What has happened to an alias since it was seen, as far as its record remembers.
+    """Yield the moves of an alias since it was last seen, as far as its record's history goes back.
 
     Args:
-        run: The alias's.
-        alias: As it is stored now, maybe as a tombstone.
-        before: Where it was; None: it was not there, and what it was before is not told.
-        look: A number that no other look has: what it finds put back is told again.
+        run: Run of the alias.
+        alias: Stored record now, perhaps a tombstone.
+        before: Last seen position; None: the alias did not exist, and only moves since its last
+            deletion are yielded.
+        look: Number that is unique to this refresh, so that an alias that was put back is reported
+            again.
     """
     moves = alias.history or (alias,)
     again: tuple[int, ...] = ()
@@ -89,7 +91,7 @@ def alias_moved(
         since = max((one.sequence for one in moves[:-1] if one.deleted), default=0)
     elif alias.sequence > before.sequence:
         since = before.sequence
-    else:  # written over, or put back
+    else:  # the record was overwritten, or restored from a backup
         since, again = alias.sequence - 1, (look,)
     last = before
     for one in moves:
@@ -120,12 +122,12 @@ def alias_moved(
 
 
 def alias_gone(run: Subject, alias: str, before: Seen) -> Happening:
-    """An alias is not there any more; who deleted it, its history says."""
+    """Return the event of a deleted alias; only the alias's history has who deleted it."""
     return _deleted(run, alias, before.sequence + 1, before, by=None, when=None)
 
 
 def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[Happening]:
-    """Of steps that are in another state than before, by step, what somebody waits for."""
+    """Yield the events of steps with a new state, by step: durable or abandoned."""
     for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
         if one.state == CheckpointState.LISTED:
             yield run.happening(
@@ -149,7 +151,7 @@ def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[Happening]:
 
 
 def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[Happening]:
-    """Of steps that have become damaged or sound, by step, what their verifications found."""
+    """Yield the events of steps that have become damaged or intact again, by step."""
     for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
         place = {"step": one.step, "attempt": one.attempt}
         key = one.step, one.attempt
@@ -161,7 +163,7 @@ def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[Happe
             detail = {**place, "verified": at, **counts, **named}
             yield run.happening(EventKind.STEP_DAMAGED, (*key, at), detail, when)
         elif one.before is not None and one.verified is not None:
-            # Without the latter what was noted is lost: that lifts nothing.
+            # Without `verified` the record of the damage was lost, which does not prove recovery.
             at = rfc3339(one.verified)
             detail = {**place, "verified": at, "damaged": one.before["at"]}
             yield run.happening(EventKind.STEP_RECOVERED, (*key, at), detail, one.verified)

@@ -1,8 +1,8 @@
-"""Records that this catalog has seen, and of which the store has an older one now, or none.
+"""Lost records: this catalog has seen them, and the store has an older version now, or none.
 
-A backup that was put back does that, a copy of a folder, a store that loses what it had taken. An
-alias is where it was once more; a step whose tombstone is gone is listed again. The store alone
-can't tell, for nothing else names these records; whoever saw the newer one can. Pure.
+A restored backup, a copied folder, or a store that loses accepted writes can cause this. Then an
+alias is back at an earlier step, or a deleted step is listed again. The store alone cannot detect
+it, since nothing else refers to these records; whoever saw the newer record can. Pure.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from cairn.storage.store import from_rfc3339, rfc3339
 
 
 def seen_alias(row: AliasRow) -> LostRecord:
-    """The record of an alias as the catalog has seen it."""
+    """Return the record of an alias as the catalog has seen it."""
     return LostRecord(
         record=alias_file(row.alias),
         alias=row.alias,
@@ -30,7 +30,7 @@ def seen_alias(row: AliasRow) -> LostRecord:
 
 
 def seen_deletion(key: tuple[int, int], deletion: Mapping[str, Any]) -> LostRecord:
-    """The tombstone of a (step, attempt) as the catalog has seen it."""
+    """Return the tombstone of a (step, attempt) as the catalog has seen it."""
     step, attempt = key
     said = {name: deletion[name] for name in ("by", "reason", "at", "expires")}
     found = {"record": trash_file(step, attempt), "step": step, "attempt": attempt, **said}
@@ -38,11 +38,11 @@ def seen_deletion(key: tuple[int, int], deletion: Mapping[str, Any]) -> LostReco
 
 
 def lost_alias(seen: LostRecord, now: Alias | None) -> LostRecord | None:
-    """What is lost of an alias; None: nothing, as the store has what was seen, or what came later.
+    """Return the lost record of an alias; None: the store has the seen record or a later one.
 
     Args:
-        seen: Its last record that was seen.
-        now: The record that is there; None: there is none, or it can't be read.
+        seen: Last record that was seen.
+        now: Stored record; None: there is none, or it is unreadable.
     """
     live = None if now is None or now.deleted else now
     if live is None and seen.deleted:
@@ -60,12 +60,12 @@ def _position(alias: Alias | LostRecord) -> tuple[int | str | None, ...]:
 
 
 def is_lifted(lost: LostRecord, lifted: Tombstone | None) -> bool:
-    """Whether a tombstone is gone since somebody took it back."""
+    """Return whether a missing tombstone was taken back on purpose, by an undelete."""
     return lifted is not None and from_rfc3339(lifted.at) == lost.at
 
 
 def alias_event(lost: LostRecord) -> AliasEvent:
-    """The last event of an alias, for its history."""
+    """Return a lost record as the last event of the alias, for its history."""
     return AliasEvent(
         step=lost.step,
         attempt=lost.attempt,
@@ -79,13 +79,13 @@ def alias_event(lost: LostRecord) -> AliasEvent:
 
 
 def lost_tombstone(lost: LostRecord) -> Tombstone:
-    """The tombstone of a step, as far as it is known."""
+    """Return the tombstone of a step, as far as its content is known."""
     expires = lost.at if lost.expires is None else lost.expires
     return Tombstone(at=rfc3339(lost.at), expires=rfc3339(expires), by=lost.by, reason=lost.reason)
 
 
 def problem(root: str, run: str, lost: LostRecord) -> str:
-    """What is lost, and both ways to put that right."""
+    """Describe a lost record, and the two commands that resolve it."""
     flag = "" if root == "default" else f" --root {root}"
     by = f"by {lost.by}, " if lost.by else ""
     when = f"{by}{lost.at:%Y-%m-%d %H:%M} UTC"

@@ -1,8 +1,8 @@
-"""What happened, for who wants to be told: written in the transaction that makes it so here.
+"""Outbox of events: written in the transaction of the change that they announce.
 
-Of each run the events are numbered in the order in which this catalog came to know of them. Where
-an alias pointed, its history in the store knows better: of what went around and was overtaken
-before anybody looked there is no event.
+The events of a run are numbered in the order in which this catalog noticed them. An alias's history
+in the store is more complete: a move that went around this server, and was overtaken before the
+next refresh, has no event.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from cairn.service.schemas import EventKind
 from cairn.storage.store import utc_now
 
 _UID_BYTES: Final = 16
-_AT_ONCE: Final = 500  # named in one statement
+_AT_ONCE: Final = 500  # identities in one statement
 _LAST: Final = select(func.coalesce(func.max(EventRow.sequence), 0)).where(
     EventRow.root == bindparam("of_root"), EventRow.run == bindparam("of_run")
 )
@@ -35,15 +35,16 @@ _ADD: Final = insert(EventRow)
 
 @dataclass(frozen=True)
 class Happening:
-    """Something that happened.
+    """Event before it is written.
 
     Attributes:
-        kind: What.
+        kind: Kind of event.
         root: Name of the root.
-        run: Name of the run; "": it is of the root itself.
-        key: What tells it from others of its kind and run: the same one is told once.
-        detail: What there is to say of it, as JSON.
-        when: When it happened, as far as that is known.
+        run: Name of the run; "": the event is about the root itself.
+        key: Deduplication key within its kind and run: an event with a known key is not written
+            again.
+        detail: Content of the event, as JSON.
+        when: Time when it happened, if known.
     """
 
     kind: EventKind
@@ -55,7 +56,7 @@ class Happening:
 
 
 class EventColumns(NamedTuple):
-    """An event as the catalog has it."""
+    """Columns of a stored event."""
 
     id: int
     uid: str
@@ -71,23 +72,23 @@ event_columns: Final = tuple(getattr(EventRow, name) for name in EventColumns._f
 
 
 def tell(connection: Connection, happening: Happening) -> None:
-    """Write an event, unless it is there.
+    """Write an event, unless it was written before.
 
     Args:
-        connection: For writing, with its run's lock (`Catalog.write`).
-        happening: What happened.
+        connection: Writing connection that has the run's lock (`Catalog.write`).
+        happening: Event to write.
     """
     tell_all(connection, happening.root, happening.run, [happening])
 
 
 def tell_all(connection: Connection, root: str, run: str, happenings: Iterable[Happening]) -> None:
-    """Write events of one run, in this order; those that are there are left out.
+    """Write events of one run in this order, except those that were written before.
 
     Args:
-        connection: For writing, with the run's lock (`Catalog.write`).
-        root: Name of the root of all.
-        run: Name of the run of all.
-        happenings: What happened.
+        connection: Writing connection that has the run's lock (`Catalog.write`).
+        root: Name of the root of all events.
+        run: Name of the run of all events.
+        happenings: Events to write.
     """
     told = {(one.kind.value, _identity(one.key)): one for one in happenings}
     place = {"of_root": root, "of_run": run}
@@ -98,8 +99,9 @@ def tell_all(connection: Connection, root: str, run: str, happenings: Iterable[H
             told.pop((kind, identity), None)
     if not told:
         return
-    # Ids are given in the order of commits: whoever reads on from one misses none (PostgreSQL gives
-    # them at the insert). Nothing else is locked after this.
+    # With this lock, ids grow in the order of commits, so a reader that goes on from an id misses
+    # none. PostgreSQL alone gives ids at the insert. No other lock is taken after this one: no
+    # deadlock.
     lock(connection, "cairn events")
     last, now = connection.scalar(_LAST, place) or 0, utc_now()
     values = [

@@ -1,4 +1,4 @@
-"""Removes old events, and what became of them, once nobody has to be told of them any more."""
+"""Pruning of old events and their deliveries, once nobody needs them."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -22,23 +22,23 @@ AT_ONCE: Final = 500
 """Events that are removed in one transaction."""
 
 OVERLAP: Final = timedelta(minutes=30)
-"""Ends of jobs are looked for again from before the last one that was told."""
+"""Time before the last published end of a job from which ends are searched again."""
 
 _EVENTS: Final = EventRow.__tablename__
 _JOBS: Final = (EventKind.JOB_ENDED.value, EventKind.VERIFY_FAILED.value)
 
 
 def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str]) -> int:
-    """Remove some events that became known before a moment; how many.
+    """Remove a batch of events that are older than a moment, and return their number.
 
-    The last one of each run stays, since its number is counted on from, and so do those by which
-    ends of jobs are known to be told. Nothing is removed that a webhook has not taken up or has yet
-    to be told, or an alias's move that an automation has not followed, or what came after it.
+    The last event of each run stays, since the next number follows it, and so do the events that
+    prove which ends of jobs were published. An event also stays while a webhook has not taken it up
+    or delivered it, or while an automation has to follow it or an earlier move of an alias.
 
     Args:
-        catalog: Where.
+        catalog: Catalog with the events.
         before: The moment.
-        automations: Names of those that there are.
+        automations: Names of the configured automations.
     """
     with catalog.connect() as connection:
         last = min([_last_old(connection, before), *_wanted(connection, automations)])
@@ -61,13 +61,13 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
 
 
 def pruned_events(connection: Connection) -> int:
-    """Id of the last event that was removed; 0: none was. Of those before it few are left."""
+    """Return the id of the last removed event; 0: none was. Few events before it are left."""
     asked = select(PrunedRow.position).where(PrunedRow.name == _EVENTS)
     return connection.scalar(asked) or 0
 
 
 def _last_old(connection: Connection, before: datetime) -> int:
-    """Id of the last event before all that are kept for their time."""
+    """Return the id of the last event that is older than a moment, as are all events before it."""
     recent = select(EventRow.id).where(EventRow.at >= before).order_by(EventRow.id).limit(1)
     first = connection.scalar(recent)
     if first is not None:
@@ -76,7 +76,7 @@ def _last_old(connection: Connection, before: datetime) -> int:
 
 
 def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
-    """Ids up to which each of those that are told, or that follow, needs no event any more."""
+    """Return the last ids that webhooks, pending deliveries and automations no longer need."""
     pending = DeliveryRow.state == DeliveryState.PENDING.value
     found = [
         connection.scalar(select(func.min(WebhookRow.position))),
@@ -86,14 +86,14 @@ def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
         position = select(AutomationRow.position).where(AutomationRow.name == name)
         followed = connection.scalar(position)
         if followed is None:
-            continue  # it begins with what happens next
+            continue  # a new automation starts at the newest event
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
         found.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
     return [one for one in found if one is not None]
 
 
 def _told_ends(connection: Connection) -> ColumnElement[bool] | None:
-    """Which events tell of ends of jobs that will be looked for again; None: there are no ends."""
+    """Return a condition for events of ends that are searched again; None: no job ended."""
     ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
     last = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))
     if last is None:

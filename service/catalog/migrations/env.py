@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `cairn.service.catalog.migrate` hands over."""
+"""Alembic environment for the connection that `cairn.service.catalog.migrate` passes."""
 
 from alembic import context
 

@@ -1,8 +1,8 @@
-"""Durable jobs on DBOS: the only room that imports it, so that it can be followed here alone.
+"""Durable jobs on DBOS. Only this room imports DBOS, so its use can be understood from here alone.
 
-`Jobs` starts, watches and steers; a `Worker` executes, in the same process or in another. A job's
-operation id is DBOS's workflow id; its progress is a workflow event; its steps are DBOS steps, so
-that what was done before a crash is not done again.
+`Jobs` starts, watches and steers jobs; a `Worker` executes them, in the same process or in another.
+A job's operation id is DBOS's workflow id, its progress is a workflow event, and its steps are DBOS
+steps, so finished steps are not repeated after a crash.
 """
 
 import lazy_loader

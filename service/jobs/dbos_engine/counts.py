@@ -1,6 +1,6 @@
-"""How many jobs there are, and whether any waits: questions that DBOS has no cheap answer to.
+"""Counts of jobs, and a check for waiting ones; DBOS has no cheap way to get either.
 
-The table `workflow_status` is one of the system tables that DBOS documents.
+They read the table `workflow_status`, one of the system tables that DBOS documents.
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from cairn.service.jobs.records import kind_of, state_of
 from cairn.service.schemas import OperationState
 
 CONNECT_SECONDS = 2
-"""For metrics, which somebody waits for."""
+"""Time limit for connecting; short, because somebody waits for these metrics."""
 
 
 class JobCounts:
-    """The numbers of jobs in a database.
+    """Counter of the jobs in a database.
 
     Args:
-        url: Of DBOS's database, whose tables have been made.
+        url: URL of DBOS's database; its tables exist.
     """
 
     def __init__(self, url: str) -> None:
@@ -27,8 +27,8 @@ class JobCounts:
         options: dict[str, object] = (
             {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
         )
-        # One statement a question, a few times a second: no transaction around it, and no question
-        # before it. A connection that was cut fails once.
+        # Each call is one statement, a few times a second, so it has no transaction and no ping
+        # before it. The price: the first call after a cut connection fails.
         self._engine = create_engine(
             url,
             connect_args=options,
@@ -40,7 +40,7 @@ class JobCounts:
         self._table = table(
             "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"
         )
-        # Made once, as it is asked all the time.
+        # Built once, since it runs all the time.
         self._waits = (
             select(1)
             .where(
@@ -51,10 +51,10 @@ class JobCounts:
         )
 
     def read(self, names: list[str]) -> dict[tuple[str, OperationState], int]:
-        """By kind and state; those that have none are not named.
+        """Count the jobs by kind and state; counts of 0 are left out.
 
         Args:
-            names: Of the workflows that are jobs of ours.
+            names: Names of the workflows that are jobs.
         """
         name, status = self._table.c.name, self._table.c.status
         query = select(name, status, func.count()).where(name.in_(names)).group_by(name, status)
@@ -65,15 +65,15 @@ class JobCounts:
         return dict(counts)
 
     def names(self) -> list[str]:
-        """The names of all workflows that there are, of whatever release."""
+        """Return the names of all stored workflows, of any release."""
         with self._engine.connect() as connection:
             return [*connection.execute(select(self._table.c.name).distinct()).scalars()]
 
     def any_waits(self, names: list[str]) -> bool:
-        """Whether a job could be started.
+        """Return whether a job waits for a worker.
 
         Args:
-            names: Of the workflows that are jobs of ours.
+            names: Names of the workflows that are jobs.
         """
         with self._engine.connect() as connection:
             return connection.execute(self._waits, {"names": names}).first() is not None

@@ -1,4 +1,4 @@
-"""The database of jobs: DBOS's own, in SQLite or PostgreSQL."""
+"""Database of jobs: DBOS's own tables, in SQLite or PostgreSQL."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ from cairn.service.private_files import make_private
 from cairn.service.schemas import OperationKind
 
 APPLICATION: Final = "cairn"
-# Part of what makes a stored job resumable: raise it only when old jobs must not go on with new
-# code, and let them finish first.
+# DBOS resumes a stored job only under the same version. Raise it only when old jobs must not go on
+# with new code, and let them finish first.
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
 CONNECT_SECONDS: Final = 10
 QUEUE_POLL_SECONDS: Final = 10.0
-"""How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
+"""Interval at which DBOS itself polls each queue; `waking` notices new jobs much sooner."""
 
 LIMITS: Final[Mapping[str, int]] = {
     OperationKind.ADOPT: 1,
@@ -44,12 +44,12 @@ LIMITS: Final[Mapping[str, int]] = {
     OperationKind.GC: 1,
     PART: 2,
 }
-"""Jobs of each kind that one worker runs at a time: most are bound by the store, and a conversion
-may take 512 MiB."""
+"""Jobs of each kind that one worker runs at a time. Most are bound by the store, and a conversion
+may need 512 MiB."""
 
 
 class WalConnection(sqlite3.Connection):
-    """A connection in WAL mode; hand it to SQLAlchemy as `connect_args={"factory": ...}`."""
+    """SQLite connection in WAL mode, for SQLAlchemy's `connect_args={"factory": ...}`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,15 +60,16 @@ class WalConnection(sqlite3.Connection):
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether a database is a file."""
+    """Return whether a database is a SQLite file."""
     return make_url(url).get_backend_name() == "sqlite"
 
 
 def engine_options(url: str) -> dict[str, Any]:
-    """How a worker's engine connects: DBOS waits with a job until its database is there again.
+    """Return options for a worker's engine with which DBOS outlasts an outage of its database.
 
-    Of PostgreSQL it tells that from a failure's code, or from some of the driver's texts: not from
-    that of a socket that is gone, or of a name that resolves no more.
+    DBOS retries PostgreSQL errors that it knows by their code, or by some of the driver's texts. It
+    does not know those of a missing socket or an unresolvable name, so any failure to connect is
+    raised as a `ConnectionFailure`.
     """
     if is_sqlite(url):
         return {"connect_args": {"factory": WalConnection}, "hide_parameters": True}
@@ -88,17 +89,17 @@ def engine_options(url: str) -> dict[str, Any]:
 
 
 def queue_of(kind: str) -> str:
-    """The queue of a kind of jobs."""
+    """Return the name of the queue for a kind of jobs."""
     return f"cairn-{kind}"
 
 
 def upgrade_jobs(url: str) -> tuple[int, int]:
-    """Bring the tables to this version of DBOS; its numbers for them before and after, 0 for none.
+    """Migrate the tables to this version of DBOS; return its version before, or 0, and after.
 
-    Servers and workers of other versions go on meanwhile: DBOS's own changes let them.
+    Servers and workers of other versions go on meanwhile, since DBOS's migrations are compatible.
 
     Raises:
-        SettingsError: The database can't be opened.
+        SettingsError: The database cannot be opened.
     """
     prepared = _prepared(url)
     try:
@@ -110,7 +111,7 @@ def upgrade_jobs(url: str) -> tuple[int, int]:
 
 
 def _prepared(url: str) -> str:
-    """The address of a file of ours alone, or of a server that counts as away if it is silent."""
+    """Make a SQLite file private, or add a connect timeout to a server's URL; return the URL."""
     parsed = make_url(url)
     if is_sqlite(url):
         make_private(parsed.database)
@@ -143,10 +144,10 @@ def _unusable(url: str, exc: DBAPIError) -> SettingsError:
 
 
 def open_database(url: str) -> DBOSClient:
-    """Bring the tables to this version, make the queues, and connect.
+    """Migrate the tables, register the queues, and connect.
 
     Raises:
-        SettingsError: The database can't be opened.
+        SettingsError: The database cannot be opened.
     """
     try:
         DBOS.migrate(_prepared(url))

@@ -1,6 +1,6 @@
-"""What DBOS raises becomes an error of ours at the edge of its room.
+"""Translation of DBOS's errors to Cairn's at the edge of this room.
 
-Errors of its database pass: the one table of problems knows them.
+Errors of DBOS's database pass unchanged: the table in `http.problems` handles them.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from cairn.service.jobs.errors import JobEngineError, OperationNotFoundError, Op
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The nearest class in an error's family tree decides.
+# The first class of an error's MRO that is in the table decides.
 ERRORS: Final[Mapping[type[BaseException], type[ProblemError]]] = {
     dbos_errors.DBOSException: JobEngineError,
     dbos_errors.DBOSBaseException: JobEngineError,
@@ -31,7 +31,7 @@ ERRORS: Final[Mapping[type[BaseException], type[ProblemError]]] = {
 
 
 def translated(call: Callable[P, R]) -> Callable[P, R]:
-    """The same call, whose errors are ours."""
+    """Wrap a function so that DBOS's errors are raised as Cairn's."""
 
     @wraps(call)
     def calling(*arguments: P.args, **options: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""What starts, watches and steers jobs; it runs none."""
+"""Start, observation and control of jobs, without running any."""
 
 import builtins
 import hashlib
@@ -48,22 +48,22 @@ from cairn.storage.store import StoreURI
 
 SMALLEST_CHUNK: Final = 50
 NAMES_SECONDS: Final = 30.0
-"""How often it is looked for jobs of kinds that are not known here: that reads all of them."""
+"""Interval between two searches for jobs of unknown kinds; each reads the whole table."""
 _NOT_STARTED: Final = frozenset({"DELAYED", "ENQUEUED"})
 
 
 class Jobs:
-    """Starts, watches and steers jobs, by their database alone.
+    """Control of jobs through their database alone.
 
     Args:
-        client: Of the database.
+        client: Client of the database.
         roots: Store roots by name.
-        kinds: What can be started.
-        counts: What counts the jobs in it; None: nobody asks.
+        kinds: Kinds of jobs that can be started, by name.
+        counts: Counter of the stored jobs; None: there are no metrics.
 
     Attributes:
-        worker: What executes jobs in this process, if anything does.
-        stopping: The process is going down: nobody should be kept watching.
+        worker: Worker of this process, if it has one.
+        stopping: The process is stopping, and watchers should go.
     """
 
     def __init__(
@@ -96,15 +96,16 @@ class Jobs:
     def start(
         self, kind: str, request: Request, *, idempotency_key: str | None = None
     ) -> Operation:
-        """Start a job, or find the one that is meant.
+        """Start a job, or return the existing operation for an equal request.
 
-        Without a key, and while an operation has not ended, the same kind and request are the same
-        operation.
+        Without a key, an equal kind and request return the operation that is under way, if there is
+        one.
 
         Args:
             kind: Key of `kinds`.
-            request: JSON object handed to the job.
-            idempotency_key: The same key is the same operation, for good; no other key is.
+            request: JSON object for the job.
+            idempotency_key: An equal key returns the same operation, for good. A new key starts a
+                new operation.
 
         Raises:
             IdempotencyKeyReusedError: The key was used for another request.
@@ -125,7 +126,8 @@ class Jobs:
         try:
             handle: WorkflowHandle[Any] = self._client.enqueue(shared, dict(request))
         except dbos_errors.DBOSQueueDeduplicatedError:
-            # An equal one is under way under another id, which would not answer to the key later.
+            # An equal request runs under another id, which would not answer to this key later. So
+            # start a second operation, without deduplication.
             handle = self._client.enqueue(options, dict(request))
         except dbos_errors.DBOSConflictingWorkflowError as exc:
             raise self._reused(idempotency_key) from exc
@@ -138,10 +140,10 @@ class Jobs:
 
     @translated
     def get(self, operation_id: str) -> Operation:
-        """The operation as it stands now.
+        """Return the current state of an operation.
 
         Raises:
-            OperationNotFoundError: There is none of that id.
+            OperationNotFoundError: There is no such operation.
         """
         found = self._client.list_workflows(workflow_ids=[operation_id])
         if not found or not is_operation(found[0].name):
@@ -150,12 +152,12 @@ class Jobs:
 
     @translated
     def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
-        """Operations as they stand now, by id; one that is there no more is left out.
+        """Return the current states of operations, by id; deleted ones are left out.
 
-        Of those that have not ended nothing is read that cannot have changed.
+        For operations that have not ended, only what can change is read.
 
         Args:
-            known: By id, as they were found before.
+            known: Last known states, by id.
         """
         rows = self._client.list_workflows(
             workflow_ids=[*known], load_input=False, load_output=False
@@ -185,12 +187,12 @@ class Jobs:
         after: tuple[datetime, str] | None = None,
         state: OperationState | None = None,
     ) -> builtins.list[Operation]:
-        """Operations, newest first.
+        """Return operations, newest first.
 
         Args:
-            limit: At most this many.
-            after: Only those that come after the one with this `created` and id.
-            state: Only those in this state.
+            limit: Largest number of operations.
+            after: Return only operations after the one with this `created` and id.
+            state: Return only operations in this state; None: in any.
         """
         found: dict[tuple[datetime, str], WorkflowStatus] = {}
         size, offset, names = max(limit, SMALLEST_CHUNK), 0, self._all_names()
@@ -207,8 +209,9 @@ class Jobs:
                 key = (moment(status.created_at), status.workflow_id)
                 if after is None or key < after:
                     found[key] = status
-            # SQLite keeps seconds only: several operations may share one moment, and come in any
-            # order within it; ids settle it. A page is full once all of its last moment are there.
+            # SQLite stores seconds only, so several operations may share a moment, in any order;
+            # sorting by id too makes the order total. A page is complete once all operations of its
+            # last moment are read.
             newest = sorted(found, reverse=True)[:limit]
             if len(chunk) < size or (
                 len(newest) == limit and moment(chunk[-1].created_at) < newest[-1][0]
@@ -218,17 +221,18 @@ class Jobs:
 
     @translated
     def cancel(self, operation_id: str) -> Operation:
-        """Cancel; a running job stops at its next block and removes what it wrote.
+        """Cancel an operation; a running job stops at its next block and removes what it wrote.
 
-        Cancelling a cancelled operation changes nothing.
+        A cancelled operation stays as it is.
 
         Raises:
-            OperationNotFoundError: There is none of that id.
+            OperationNotFoundError: There is no such operation.
             OperationStateError: It has ended otherwise.
             UnknownKindError: A newer server started it.
         """
         operation = self._known(operation_id)
         if not operation.state.final:
+            # The job before its parts: a cancelled part would make a running job fail.
             self._client.cancel_workflow(operation_id)
             self._cancel_parts(operation_id)
             operation = self.get(operation_id)
@@ -237,20 +241,20 @@ class Jobs:
                 f"operation {operation_id}: expected one that has not ended, found it "
                 f"{operation.state.value}"
             )
-        # Else it never started, was left by a dead worker, or runs elsewhere.
+        # Otherwise the job never started, was left by a dead worker, or runs elsewhere.
         if self.worker is None or not self.worker.interrupt(operation_id):
             abandon(self.kinds[operation.kind], self.roots, operation.request, operation_id)
         return operation
 
     @translated
     def resume(self, operation_id: str) -> Operation:
-        """Run a failed or cancelled operation again, from its start, under the same id.
+        """Run a failed or cancelled operation again from its start, under the same id.
 
-        A verification that has found damage has done its work: what it found stands, and another
-        one tells whether that is repaired.
+        A verification that found damage is not resumed: its result stands. A new verification shows
+        if the damage is repaired.
 
         Raises:
-            OperationNotFoundError: There is none of that id.
+            OperationNotFoundError: There is no such operation.
             OperationStateError: It is under way, has succeeded, or has found damage.
             UnknownKindError: A newer server started it.
         """
@@ -277,12 +281,13 @@ class Jobs:
 
     @translated
     def ended(self, since: datetime) -> set[tuple[datetime, str, OperationState]]:
-        """When operations ended that did so since then, which, and how; not of resumed ones.
+        """Return time, id and state of operations that ended since a moment.
 
-        In SQLite to the second: one that is resumed may end otherwise in the same.
+        A resumed operation is not among them. SQLite stores seconds only: an operation that is
+        resumed may end in another state within the same second.
 
         Args:
-            since: Not long ago, as all are told.
+            since: The moment; a recent one, since all ends after it are read.
         """
         final = [state for state in OperationState if state.final]
         found = self._client.list_workflows(
@@ -303,12 +308,12 @@ class Jobs:
 
     @translated
     def counts(self) -> dict[tuple[str, OperationState], int]:
-        """How many operations there are, by kind and state."""
+        """Count the operations, by kind and state."""
         return {} if self._counts is None else self._counts.read(self._names())
 
     @translated
     def running(self) -> dict[str, builtins.list[str]]:
-        """Ids of the operations that workers have taken, by the worker's name."""
+        """Return the ids of the operations that workers run, by the worker's name."""
         taken: dict[str, builtins.list[str]] = {}
         for status in self._client.list_workflows(
             name=self._taken(), status=["PENDING"], load_input=False, load_output=False
@@ -320,10 +325,10 @@ class Jobs:
 
     @translated
     def put_back(self, worker: str) -> builtins.list[str]:
-        """Have live workers take what a dead one had taken; ids of the operations.
+        """Put the operations of a dead worker back into their queues, and return their ids.
 
-        What was done of an operation is not done again. If the worker lives after all, it notices
-        at the next step of each, and leaves it alone.
+        Finished steps are not repeated. If the worker is alive after all, it notices at the next
+        step of each operation, and stops.
         """
         found = self._client.list_workflows(
             name=self._taken(),
@@ -351,7 +356,7 @@ class Jobs:
         return operation
 
     def _all_names(self) -> builtins.list[str]:
-        """Of jobs of every kind that there are, also of those that a newer server knows."""
+        """Return the workflow names of all stored kinds, those of newer servers included."""
         now = time.monotonic()
         if self._counts is not None and now >= self._look_for_names_at:
             self._other_names = [
@@ -366,7 +371,7 @@ class Jobs:
         return [workflow_name(kind) for kind in self.kinds]
 
     def _taken(self) -> builtins.list[str]:
-        """The names of all that workers take: jobs, and parts of jobs."""
+        """Return the names of all workflows that workers take: jobs, and parts of jobs."""
         return [*self._names(), workflow_name(PART)]
 
     def _cancel_parts(self, operation_id: str) -> None:
@@ -399,14 +404,14 @@ class Jobs:
 
 
 def open_jobs(settings: Settings, roots: Mapping[str, StoreURI] | None = None) -> Jobs:
-    """The jobs of a server, without a worker.
+    """Open the jobs of a server, without a worker.
 
     Args:
-        settings: Of the server.
-        roots: By name, as they are at each moment; default: those of the settings.
+        settings: Settings of the server.
+        roots: Current roots by name; default: those of the settings.
 
     Raises:
-        SettingsError: The database can't be opened.
+        SettingsError: The database cannot be opened.
     """
     client = open_database(settings.jobs_database_url)
     counts = JobCounts(settings.jobs_database_url)

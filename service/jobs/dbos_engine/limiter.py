@@ -1,7 +1,7 @@
-"""A bound on what runs at the same time in this process, which DBOS's queues alone do not keep.
+"""Limiter of concurrent work in this process, which DBOS's queues do not guarantee.
 
-A queue counts what runs here in memory, and counts a workflow only once its thread has begun. A
-queue that looks again before then, as on a busy machine, takes as many once more.
+A queue counts its running workflows in memory, and counts a workflow only once its thread has
+begun. If the queue polls again before that, as on a busy machine, it takes as many once more.
 """
 
 import threading
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Final
 
 LOOK_SECONDS: Final = 0.1
-"""How often who waits for a turn looks whether it is to stop."""
+"""Interval at which a waiting thread checks if it has to stop."""
 
 
 class Limiter:
-    """Bounds by name how many run at the same time; for many threads."""
+    """Limits by name for concurrent work; for many threads."""
 
     def __init__(self) -> None:
         self._ended = threading.Condition()
@@ -23,11 +23,11 @@ class Limiter:
 
     @contextmanager
     def turn(self, limits: Mapping[str, int], check: Callable[[], None]) -> Iterator[None]:
-        """Wait until fewer than its limit run of each name, and count as one of each meanwhile.
+        """Wait until every name is below its limit, then hold a turn of each.
 
         Args:
-            limits: By name.
-            check: Called while it waits; what it raises ends the waiting.
+            limits: Limits by name.
+            check: Called while it waits; an error of it ends the wait.
         """
         with self._ended:
             while any(self._running[name] >= limit for name, limit in limits.items()):

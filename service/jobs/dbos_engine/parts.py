@@ -1,7 +1,7 @@
 """Parts of a job, each a workflow of its own that any worker may take.
 
-They are started and looked at from within one step of the job. A part's id says which it is, so
-that the step may be run again after a crash: what was started is not started again.
+One step of the job starts and watches them. Ids of parts are deterministic, so if the step runs
+again after a crash, it does not start a part twice.
 """
 
 import threading
@@ -21,22 +21,22 @@ from cairn.service.jobs.records import PART, failure_of, part_id, state_of, work
 from cairn.service.schemas import OperationState
 
 LOOK_SECONDS = 0.1
-"""How often the first looks at parts are."""
+"""Shortest interval between two checks of the parts."""
 
 SLOWEST_LOOK_SECONDS: Final = 1.0
 
 
 class Parts:
-    """The parts of one job; only for the thread that DBOS runs the job in.
+    """Runner of a job's parts; only for the thread that DBOS runs the job in.
 
     Args:
-        kind: The job's.
-        operation_id: The job's.
-        request: The job's.
-        origin: What is kept of the request that started it.
-        wake: Has what was just started taken at once.
-        stop: Has those that run in this process stop, and waits until they have.
-        interrupted: Set when the job is to stop.
+        kind: Kind of the job.
+        operation_id: Id of the operation.
+        request: Request of the job.
+        origin: Ids of the request that started the job, see `observed.origin`.
+        wake: Makes workers poll for new parts at once.
+        stop: Stops the parts that run in this process, and waits for them.
+        interrupted: Set when the job has to stop.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Parts:
         at_once: int | None,
         done: Callable[[int], None],
     ) -> tuple[list[Result | None], Result | None]:
-        """See `StepRunner.run_parts`. If one fails, the others are cancelled."""
+        """Run the parts, see `StepRunner.run_parts`. If one fails, the others are cancelled."""
         ids = [part_id(self._operation_id, token, number) for number in range(len(parts))]
         sizes = {name: int(part["nbytes"]) for name, part in zip(ids, parts, strict=True)}
         most = len(parts) if at_once is None else at_once
         pause = LOOK_SECONDS
-        # Of its own, so that nothing of this is recorded as something that the job does.
+        # DBOS records calls within a workflow as steps of the job; in another thread it does not.
         with ThreadPoolExecutor(1, "cairn-parts") as outside:
             found = outside.submit(_look, ids).result()
             while True:
@@ -109,7 +109,7 @@ class Parts:
     def _failure(
         self, found: dict[str, WorkflowStatus], outside: ThreadPoolExecutor
     ) -> Result | None:
-        """The problem of a part that failed, once the others were stopped; None if none did."""
+        """Stop the other parts if one has failed, and return its problem; None: none has."""
         ended = {name: one for name, one in found.items() if state_of(one.status).final}
         failed = [name for name, one in ended.items() if not _succeeded(one)]
         if not failed:

@@ -1,11 +1,11 @@
-"""Has the queues looked at when something waits in them, and hardly ever else.
+"""Waker of DBOS's queues, which then poll the database only if a job waits.
 
-DBOS asks the database for every queue by itself, again and again, with some statements each time.
-One cheap question for all of them takes its place: whether any job waits. If one does, the
-queues look at once. Nothing is lost if that fails: they look by themselves all the same, later.
+DBOS polls for every queue separately, with several statements each time. One cheap query replaces
+that: does any job wait? If so, all queues poll at once. If the query fails, nothing is lost: the
+queues poll by themselves later.
 
-DBOS has no way to be told. Its queues wait for an event that stands for the end, and that it keeps
-in a list of the instance: it is exchanged for one that can also be woken (ADR 26).
+DBOS has no interface for this. Its queues wait for a stop event, which DBOS keeps in a list of its
+instance; that event is replaced by one that can also be woken (ADR 26).
 """
 
 import logging
@@ -18,20 +18,20 @@ from sqlalchemy.exc import SQLAlchemyError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often it is asked whether a job waits; one of the same process is known of at once."""
+"""Interval between two queries for waiting jobs; jobs of the same process wake at once."""
 
 REST_SECONDS: Final = 10.0
-"""How long DBOS's threads for queues rest at least, unless they are woken."""
+"""Shortest rest of DBOS's queue threads, unless they are woken."""
 
 STOP_SECONDS: Final = 5.0
-"""How long the end waits for a database that does not answer."""
+"""Longest time that `close` waits for a database that does not answer."""
 
 
 class Waker:
-    """Wakes the queues of one DBOS instance.
+    """Waker of the queues of one DBOS instance.
 
     Args:
-        anything_waits: Whether a job does; asked in a thread of the waker's own.
+        anything_waits: Returns whether a job waits; called in the waker's own thread.
     """
 
     def __init__(self, anything_waits: Callable[[], bool]) -> None:
@@ -43,31 +43,32 @@ class Waker:
         self._thread = threading.Thread(target=self._look, name="cairn-waker", daemon=True)
 
     def attach(self, dbos: Any) -> None:
-        """Have the queues of an instance wait so that they can be woken. Before it is launched."""
+        """Make the queues of a DBOS instance wakeable; call it before the instance is launched."""
         dbos.background_thread_stop_events = _Events(self)
-        # Of the thread for jobs with a delay or a time limit, of which there are none.
+        # The event of DBOS's thread for jobs with a delay or a time limit; Cairn has none.
         _make_wakeable(dbos._background_jobs_stop_event, self)
 
     def start(self) -> None:
-        """Begin to look for jobs that wait."""
+        """Start to look for waiting jobs."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)
 
     def wake(self) -> None:
-        """Have every queue look now."""
+        """Make every queue poll now."""
         with self._condition:
             self._wakes += 1
             self._condition.notify_all()
 
     def wait(self, until: Callable[[], bool], seconds: float | None) -> None:
-        """Return once something is true, somebody wakes, or the time is over.
+        """Wait until a condition is true, `wake` is called, or the time is over.
 
-        Who woke since this thread last waited counts: it may have looked just before.
+        A `wake` since this thread's last wait counts too: the thread may have polled just before
+        it.
         """
         with self._condition:
             seen = getattr(self._seen, "wakes", 0)
@@ -83,18 +84,18 @@ class Waker:
                 continue
             if waits:
                 self.wake()
-                self._stop.wait(LOOK_SECONDS)  # what still waits then, waits for its turn
+                self._stop.wait(LOOK_SECONDS)  # a job that still waits then waits for a limit
 
 
 class _Events(list[threading.Event]):
-    """What DBOS appends to before it starts a thread that waits for it."""
+    """List that makes DBOS's stop events wakeable; DBOS appends one before it starts a thread."""
 
     def __init__(self, waker: Waker) -> None:
         super().__init__()
         self._waker = waker
 
     def append(self, event: threading.Event) -> None:
-        """Keep an event, which can be woken from now on."""
+        """Append an event, and make it wakeable."""
         _make_wakeable(event, self._waker)
         super().append(event)
 
@@ -105,7 +106,7 @@ def _make_wakeable(event: threading.Event, waker: Waker) -> None:
 
 
 class _Wakeable(threading.Event):
-    """An event whose waiting ends early, and without it being set, when somebody wakes."""
+    """Event whose `wait` also ends, without the event being set, when the waker wakes."""
 
     waker: Waker
 

@@ -1,4 +1,4 @@
-"""What executes jobs: DBOS's executor, one in a process."""
+"""Worker that executes jobs: DBOS's executor, one per process."""
 
 import builtins
 import logging
@@ -59,10 +59,10 @@ from cairn.storage.store import StoreURI
 
 
 class ExpectedEndings(logging.Filter):
-    """Drops records of the engine about failed, cancelled and stopped jobs."""
+    """Filter that drops DBOS's records of failed, cancelled and stopped jobs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is news."""
+        """Return whether the record is unexpected."""
         ending = record.exc_info[1] if record.exc_info else None
         return not isinstance(ending, JobFailedError | JobInterrupt)
 
@@ -72,11 +72,12 @@ logger = logging.getLogger(__name__)
 MAX_RECOVERIES: Final = 5
 STOP_TIMEOUT_SECONDS: Final = 30.0
 NOTICE_SECONDS: Final = 1.0
-"""How often DBOS tells who listens of events, in PostgreSQL: nobody does, servers ask."""
+"""Interval at which DBOS notifies listeners of events in PostgreSQL; servers poll, so none
+listens."""
 
 
 class _Steps:
-    """Steps, parts and progress, as DBOS keeps them; only for threads that DBOS runs a job in."""
+    """Steps, parts and progress in DBOS; only for threads that DBOS runs a job in."""
 
     def __init__(self, parts: Callable[[], Parts] | None = None) -> None:
         self._parts = parts
@@ -84,7 +85,7 @@ class _Steps:
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         try:
             return DBOS.run_step({"name": name}, body)
-        except PortableWorkflowError as exc:  # it had failed before a restart
+        except PortableWorkflowError as exc:  # from before a restart, replayed by DBOS
             if not isinstance(exc.data, dict):
                 raise
             raise JobFailedError(exc.data) from exc
@@ -102,23 +103,24 @@ class _Steps:
         return self._parts().run(token, parts, at_once=at_once, done=done)
 
     def report(self, progress: dict[str, Any]) -> None:
-        # Fails once the operation was cancelled or taken over elsewhere.
+        # Raises once the operation was cancelled, or another worker took it over.
         try:
             DBOS.set_event(PROGRESS_EVENT, progress)
-        except DBAPIError as exc:  # the next report may get through; no job ends for want of one
+        except DBAPIError as exc:  # progress must not fail a job
             logger.warning("operation %s: progress is not told: %s", DBOS.workflow_id, exc.orig)
 
 
 class Worker:
-    """Executes jobs; one in a process.
+    """Executor of jobs; one per process.
 
     Args:
-        database_url: DBOS's own database; SQLite or PostgreSQL. It was opened by `open_jobs`.
-        name: Of this worker; the same over restarts. Held while it runs.
+        database_url: URL of DBOS's own database, SQLite or PostgreSQL. `open_jobs` has opened it.
+        name: Name of this worker, the same over restarts. The process holds it while the worker
+            runs.
         roots: Store roots by name.
-        kinds: What can be started.
-        changed: Told of each run, by root and name, whose lists a job has changed.
-        metrics: What counts the jobs.
+        kinds: Kinds of jobs, by name.
+        changed: Callback with root and name of each run whose lists a job has changed.
+        metrics: Metrics of the jobs.
     """
 
     def __init__(
@@ -146,11 +148,12 @@ class Worker:
         self._waker = Waker(lambda: self._counts.any_waits(names))
 
     def launch(self) -> None:
-        """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
+        """Open the database, resume the jobs that a crash or stop left, and wait for new ones.
 
         Raises:
-            JobsBusyError: This process has a running engine already, or another has its name.
-            SettingsError: The lock cannot be made.
+            JobsBusyError: This process has a running engine already, or another process has its
+                name.
+            SettingsError: The lock of the name cannot be made.
         """
         global _current
         with _current_lock:
@@ -159,6 +162,7 @@ class Worker:
                     "job engine: expected none in this process, found a running one. Close the "
                     "first application before starting a second."
                 )
+            # Before DBOS starts, since it takes up all jobs under this name.
             self.name.acquire(self._lose)
             _current = self
         try:
@@ -171,7 +175,7 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """Stop: running jobs leave off at their next block, and go on at the next launch."""
+        """Stop; running jobs stop at their next block, and go on at the next launch."""
         global _current
         self.stopping = True
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
@@ -184,21 +188,22 @@ class Worker:
         self._waker.close()
         self._counts.close()
         DBOS.destroy()
+        # The name last: until here no other process may take up this one's jobs.
         with _current_lock:
             if _current is self:
                 _current = None
                 self.name.release()
 
     def _lose(self) -> None:
-        """Leave everything to whoever has the name now."""
+        """Close this worker, since another process has its name now."""
         threading.Thread(target=self.close, name="cairn-worker-end").start()
 
     def wake(self) -> None:
-        """Have what was just enqueued taken at once."""
+        """Poll for new jobs at once."""
         self._waker.wake()
 
     def interrupt(self, operation_id: str) -> bool:
-        """Stop an operation that was cancelled, and wait until it has; whether it ran here."""
+        """Stop a cancelled operation and wait for its end; return whether it ran here."""
         here = [each for each in self._running() if each.operation_id == operation_id]
         for execution in here:
             execution.interrupted.set()
@@ -207,7 +212,7 @@ class Worker:
         return bool(here)
 
     def execute(self, kind: str, request: Request) -> Result:
-        """The body of every workflow of a job; DBOS calls it."""
+        """Execute a job; DBOS calls this as the body of every job's workflow."""
         operation_id = _own_id()
         origin = self._started_by(operation_id)
         with observed(self._metrics, kind, operation_id, origin):
@@ -224,15 +229,15 @@ class Worker:
             return self._execute(
                 execution,
                 lambda: self._run(self.kinds[kind], execution, request),
-                # What was cancelled and resumed may still be about to end here.
+                # A first run that was cancelled may still end here while the resumed one begins.
                 limits={kind: LIMITS[kind], operation_id: 1},
                 cancelled=lambda: self._leave_off(execution, kind, request),
             )
 
     def execute_part(self, job: Request) -> Result:
-        """The body of every workflow of a part; DBOS calls it.
+        """Execute a part of a job; DBOS calls this as the body of every part's workflow.
 
-        What a cancelled one has written is removed by who cancelled it.
+        If the part is cancelled, whoever cancelled it removes its files.
         """
         kind, operation_id, part = self.kinds[job["kind"]], job["operation"], job["part"]
         own = kind.part
@@ -272,20 +277,21 @@ class Worker:
         limits: Mapping[str, int],
         cancelled: Callable[[], None],
     ) -> Result:
-        """Run a workflow of ours, of which others know meanwhile; `cancelled` cleans up.
+        """Run a workflow that others can interrupt; `cancelled` cleans up.
 
-        It waits until fewer run here than its `limits` allow.
+        It waits until fewer workflows run here than its `limits` allow.
         """
         with self._lock:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
-        with ExitStack() as turn:  # which lasts until what was cancelled is cleaned up
+        with ExitStack() as turn:  # held until the clean-up after a cancel is done
             try:
                 turn.enter_context(self._limiter.turn(limits, execution.check))
                 return run()
             except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
-                # Our own flag, or DBOS noticing at a step's border that the row is not ours now.
+                # Either our own flag is set, or DBOS noticed between steps that the row is no
+                # longer ours.
                 if self._is_cancelled(_own_id()):
                     cancelled()
                     ending: type[JobInterrupt] = JobCancelled
@@ -293,8 +299,9 @@ class Worker:
                     raise
                 else:
                     ending = JobTakenOver
-                # Past DBOS, which would keep this thread waiting for the end of the operation: a
-                # resumed one may take long, and a thread that waits keeps the process from ending.
+                # Not an error of DBOS, which would make this thread wait for the end of the
+                # operation: a resumed one may take long, and a waiting thread keeps the process
+                # from ending.
                 raise ending(execution.operation_id) from exc
             finally:
                 with self._lock:
@@ -310,17 +317,18 @@ class Worker:
             failure = execution.failure(exc)
 
             def clean_up() -> Result:
-                execution.progress.set(message="removing what was written")  # only if still ours
+                # Raises if the operation is no longer ours.
+                execution.progress.set(message="removing what was written")
                 self._abandon(execution, kind.name, request, failure)
                 return {}
 
             execution.step("clean up", clean_up)
-            self._tell(kind, request)  # it may have done a part
+            self._tell(kind, request)  # a failed job may have changed the run
             raise failure from exc
 
     def _leave_off(self, execution: Execution, kind: str, request: Request) -> None:
         self._abandon(execution, kind, request)
-        self._tell(self.kinds[kind], request)  # what it has done of it may stay
+        self._tell(self.kinds[kind], request)  # a cancelled job may have changed the run
 
     def _abandon(
         self,
@@ -329,21 +337,22 @@ class Worker:
         request: Request,
         failure: JobFailedError | None = None,
     ) -> None:
-        """Remove what an operation has left, once its parts here write no more."""
+        """Remove the files of an operation, after its parts in this process have stopped."""
         self._stop_parts(execution)
         abandon(self.kinds[kind], self.roots, request, execution.operation_id, failure)
 
     def _stop_parts(self, execution: Execution) -> None:
-        """Stop the parts of a job that run here, and wait until they have."""
+        """Stop the parts of a job that run here, and wait for them."""
         parts = [one for one in self._running() if one.operation_id == execution.operation_id]
-        parts = [one for one in parts if one.is_part]  # a resumed job may wait for its turn
+        # Not the resumed job itself, which may wait for its turn.
+        parts = [one for one in parts if one.is_part]
         for part in parts:
             part.interrupted.set()
         for part in parts:
             part.finished.wait(STOP_TIMEOUT_SECONDS)
 
     def _tell(self, kind: JobKind, request: Request) -> None:
-        """Tell of the run that a job has changed, before the operation counts as ended."""
+        """Report the run that a job has changed, before the operation counts as ended."""
         if kind.changed is None or self._changed is None:
             return
         try:
@@ -352,10 +361,10 @@ class Worker:
             logger.exception("%s: lists are behind until the store is looked at", request["root"])
 
     def _check_open(self, operation_id: str) -> None:
-        """Make sure that somebody waits for what is about to be done.
+        """Raise if a part's operation has ended, so that nobody waits for the part.
 
         Raises:
-            JobFailedError: The operation has ended, while a part of it was being started.
+            JobFailedError: The operation has ended while its part was being started.
         """
         found = self._found(operation_id)
         if found is None or state_of(found.status).final:
@@ -368,7 +377,7 @@ class Worker:
         return found is not None and found.status == CANCELLED
 
     def _started_by(self, operation_id: str) -> Mapping[str, Any]:
-        """What was kept of the request that started it."""
+        """Return the stored ids of the request that started a workflow."""
         found = self._found(operation_id)
         return {} if found is None else found.attributes or {}
 
@@ -415,13 +424,13 @@ def launch_worker(
     """Start the worker of this process.
 
     Args:
-        settings: Of the server.
-        roots: By name, as they are at each moment.
-        changed: Told of each run, by root and name, whose lists a job has changed.
-        metrics: What counts the jobs.
+        settings: Settings of the server.
+        roots: Current roots by name.
+        changed: Callback with root and name of each run whose lists a job has changed.
+        metrics: Metrics of the jobs.
 
     Raises:
-        JobsBusyError: It has one already, or another process has its name.
+        JobsBusyError: The process has a worker already, or another process has its name.
         SettingsError: Its database or data folder cannot be opened.
     """
     worker = Worker(
@@ -443,7 +452,7 @@ def abandon(
     operation_id: str,
     failure: JobFailedError | None = None,
 ) -> None:
-    """Remove what a cancelled or failed operation left; what can't be is left to `cairn gc`."""
+    """Remove the files of a cancelled or failed operation; `cairn gc` removes what remains."""
     resumable = failure is not None and failure.for_want_of_room
     remove = (kind.leave if resumable else None) or kind.abandon
     try:
@@ -475,7 +484,7 @@ DBOS.workflow(name=workflow_name(PART), max_recovery_attempts=MAX_RECOVERIES)(_p
 
 
 def _own_id() -> str:
-    """The id of the workflow that this thread runs."""
+    """Return the id of the workflow that this thread runs."""
     found = DBOS.workflow_id
     if found is None:
         raise RuntimeError("a job runs inside a workflow only")

@@ -1,4 +1,4 @@
-"""What jobs do: a file for every kind, and all kinds by the name of their operation."""
+"""All kinds of jobs, by the name of their operation."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""The adopt job: what plain Orbax has saved in a folder becomes steps of a run. No JAX."""
+"""Adopt job: imports the checkpoints in a folder of plain Orbax as steps of a run. No JAX."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,29 +27,29 @@ def adopt_request(
     step: int | None = None,
     model: AdoptedModel | None = None,
 ) -> dict[str, Any]:
-    """The JSON that a job is started with.
+    """Return the request of an adopt job, as JSON.
 
     Args:
         root: Name of the run's root.
         run: Name of the run.
-        folder: That Orbax was given.
-        step: Of a folder that is one checkpoint.
-        model: That the steps hold.
+        folder: Folder that Orbax saved to.
+        step: Number of the step, if the folder is a single checkpoint.
+        model: Model in the steps.
     """
     request: dict[str, Any] = {"root": root, "run": run, "folder": str(folder)}
     if step is not None:
         request["step"] = step
-    if model is not None:  # pairs: the first rule that matches counts
+    if model is not None:  # pairs keep the order: the first match counts
         rules = [[pattern, name] for pattern, name in model.map.items()]
         request["model"] = {"config": model.config, "map": rules}
     return request
 
 
 def model_of(request: Mapping[str, Any]) -> adoption.ModelMap | None:
-    """The model that a request is to find; its rules are matched in a process of their own.
+    """Return the model map of a request; its rules are matched in a process of their own.
 
     Raises:
-        InvalidRequestError: There is no such model, or the rules are none.
+        InvalidRequestError: The model is unknown, or a rule is invalid.
     """
     wanted = request.get("model")
     if wanted is None:
@@ -98,10 +98,11 @@ def _adopt(context: JobContext, request: Request) -> Result:
 
 
 def _result(request: Request, found: adoption.Adoption) -> Result:
-    """What was done, if all that lies in the folder is listed, as it is.
+    """Return the result of the import, if the whole folder is listed, unchanged.
 
     Raises:
-        NotAllAdoptedError: It is not; it carries what was done.
+        NotAllAdoptedError: A checkpoint could not be imported or has changed; the error has the
+            result.
     """
     result = {
         "root": request["root"],
@@ -123,7 +124,7 @@ def _result(request: Request, found: adoption.Adoption) -> Result:
 
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Nothing: each step that was adopted is whole, and the next run goes on behind it."""
+    """Do nothing: each imported step is complete, and the next run goes on after it."""
 
 
 ADOPT: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

@@ -1,4 +1,4 @@
-"""The convert job: a stored model as a Hugging Face folder, which PyTorch loads. No JAX."""
+"""Convert job: exports a stored model as a Hugging Face folder or a GGUF file. No JAX."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,8 +35,8 @@ from cairn.storage.safetensors import Shard, parse_size, plan_shards
 from cairn.storage.store import StoreURI, check_segment
 
 KIND: Final = "convert"
-# Part of every artifact's identity: raise it when the same checkpoint and options come out as
-# other bytes, so that old artifacts are not taken for new ones.
+# Part of every artifact's identity. Raise it when the same checkpoint and options give other bytes,
+# so that old artifacts are not taken for new ones.
 RULE_VERSION: Final = 3
 
 
@@ -50,7 +50,7 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
     """Refuse early what no convert job can do.
 
     Raises:
-        InvalidRequestError: The model's type is unknown here, or an option has no such value.
+        InvalidRequestError: The model's type is unknown, or an option has an invalid value.
         UnsupportedFormatError: `max_shard_size` is no size.
     """
     with _as_invalid_request():
@@ -72,10 +72,10 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
 
 
 def _check_comparable(config: EDPretrainedConfig, options: Mapping[str, Any]) -> None:
-    """Refuse a check of logits of what transformers does not load as a model of its own.
+    """Refuse `check_logits` for exports that transformers cannot load as a whole model.
 
     Raises:
-        InvalidRequestError: It does not.
+        InvalidRequestError: It cannot load this one.
     """
     if options["format"] == GGUF or options.get("lora", MERGE) == KEEP:
         raise InvalidRequestError(
@@ -98,9 +98,9 @@ def convert_options(
     allow_nonfinite: bool = False,
     check_logits: bool = False,
 ) -> dict[str, Any]:
-    """The options in the one form that identifies the artifact.
+    """Return the options in the canonical form that identifies the artifact.
 
-    Those that came later are left out at their defaults, so that it stays the same artifact.
+    Options of later releases are left out at their defaults, so that the identity stays the same.
 
     Raises:
         UnsupportedFormatError: `max_shard_size` is no size.
@@ -166,7 +166,7 @@ def _read_asset(run: Run, asset: AssetRecord) -> bytes:
 
 @contextmanager
 def _as_invalid_request() -> Iterator[None]:
-    """What `state` refuses is a request that asks for the impossible."""
+    """Raise errors of `state` as invalid requests: the request asks for something impossible."""
     try:
         yield
     except StateError as exc:

@@ -1,11 +1,12 @@
-"""What convert and gather share: plan, one durable step per file, publish.
+"""Common part of convert and gather: plan, one durable step per file, publish.
 
-Several files are parts of the job, which workers share; one alone is written where the job runs.
-A file is read back once it is written, and compared with what was meant. Of an execution that finds
-the store full, such files stay, and the next one of the same export goes on with them.
+If there are several files, they are parts of the job, which workers share; a single file is written
+where the job runs. Each file is read back after it is written, and compared with the intended
+checksum. If an execution finds the store full, its finished files stay, and the next execution of
+the same export goes on with them.
 
-Every execution plans a folder of its own (`<operation>-<random>`), so that two never write into
-one; what counts is decided by the manifest, created if absent, at the end.
+Every execution plans a folder of its own (`<operation>-<random>`), so two never write into the same
+one. At the end the manifest, which is created only if absent, decides which folder counts.
 """
 
 import contextlib
@@ -76,25 +77,24 @@ from cairn.storage.store import (
 logger = logging.getLogger(__name__)
 
 _SMALL_AT_ONCE: Final = 4
-"""Small files that are written at a time: each waits for the store more than for anything else."""
+"""Small files that are written at a time; each mostly waits for the store."""
 
 RESERVE_BYTES: Final = 64 << 20
-"""An export leaves as much of a disk free: databases and training jobs may be on the same one, and
-an operation whose failure can't be written down would seem to run forever. More than all that
-write at once hand to the disk between two looks."""
+"""Free space that an export leaves on a disk. Databases and training jobs may use the same disk,
+and an operation whose failure cannot be recorded would seem to run forever. It exceeds what all
+writers together hand to the disk between two checks."""
 
 
 @dataclass(frozen=True)
 class ExportContent:
-    """What to write.
+    """Content of an export.
 
     Attributes:
-        shards: The large files, one durable step each. Their names and sizes are the same each
-            time this is planned.
-        metadata: Free text for the header of each.
-        small: The other files, by name.
-        finite: Whether a NaN or an infinity among its tensors fails the job.
-        notes: What the result says besides, by name.
+        shards: Large files, one durable step each. Every planning gives the same names and sizes.
+        metadata: Free text for each file's header.
+        small: Other files, by name.
+        finite: A NaN or an infinity in a tensor fails the job.
+        notes: Additional entries of the result, by name.
     """
 
     shards: tuple[Shard, ...]
@@ -106,8 +106,8 @@ class ExportContent:
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
 Check = Callable[[JobContext, StoreURI, StoreURI, Manifest], Mapping[str, bytes]]
-"""Given the reference of the step, the folder of the files written, and the step's manifest: raises
-if they are not what they should be, and gives what else goes into the folder."""
+"""Check of the written files, given the URI of the step, the folder of the files, and the step's
+manifest. It raises if the files are wrong, and returns more files for the folder."""
 
 
 def export_request(
@@ -121,7 +121,7 @@ def export_request(
     memory_bytes: int | None = None,
     despite_damage: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON that a job is started with; equal requests make equal artifacts."""
+    """Return the request of an export job, as JSON; equal requests make equal artifacts."""
     bounded = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
     return {
         **step_request(root, run, step, despite_damage=despite_damage),
@@ -151,7 +151,7 @@ def run_export(
     except JobFailedError as failure:
         if isinstance(failure, PartsFailedError):
             written += [record for record in failure.done if record is not None]
-        # Another may have been faster; a collection of garbage removes those that were not.
+        # Another execution may have published first; garbage collection removes this one's files.
         if made := context.step("look again", job.find):
             return made
         if not failure.for_want_of_room:
@@ -162,14 +162,14 @@ def run_export(
 
 
 def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> list[Result]:
-    """The records of the large files, each written in a step of its own."""
+    """Write the large files, each in a step of its own, and return their records."""
     if planned.get("parts"):
         parts = [
             {**shard, "number": number, "planned": planned}
             for number, shard in enumerate(planned["shards"])
         ]
         return context.parts(planned["parts"], parts, at_once=planned["at_once"])
-    records, done = [], 0  # one file
+    records, done = [], 0  # a single file
     for number, shard in enumerate(planned["shards"]):
         write = functools.partial(job.write_shard, planned, number, done)
         records.append(context.step(f"write {shard['name']}", write))
@@ -178,16 +178,16 @@ def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> lis
 
 
 def write_part(context: JobContext, request: Request, part: Result, plan: Planner) -> Result:
-    """Write one file of several."""
+    """Write one of several large files."""
     job = _ExportJob(context, request, plan)
     alone = {**part["planned"], "total_bytes": part["nbytes"]}
     return job.write_shard(alone, part["number"], 0)
 
 
 def made_by(run: Run, request: Request) -> str | None:
-    """Id of the operation that has made the artifact that `request` asks for; None without one.
+    """Return the id of the operation that made the requested artifact; None: there is none.
 
-    One that has lost files does not count.
+    An artifact that has lost files does not count.
     """
     key = _key(request)
     existing = find_export(run.objects, key)
@@ -199,17 +199,17 @@ def made_by(run: Run, request: Request) -> str | None:
 
 
 def leave_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Remove what an operation wrote that the next run of the same export can't go on with."""
+    """Remove an operation's files, except those that the next run of the export can use."""
     delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-", keep_left=True)
 
 
 def abandon_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Remove what an operation wrote and did not publish."""
+    """Remove the unpublished files of an operation."""
     delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-")
 
 
 class _ExportJob:
-    """The steps of one export; each may be the first that this process runs."""
+    """Steps of one export; each may be the first one that this process runs."""
 
     def __init__(self, context: JobContext, request: Request, plan: Planner) -> None:
         self._context = context
@@ -220,13 +220,13 @@ class _ExportJob:
         self.ref = ArtifactRef(request["root"], request["run"], self._key)
 
     def plan(self) -> Result:
-        """Find the artifact, or decide where it goes and what it consists of.
+        """Find the artifact, or plan its folder and files.
 
-        One that has lost files does not count any more, and is made again.
+        An artifact that has lost files does not count, and is made again.
 
         Raises:
-            StepDamagedError: The step is damaged, maybe since the job was asked for, and the
-                request gives no reason to use it all the same.
+            StepDamagedError: The step is damaged, perhaps since the job was requested, and the
+                request gives no reason to use it nonetheless.
         """
         refuse_damaged(
             Run.open(self._uri), self._step, despite_damage=self._request.get("despite_damage")
@@ -234,9 +234,11 @@ class _ExportJob:
         objects = ObjectStore.open(self._uri)
         existing = find_export(objects, self._key)
         if existing is not None and _wrong_files(self._files(existing.folder), existing):
+            # The manifest before the files, so that nobody finds an artifact without them.
             withdraw_export(objects, self._key, existing)
             delete_tries(self._uri, self._key, existing.folder)
-            existing = find_export(objects, self._key)  # or one that another has made meanwhile
+            # Another execution may have made it meanwhile.
+            existing = find_export(objects, self._key)
         if existing is not None:
             objects.sync(self._key.manifest)
             self._context.progress.set(
@@ -259,7 +261,7 @@ class _ExportJob:
         }
 
     def find(self) -> Result:
-        """The artifact, if another has made it meanwhile; nothing if nobody has."""
+        """Return the artifact if another execution made it meanwhile; else an empty result."""
         with contextlib.suppress(StorageError):
             objects = ObjectStore.open(self._uri)
             existing = find_export(objects, self._key)
@@ -270,7 +272,7 @@ class _ExportJob:
         return {}
 
     def leave(self, planned: Result, written: Sequence[Result]) -> Result:
-        """Leave the files that are whole to the next run of the same export."""
+        """Leave the finished files for the next run of the same export."""
         taken = [shard["left"]["record"] for shard in planned["shards"] if shard.get("left")]
         whole = {record["name"]: record for record in (*taken, *written)}
         files = [
@@ -288,12 +290,12 @@ class _ExportJob:
             try:
                 leave_try(objects, self._key, folder, left)
                 break
-            except StoreFullError:  # one of them makes room for the record
+            except StoreFullError:  # give up one file to make room for the record
                 self._files(folder).delete_tree(files.pop().name)
         return {"files": len(files), "bytes": sum(file.size for file in files)}
 
     def _left(self) -> dict[str, Result]:
-        """What earlier tries have left, by name: where a file lies, and the record of it."""
+        """Return the files that earlier tries left, with folder and record, by name."""
         found: dict[str, Result] = {}
         for folder, left in left_tries(ObjectStore.open(self._uri), self._key).items():
             if left.by != installed_version():
@@ -306,7 +308,7 @@ class _ExportJob:
         return found
 
     def write_shard(self, planned: Result, number: int, done: int) -> Result:
-        """Write one large file; `done` bytes were written before it."""
+        """Write a large file; `done` bytes were written before it."""
         shard = self._content.shards[number]
         expected = planned["shards"][number]
         if (expected["name"], expected["nbytes"]) != (shard.file_name, shard.nbytes):
@@ -334,7 +336,8 @@ class _ExportJob:
             shard.file_name,
             _counting(shard, nonfinite),
             on_bytes=lambda count: progress.advance(
-                min(count, done + shard.nbytes - progress.done_bytes)  # the header is no tensor
+                # The header does not count as tensor bytes.
+                min(count, done + shard.nbytes - progress.done_bytes)
             ),
             on_data=on_data,
             metadata=self._content.metadata,
@@ -346,9 +349,10 @@ class _ExportJob:
         return {**record, "nonfinite": dict(nonfinite)}
 
     def _take(self, planned: Result, shard: Shard, left: Result, done: int) -> bool:
-        """Take a file that an earlier try has left; whether it is what would be written now.
+        """Take over a file that an earlier try left; return whether it is still the right one.
 
-        It is moved first: what lies in another's folder, others may take too.
+        It is moved first, and checked then: as long as it is in the other folder, other executions
+        may take it too.
         """
         name, files = shard.file_name, self._files(planned["folder"])
         progress = self._context.progress
@@ -356,7 +360,7 @@ class _ExportJob:
             done_bytes=done, total_bytes=planned["total_bytes"], message=f"reading {name} again"
         )
         try:
-            if not files.exists(name):  # else this step was begun before
+            if not files.exists(name):  # it exists if this step has begun before
                 self._files(left["folder"]).move(name, files, name)
             self._compare(planned["folder"], left["record"])
             header = shard_header(shard, self._content.metadata)
@@ -380,7 +384,7 @@ class _ExportJob:
         return {"files": self._write(planned["folder"], self._content.small)}
 
     def check(self, planned: Result, records: list[Result], check: Check) -> Result:
-        """Hold what was written against the checkpoint; nothing else may have been."""
+        """Run the check of the export against its checkpoint, before anything is published."""
         self._all_written(planned, "checking")
         self._check_finite(_nonfinite(records))
         folder = self._files(planned["folder"]).uri
@@ -415,7 +419,7 @@ class _ExportJob:
             return list(pool.map(write, sorted(small)))
 
     def publish(self, planned: Result, records: list[Result]) -> Result:
-        """Make the artifact visible."""
+        """Publish the manifest, which makes the artifact visible."""
         self._all_written(planned, "publishing")
         nonfinite = _nonfinite(records)
         taken = sum(record["size"] for record in records if record.get("taken"))
@@ -437,7 +441,8 @@ class _ExportJob:
         self._check_finite(nonfinite)
         self._check_written(planned, manifest)
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
-        # Ours, if another was faster; and what an execution left that died in its cleaning up.
+        # Remove our files if another execution published first, and those of executions that died
+        # while cleaning up.
         delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
         delete_left(self._uri, self._key)
         self._context.progress.set(message="done")
@@ -451,10 +456,10 @@ class _ExportJob:
         }
 
     def _check_finite(self, nonfinite: Mapping[str, int]) -> None:
-        """Refuse an export whose weights are none.
+        """Refuse an export whose weights are not finite.
 
         Raises:
-            InvalidRequestError: They have NaNs or infinities, which were not allowed.
+            InvalidRequestError: There are NaNs or infinities, and the request does not allow them.
         """
         if not nonfinite or not self._content.finite:
             return
@@ -470,16 +475,16 @@ class _ExportJob:
         )
 
     def _compare(self, folder: str, record: Result, *, read_back: str | None = None) -> None:
-        """Make sure that the store has a file as it was meant; its own word is taken for it.
+        """Compare a stored file with its intended record; a checksum from the store is trusted.
 
         Args:
-            folder: Where it lies.
-            record: What was meant.
-            read_back: The crc32c of what the store has given back; None: it is read, if the store
-                does not tell.
+            folder: Folder of the file.
+            record: Intended size and checksum.
+            read_back: crc32c of the bytes that the store gave back; None: the file is read here,
+                unless the store has a checksum.
 
         Raises:
-            CorruptionError: It has not.
+            CorruptionError: The file differs.
         """
         files = self._files(folder)
         stat = files.stat(record["name"])
@@ -499,13 +504,13 @@ class _ExportJob:
             )
 
     def _check_written(self, planned: Result, manifest: ExportManifest) -> None:
-        """Make sure that the folder holds what the manifest is about to promise.
+        """Check that the folder has all files that the manifest is about to promise.
 
         Raises:
-            CorruptionError: One of them is not there, or has another size.
+            CorruptionError: A file is missing, or has another size.
         """
         files = self._files(planned["folder"])
-        files.sweep("")  # an execution that was killed may have left halves
+        files.sweep("")  # removes partial files of a killed execution
         wrong = _wrong_files(files, manifest)
         if wrong:
             raise CorruptionError(
@@ -517,10 +522,10 @@ class _ExportJob:
             )
 
     def _at_once(self, shards: Sequence[Shard]) -> int | None:
-        """How many files may be written at a time, if the request bounds the memory.
+        """Return how many files may be written at a time within the memory limit; None: no limit.
 
         Raises:
-            InvalidRequestError: Not even one.
+            InvalidRequestError: The memory is too small for a single file.
         """
         memory = self._request.get("memory_bytes")
         if memory is None:
@@ -555,7 +560,7 @@ class _ExportJob:
 
 
 def _told(failure: JobFailedError, left: Result) -> JobFailedError:
-    """The failure, which says besides what the next run goes on with."""
+    """Add to a failure which files the next run can go on with."""
     if not left["files"]:
         return failure
     files = "1 file" if left["files"] == 1 else f"{left['files']} files"
@@ -567,10 +572,10 @@ def _told(failure: JobFailedError, left: Result) -> JobFailedError:
 
 
 def _require_room(files: Files, name: str, nbytes: int) -> None:
-    """Refuse to write so many bytes if that leaves too little.
+    """Raise if writing `nbytes` would leave too little free space.
 
     Raises:
-        StoreFullError: It does.
+        StoreFullError: It would.
     """
     room = files.room()
     if room is not None and room < RESERVE_BYTES + nbytes:
@@ -584,7 +589,7 @@ def _require_room(files: Files, name: str, nbytes: int) -> None:
 
 
 def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
-    """The same file; how many numbers are NaN or infinite is counted by tensor as it is read."""
+    """Return the shard with tensors that count their NaNs and infinities while they are read."""
 
     def counting(tensor: TensorSource) -> TensorSource:
         def blocks(max_bytes: int) -> Iterator[np.ndarray]:
@@ -599,12 +604,12 @@ def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
 
 
 def _nonfinite(records: Sequence[Result]) -> dict[str, int]:
-    """How many numbers are NaN or infinite, by tensor."""
+    """Return the number of NaNs and infinities in the written files, by tensor."""
     return {name: n for record in records for name, n in record.get("nonfinite", {}).items()}
 
 
 def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:
-    """Files of the export that are not there, or have another size."""
+    """Return the names of files that are missing, or have another size."""
     found = {entry.name: entry.size for entry in files.list()}
     return [file.name for file in manifest.files if found.get(file.name) != file.size]
 

@@ -1,7 +1,7 @@
-"""The gather job: chosen items of any checkpoint as one safetensors file. No JAX.
+"""Gather job: exports chosen items of any checkpoint as one safetensors file. No JAX.
 
-Tensors are named by item and path, "model/layers/0/mlp/kernel"; the model's family need not be
-known here.
+Tensors are named by item and path, such as "model/layers/0/mlp/kernel". The model's family may be
+unknown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ _ONE_FILE: Final = 1 << 62
 
 
 def gather_options(items: list[str], dtype: str | None) -> dict[str, Any]:
-    """The options in the one form that identifies the artifact.
+    """Return the options in the canonical form that identifies the artifact.
 
     Raises:
         InvalidRequestError: The dtype is unknown.
@@ -41,10 +41,10 @@ def gather_options(items: list[str], dtype: str | None) -> dict[str, Any]:
 
 
 def check_gatherable(run: Run, step: StepInfo, options: Mapping[str, Any]) -> None:
-    """Refuse what the job would refuse.
+    """Refuse early what the job would refuse.
 
     Raises:
-        InvalidRequestError: The step holds no arrays under one of the items.
+        InvalidRequestError: An item has no arrays in this step.
     """
     arrays = {leaf.item for leaf in run.contents(step).leaves}
     unknown = sorted({*options["items"]} - arrays)

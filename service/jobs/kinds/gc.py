@@ -1,4 +1,4 @@
-"""The garbage job: finds what a run needs no more, and removes it if asked to."""
+"""Garbage collection job: finds files that a run no longer needs, and removes them on request."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ ENTRIES_KEPT: Final = 1000
 
 
 def gc_request(*, root: str, run: Run, dry_run: bool) -> dict[str, Any]:
-    """The JSON that a job is started with."""
+    """Return the request of a garbage collection job, as JSON."""
     return {"root": root, "run": run.uri.name, "dry_run": dry_run}
 
 
@@ -59,7 +59,7 @@ def _entry(garbage: Garbage) -> dict[str, Any]:
 
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Nothing: what was removed is gone, and the rest is found again."""
+    """Do nothing: removed garbage is gone, and the next run finds the rest."""
 
 
 GC: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

@@ -1,6 +1,6 @@
-"""Whether an export computes what its checkpoint does: both run on the same tokens.
+"""Comparison of an export's logits with its checkpoint's, on the same tokens.
 
-Each model runs in a process of its own, one after the other, so that the worker loads no array
+The two models run one after the other, each in a process of its own. So the worker loads no array
 framework, and gets their memory back.
 """
 
@@ -25,7 +25,7 @@ from cairn.storage.store import StoreURI, check_tree, open_files, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"
 TOLERANCE: Final = 1e-4
-"""Most that two logits of the same weights differ by, as a share of the largest."""
+"""Largest accepted difference of two logits of the same weights, relative to the largest logit."""
 
 _PACKAGES: Final = ("jax", "flax", "torch", "transformers")
 _SEQUENCES: Final = 2
@@ -33,17 +33,17 @@ _TOKENS: Final = 64
 _BEYOND_WINDOW: Final = 16
 _MOST_TOKENS: Final = 512
 _POLL_SECONDS: Final = 0.1
-# Adapters are merged, and quantized weights dequantized, in other orders of arithmetic: in a dtype
-# of few bits their weights may differ by one rounding.
+# Merging adapters and dequantizing weights happen in another order of operations, so in a dtype of
+# few bits the weights may differ by one rounding.
 _ROUNDINGS: Final = 8.0
 _EPSILONS: Final = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def check_installed() -> None:
-    """Make sure that this worker can run both.
+    """Check that this worker can run both models.
 
     Raises:
-        InvalidRequestError: Packages are not installed.
+        InvalidRequestError: Packages are missing.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -55,13 +55,13 @@ def check_installed() -> None:
 
 @dataclass(frozen=True)
 class LogitsCheck:
-    """What to compare.
+    """Checkpoint and export to compare.
 
     Attributes:
-        checkpoint: The stored step.
-        export: The folder of the written files.
-        config: The model's.
-        dtype: What the export's weights were cast to; None: nothing.
+        checkpoint: URI of the stored step.
+        export: Folder of the written files.
+        config: Configuration of the model.
+        dtype: dtype that the export's weights were cast to; None: they were not cast.
     """
 
     checkpoint: StoreURI
@@ -70,11 +70,11 @@ class LogitsCheck:
     dtype: str | None
 
     def report(self, context: JobContext) -> dict[str, Any]:
-        """Run both, and compare.
+        """Run both models, and compare their logits.
 
         Raises:
-            CorruptionError: They differ.
-            InvalidRequestError: One of them does not run here.
+            CorruptionError: The logits differ.
+            InvalidRequestError: A model does not run here.
             JobInterrupt: The operation was cancelled or the process is stopping.
         """
         with tempfile.TemporaryDirectory(prefix="cairn-logits-") as name:
@@ -111,7 +111,7 @@ class LogitsCheck:
         tolerance = TOLERANCE
         if ours["adapted"]:
             tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
-        if not compared["relative_difference"] <= tolerance:  # NaN is not
+        if not compared["relative_difference"] <= tolerance:  # written so that NaN fails
             raise self._failure(
                 "the export does not compute what the checkpoint does",
                 f"logits within {tolerance:g} of the largest one",
@@ -135,7 +135,7 @@ class LogitsCheck:
                 command,
                 cwd=work,
                 env={**os.environ, **told},
-                stdin=subprocess.PIPE,  # closed when this process ends, which ends that one
+                stdin=subprocess.PIPE,  # closes when this process dies, which ends the child
                 stdout=answer,
                 stderr=errors,
             ) as process:
@@ -159,7 +159,7 @@ class LogitsCheck:
             return said
 
     def _local_folder(self, context: JobContext, copy: Path) -> Path:
-        """The export as a folder of this machine; what is in a bucket is fetched."""
+        """Return the export as a local folder; copy it from a bucket if needed."""
         if self.export.scheme == "file":
             check_tree(self.export)
             return Path(self.export.local_path)
@@ -182,7 +182,7 @@ class LogitsCheck:
 
 
 def fixed_tokens(config: DecoderConfig) -> np.ndarray:
-    """Tokens [B, T], the same ones for each config, longer than its window where that is short."""
+    """Return tokens [B, T], equal for equal configs, and longer than a short sliding window."""
     length = max(_TOKENS, (config.sliding_window or 0) + _BEYOND_WINDOW)
     length = min(length, _MOST_TOKENS, config.max_position_embeddings)
     numbers = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def fixed_tokens(config: DecoderConfig) -> np.ndarray:
 
 
 def compare(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """How far logits [B, T, V] are from those expected."""
+    """Compare logits [B, T, V] with the expected ones."""
     largest = float(np.max(np.abs(expected)))
     difference = float(np.max(np.abs(found - expected)))
     same = np.argmax(found, axis=-1) == np.argmax(expected, axis=-1)

@@ -1,4 +1,4 @@
-"""The restore job: a new run from a step (fork), or a run set back to a step (rollback)."""
+"""Restore job: a new run from a step (fork), or a run that goes back to a step (rollback)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -24,16 +24,16 @@ def restore_request(
     strand: Iterable[str] = (),
     despite_damage: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON that a job is started with.
+    """Return the request of a restore job, as JSON.
 
     Args:
         root: Name of the run's root.
-        run: The run.
-        step: Which step.
+        run: Run of the step.
+        step: Step to restore.
         mode: `FORK` or `ROLLBACK`.
-        target: Name of the new run; None of a rollback.
-        strand: Aliases that may stay on steps set aside.
-        despite_damage: As `step_request` takes it.
+        target: Name of the new run; None for a rollback.
+        strand: Aliases that may stay on superseded steps.
+        despite_damage: See `step_request`.
     """
     return {
         **step_request(root, run, step, despite_damage=despite_damage),
@@ -44,7 +44,7 @@ def restore_request(
 
 
 def writer_id(operation_id: str) -> str:
-    """The id under which an operation writes into a run."""
+    """Return the writer id of an operation."""
     return f"{_BY}/{operation_id}"
 
 

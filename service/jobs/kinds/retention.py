@@ -1,4 +1,4 @@
-"""The retention job: deletes the steps that a policy does not keep. Each can be undeleted."""
+"""Retention job: deletes the steps that a policy does not keep. Each can be undeleted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +16,7 @@ KIND: Final = "retention"
 def retention_request(
     *, root: str, run: Run, policy: RetentionPolicy, grace: float, by: str
 ) -> dict[str, Any]:
-    """The JSON that a job is started with."""
+    """Return the request of a retention job, as JSON."""
     return {
         "root": root,
         "run": run.uri.name,
@@ -31,7 +31,7 @@ def _run(context: JobContext, request: Request) -> Result:
 
 
 def _delete(context: JobContext, request: Request) -> Result:
-    """Judge and delete; a step that is taken up again judges anew, and goes on where it was."""
+    """Judge the steps, and delete; a resumed job judges anew, and goes on where it was."""
     run = open_run(context.roots, request)
     policy = stored_policy(RetentionPolicy.model_validate(request["policy"]))
     done_bytes = 0
@@ -64,7 +64,7 @@ def _delete(context: JobContext, request: Request) -> Result:
 
 
 def _deleted_by(run: Run, mark: str) -> list[dict[str, int]]:
-    """Steps that this operation deleted; read off the store, however often it was taken up."""
+    """Return the steps that this operation deleted, from the store, over all its runs."""
     return [
         _key(*key)
         for key, tombstone in sorted(read_deletions(run, run.trashed()).items())
@@ -73,7 +73,7 @@ def _deleted_by(run: Run, mark: str) -> list[dict[str, int]]:
 
 
 def _mark(context: JobContext) -> str:
-    """How the reason of a deletion begins that this operation made."""
+    """Return the prefix of the reasons of this operation's deletions."""
     return f"retention {context.operation_id}: "
 
 
@@ -82,7 +82,7 @@ def _key(step: int, attempt: int) -> dict[str, int]:
 
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Nothing: what was deleted until then stays deleted, and can be undeleted."""
+    """Do nothing: deleted steps stay deleted, and can be undeleted."""
 
 
 RETENTION: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

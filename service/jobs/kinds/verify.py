@@ -1,4 +1,4 @@
-"""The verify job: is a step, or every listed step of a run, still what was saved? No JAX."""
+"""Verify job: compares a step, or the listed steps of a run, with what was saved. No JAX."""
 
 import functools
 import logging
@@ -21,13 +21,13 @@ PROBLEMS_KEPT: Final = 100
 def verify_request(
     *, root: str, run: Run, step: StepInfo | None, steps: str = "all"
 ) -> dict[str, Any]:
-    """The JSON that a job is started with.
+    """Return the request of a verify job, as JSON.
 
     Args:
         root: Name of the run's root.
         run: The run.
-        step: Which step; None: the run's records, and `steps`.
-        steps: "all" that are listed, the "latest", or "none".
+        step: Step to verify; None: the run's records, and `steps`.
+        steps: "all" listed steps, the "latest" one, or "none".
     """
     if step is None:
         return {"root": root, "run": run.uri.name, "steps": steps}
@@ -36,7 +36,7 @@ def verify_request(
 
 def _run(context: JobContext, request: Request) -> Result:
     records = None
-    if "steps" in request:  # of the whole run, its records as well
+    if "steps" in request:  # a whole run: verify its records too
         records = context.step("records", lambda: _records(context, request))
     if "step" in request:
         wanted = [[request["step"], request["attempt"]]]
@@ -66,7 +66,7 @@ def _records(context: JobContext, request: Request) -> Result:
 
 
 def _listed(context: JobContext, request: Request) -> Result:
-    """The listed steps, by names alone: one whose manifest can't be read is among them."""
+    """Return the listed steps by their names alone, so unreadable manifests are included."""
     held = sorted(open_run(context.roots, request).step_attempts().items())
     chosen = {"none": held[:0], "latest": held[-1:]}.get(request.get("steps", "all"), held)
     return {"steps": list(map(list, chosen))}
@@ -83,12 +83,12 @@ def _verify(
     """Verify a step.
 
     Args:
-        context: Of the job.
-        request: To it.
-        info: The step.
-        place: Among the others, in words.
-        before: Bytes of those that were read.
-        ahead: How many come after it, each about as large as far as is known.
+        context: Context of the job.
+        request: Request of the job.
+        info: Step to verify.
+        place: Position among the steps, as text.
+        before: Bytes of the steps before it.
+        ahead: Number of steps after it; the progress assumes that each is as large as this one.
     """
     run = open_run(context.roots, request)
     progress = context.progress
@@ -103,13 +103,16 @@ def _verify(
     except StepNotFoundError:
         if "step" in request:
             raise
-        return {"reports": []}  # deleted since it was listed
+        return {"reports": []}  # deleted after it was listed
     noted = _note(run, info, report, job=context.operation_id)
     return {"reports": [{**_report(report), "noted": noted}]}
 
 
 def _note(run: Run, info: StepInfo, report: VerifyReport, *, job: str) -> bool:
-    """Have the step say that it was verified; whether it does. What was found stands without."""
+    """Record the verification with the step; return whether that succeeded.
+
+    A failure is logged only: the result stands without the record.
+    """
     try:
         noted = report.note(run, by=KIND, job=job)
     except StorageError as exc:
@@ -136,10 +139,10 @@ def _report(report: VerifyReport) -> dict[str, Any]:
 
 
 def _result(request: Request, records: Result | None, reports: list[dict[str, Any]]) -> Result:
-    """What was found, if all is well.
+    """Return the findings, if nothing is damaged.
 
     Raises:
-        DamagedError: Something is not; it carries what was found.
+        DamagedError: Something is damaged; the error has the findings.
     """
     result = {"root": request["root"], "run": request["run"], "steps": reports}
     problems, amiss = [], 0
@@ -167,7 +170,7 @@ def _result(request: Request, records: Result | None, reports: list[dict[str, An
 
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
-    """Nothing: it notes what it found, and that stands."""
+    """Do nothing: recorded findings stand."""
 
 
 VERIFY: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

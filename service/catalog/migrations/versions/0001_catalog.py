@@ -1,4 +1,4 @@
-"""Every table of the catalog."""
+"""Initial migration: all tables of the catalog."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ branch_labels = None
 depends_on = None
 
 works_with = "0001"
-"""A migration says which revision's code can go on with the tables that it leaves."""
+"""Oldest revision whose code can use the tables that this migration leaves."""
 
 
 def upgrade() -> None:

@@ -1,1 +1,1 @@
-"""One file per change of the tables, numbered."""
+"""Migrations, numbered, one file each."""
