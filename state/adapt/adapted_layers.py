@@ -63,7 +63,7 @@ def can_be_adapted(layer: Any) -> bool:
 
 
 def adapted(layer: Any) -> Any:
-    """Return a copy of a layer that can be quantized and adapted; return an adapted layer as it is."""
+    """Return a copy of a layer that can be adapted; an adapted layer is returned as it is."""
     own: Any = type(layer)
     return layer if isinstance(layer, _AdaptedCall) else _copy_as(layer, _adapted_class(own))
 
@@ -115,7 +115,7 @@ def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
 
 @functools.cache
 def _adapted_class(plain: Any) -> Any:
-    """Return the cached adapted class of a layer class, so that equal models have equal graphdefs."""
+    """Return the one adapted class of a layer class, so that equal models have equal graphdefs."""
     names = {"__doc__": plain.__doc__, "__module__": __name__, "plain_class": plain}
     bases = (_AdaptedCall, plain)
     return types.new_class(f"Adapted{plain.__name__}", bases, exec_body=lambda ns: ns.update(names))

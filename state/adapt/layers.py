@@ -1,4 +1,4 @@
-"""Layers of a model that can be quantized or adapted, and operations on all that match a pattern."""
+"""Layers that can be quantized or adapted, and operations on all that match a pattern."""
 
 from __future__ import annotations
 

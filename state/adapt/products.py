@@ -42,7 +42,7 @@ class Product:
 
     @property
     def adapters(self) -> tuple[str, str]:
-        """Letters of A (those shared with the inputs, then the rank) and of B (the rank, then the rest)."""
+        """Letters of A (those of the inputs, then the rank) and of B (the rank, then the rest)."""
         shared = "".join(letter for letter in self.kernel if letter in self.inputs)
         batch = "".join(letter for letter in shared if letter in self.outputs)
         rest = "".join(letter for letter in self.kernel if letter not in self.inputs)

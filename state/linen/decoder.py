@@ -246,7 +246,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         return functools.reduce(_merged, variables.values())
 
     def params_with_axes(self) -> Any:
-        """Return the abstract parameters; those with axis names are `nnx.Param`s that carry them."""
+        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
         return _as_dict(self._graph[1])
 
     def _matrix(self, value: Any) -> Any:

@@ -485,7 +485,7 @@ class EDPretrainedModel:
         return {}
 
     def params_with_axes(self) -> Any:
-        """Return the abstract parameters; those with axis names are `nnx.Param`s that carry them."""
+        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
         boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
         return jax.tree.map(_with_axes, boxed, is_leaf=_is_box)
 
