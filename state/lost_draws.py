@@ -49,12 +49,12 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether numbers were drawn from it; with a key of its own, the copy may be forgotten."""
+        """True if numbers were drawn from it, and its key was not replaced."""
         return self.key.get_value() is self.given[0] and self.count.get_value() is not self.given[1]
 
 
 def streams_of(model: Any) -> list[Stream]:
-    """The random streams of a model."""
+    """Return the random streams of a model."""
     keys = _by_stream(nnx.state(model, nnx.RngKey))
     counts = _by_stream(nnx.state(model, nnx.RngCount))
     return [
@@ -65,7 +65,7 @@ def streams_of(model: Any) -> list[Stream]:
 
 
 def lost_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
-    """The paths of the streams that were drawn from."""
+    """Return the paths of the streams that were drawn from."""
     return tuple(dict.fromkeys(stream.path for stream in streams if stream.is_lost))
 
 
@@ -137,7 +137,7 @@ def say_lost(lost: Sequence[Path]) -> None:
 
 
 def _frames_to_caller() -> int:
-    """How far `warnings.warn` is to go up, to the line that is neither ours nor JAX's."""
+    """Return the `stacklevel` of the first line that is neither ours nor JAX's."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         frame, level = frame.f_back, level + 1
@@ -165,5 +165,5 @@ def _bits(value: Any) -> bytes:
 
 
 def _host(value: jax.Array) -> np.ndarray[Any, Any]:
-    """What this process has of an array."""
+    """Return this process's first shard of an array."""
     return np.asarray(value.addressable_data(0))

@@ -63,7 +63,7 @@ _WRAPPERS = ("max_grad_norm", "accumulate_steps")
 def make_optimizer(
     name: str, **arguments: Any
 ) -> tuple[optax.GradientTransformation, dict[str, Any]]:
-    """Builds an Optax optimizer, and the JSON that rebuilds it.
+    """Build an Optax optimizer, and the JSON that rebuilds it.
 
     Args:
         name: one of `OPTIMIZERS`.
@@ -96,7 +96,7 @@ def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTran
 def given_optimizer(
     tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
 ) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
-    """Returns the optimizer that two arguments of these names ask for, and its description.
+    """Return the optimizer that two arguments of these names ask for, and its description.
 
     Raises:
         OptimizerError: if there is only a description, and it names anything unknown.
@@ -213,7 +213,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 
 def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
-    """Returns the initial optimizer state, each leaf made directly where it belongs.
+    """Return the initial optimizer state, each leaf made directly where it belongs.
 
     Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
     are bound to no device give a state that is not either.
@@ -246,7 +246,7 @@ def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = 
 
 
 def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
-    """Returns the compiled-once function that makes an optimizer's state, each part on its device.
+    """Return the compiled-once function that makes an optimizer's state, each part on its device.
 
     Args:
         tx: the optimizer.

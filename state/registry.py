@@ -42,24 +42,24 @@ _CLASSES: dict[tuple[str, str], type[Any]] = {}
 
 
 def known_families() -> list[str]:
-    """Every family's `model_type`, sorted."""
+    """Return every family's `model_type`, sorted."""
     return list(_families())
 
 
 @functools.cache
 def _families() -> tuple[str, ...]:
-    """What lies in the package now is found, whatever data asks for."""
+    """Return the names of the family modules in the package, whatever name a caller gives."""
     folder = importlib.import_module(FAMILIES).__path__
     return tuple(sorted(module.name for module in pkgutil.iter_modules(folder)))
 
 
 def is_family(model_type: object) -> bool:
-    """Says whether a `model_type` is that of a family."""
+    """Return whether a `model_type` is that of a family."""
     return model_type in _families()
 
 
 def family(model_type: str) -> Any:
-    """Returns the `Family` of a `model_type`.
+    """Return the `Family` of a `model_type`.
 
     Raises:
         ConfigError: if it is unknown; the known ones are listed.
@@ -75,7 +75,7 @@ def family(model_type: str) -> Any:
 
 
 def class_identity(model_class: type[Any]) -> dict[str, str]:
-    """Returns what a checkpoint stores of a model class: its name and its module."""
+    """Return what a checkpoint stores of a model class: its name and its module."""
     name, module = model_class.__name__, model_class.__module__
     return {"model_class": name, "model_module": PACKAGE if _ships(name, module) else module}
 
@@ -86,25 +86,25 @@ def register(model_class: type[Any]) -> None:
 
 
 def is_hidden(model_class: type[Any]) -> bool:
-    """Says whether a later class of the same module and name is what a load finds instead."""
+    """Return whether a later class of the same module and name is what a load finds instead."""
     known = _CLASSES.get((model_class.__module__, model_class.__name__))
     return known is not None and known is not model_class
 
 
 def module_class(model_class: type[Any]) -> type[Any]:
-    """Returns the class of modules that a model class is loaded as: of Linen's, the NNX form."""
+    """Return the class of modules that a model class is loaded as: of Linen's, the NNX form."""
     linen_form: Any = getattr(model_class, "nnx_class", None)
     found: type[Any] = model_class if linen_form is None else linen_form()
     return found
 
 
 def shipped_decoder() -> type[Any]:
-    """Returns `DecoderForCausalLM`, the model class of every family."""
+    """Return `DecoderForCausalLM`, the model class of every family."""
     return _shipped("DecoderForCausalLM")
 
 
 def find(name: str, module: str | None, *, path: object) -> type[Any]:
-    """Returns the model class that a checkpoint names.
+    """Return the model class that a checkpoint names.
 
     Args:
         name: the class's name.

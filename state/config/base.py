@@ -105,7 +105,7 @@ class EDPretrainedConfig(Sealed):
             self.raise_for_problems()
 
     def raise_for_problems(self) -> None:
-        """Checks the fields' values.
+        """Check the fields' values.
 
         Raises:
             ConfigError: some are wrong, or don't go together; all problems are named.
@@ -169,7 +169,7 @@ class EDPretrainedConfig(Sealed):
         return None
 
     def replace(self, **updates: Any) -> Self:
-        """A copy with these fields changed; the copy is checked again.
+        """Return a copy with these fields changed; the copy is checked again.
 
         Raises:
             ConfigError: values that don't go together; or a config that is made of this one's
@@ -195,7 +195,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_dict` described.
+        """Return the config that `to_dict` described.
 
         Raises:
             ConfigError: unknown fields, or values that don't go together.
@@ -213,7 +213,7 @@ class EDPretrainedConfig(Sealed):
         return cls(**{name: cls._from_json(name, value) for name, value in data.items()})
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a Hugging Face config.json.
+        """Return the content of a Hugging Face config.json.
 
         A config of no known family writes its own fields, under its own `model_type`; nulls only
         where the field's default is another value.
@@ -224,7 +224,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_hf` wrote.
+        """Return the config that `to_hf` wrote.
 
         Raises:
             ConfigError: keys that are no fields, and not harmless; or values that don't go
@@ -244,17 +244,17 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """One field's value from JSON; a subclass with enums or nested dataclasses extends this."""
+        """Return one field's value from JSON; subclasses with enums or dataclasses extend this."""
         return tuples(value)
 
 
 def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
-    """Returns the config classes that this process has defined, by their `model_type`."""
+    """Return the config classes that this process has defined, by their `model_type`."""
     return _CLASSES
 
 
 def jsonable(value: Any) -> Any:
-    """A value as JSON has it: dataclasses and mappings as dicts, tuples as lists, enums' values."""
+    """Return a value as JSON: dataclasses and mappings as dicts, tuples as lists, enums' values."""
     if isinstance(value, enum.Enum):
         return jsonable(value.value)
     if isinstance(value, EDPretrainedConfig):
@@ -273,5 +273,5 @@ def _is_integer(value: object) -> bool:
 
 
 def tuples(value: Any) -> Any:
-    """Lists of JSON as tuples, which a hash can be made of; mappings as they are."""
+    """List of JSON as tuples, which a hash can be made of; mappings as they are."""
     return tuple(tuples(item) for item in value) if isinstance(value, list) else value

@@ -74,7 +74,7 @@ class Part:
 
 
 def decoder_parts(config: DecoderConfig) -> dict[str, Part]:
-    """Every layer with weights by its path, in the order in which a token passes them."""
+    """Return every layer with weights by its path, in the order in which a token passes them."""
     width = config.hidden_size
     found = {"model/embed_tokens": _part("embed_tokens", config.vocab_size, width)}
     if config.learned_positions:
@@ -90,7 +90,7 @@ def decoder_parts(config: DecoderConfig) -> dict[str, Part]:
 
 
 def layer_parts(config: DecoderConfig, layer: int) -> dict[str, Part]:
-    """The layers with weights of one block, by their paths in it."""
+    """Return the layers with weights of one block, by their paths in it."""
     before, after = config.block != "post", config.block in ("post", "sandwich")
     found: dict[str, Part] = {}
     if before:

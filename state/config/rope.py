@@ -61,7 +61,7 @@ class RopeConfig:
     long_factor: tuple[float, ...] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many dimensions of a head turn."""
+        """Return the number of rotated dimensions of a head."""
         return int(head_dim * self.rotary_fraction)
 
     def problems(self, head_dim: int) -> list[str]:

@@ -112,7 +112,7 @@ def _fill(
     shape: Shape,
     read: Callable[[int, Array], None],
 ) -> None:
-    """Read the pieces that overlap a box; read a piece that lies whole in one box straight into it."""
+    """Read the pieces that overlap a box; one that lies whole in a box goes straight into it."""
 
     def fill(piece: Box) -> None:
         start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))

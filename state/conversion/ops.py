@@ -105,7 +105,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Split:
-    """Split of one fused tensor of theirs into several leaves of ours, `sizes` long along `axis`."""
+    """Split of a fused tensor of theirs into leaves of ours, `sizes` long along `axis`."""
 
     sizes: tuple[int, ...]
     axis: int = 0
@@ -179,7 +179,7 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Stack:
-    """Stack of `count` tensors of theirs (one per expert, say) into one leaf with a leading axis."""
+    """Stack of `count` tensors of theirs (such as experts) into one leaf with a leading axis."""
 
     count: int
 
@@ -257,7 +257,7 @@ class RotaryRows:
         return self.our_shapes(ours)
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """Return all rows from the first to the last that the box takes; for whole heads, only theirs."""
+        """Return all rows from the first to the last that the box takes."""
         order = self._reorder(np.arange(theirs[leaf][0]), halves=True)
         return _of_rows(leaf, order[box[0]], box)
 
@@ -315,7 +315,7 @@ class SplitGroups:
         return [(sum(wanted), *ours[0][1:])]
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """Return all rows from the first to the last that the box takes, other leaves' rows included."""
+        """Return all rows from the first to the last that the box takes, other leaves' too."""
         ((total, *_),) = theirs
         start = sum(self.sizes[:leaf])
         grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]

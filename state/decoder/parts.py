@@ -34,7 +34,7 @@ class ExpertsLinear(nnx.Module):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R F"]:
-        """Each row through its expert.
+        """Return each row through its expert.
 
         Args:
             rows: sorted by their experts.
@@ -55,7 +55,7 @@ def make_part(
     precision: Any,
     rngs: nnx.Rngs,
 ) -> Any:
-    """The module, or the variable, of a part; axis names go along as metadata.
+    """Return the module, or the variable, of a part; axis names go along as metadata.
 
     Args:
         part: what it is.

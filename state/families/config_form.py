@@ -74,7 +74,7 @@ def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
 def windows_from_hf(
     data: Mapping[str, Any], options: Mapping[str, Any], windowed: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Which layers have a window: as `layer_types` says, else as the family has it.
+    """Return the layers' kinds, with or without window: from `layer_types`, else the family's.
 
     Args:
         data: config.json, which may have `layer_types`.
@@ -221,7 +221,7 @@ class ConfigForm:
         return data
 
     def _fraction(self, data: Mapping[str, Any]) -> tuple[str, float] | None:
-        """The key of the share of each head that turns, and what it is where there is no number."""
+        """Return the key of the rotated share of a head, and its value where it is no number."""
         if self.rotary_fraction is None:
             return None
         key, usual = self.rotary_fraction

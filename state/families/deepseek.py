@@ -95,7 +95,7 @@ def read_experts(
     first_dense: int | None,
     **choices: Any,
 ) -> dict[str, Any]:
-    """The experts.
+    """Return the experts.
 
     Args:
         data: config.json.
@@ -120,7 +120,7 @@ def read_experts(
 
 
 def write_experts(config: DecoderConfig) -> dict[str, Any]:
-    """The keys of the experts.
+    """Return the keys of the experts.
 
     Raises:
         ConfigError: the config has none.
@@ -140,7 +140,7 @@ def write_experts(config: DecoderConfig) -> dict[str, Any]:
 
 
 def write_latent(config: DecoderConfig) -> dict[str, Any]:
-    """All of these keys.
+    """Return all of these keys.
 
     Raises:
         ConfigError: the config has no latent attention, or no experts.
@@ -209,12 +209,12 @@ _OURS = Names(
 
 
 def deepseek_names(config: DecoderConfig) -> Names:
-    """What the layers are called; those beyond the model's own predict further tokens."""
+    """Return the layers' names; layers beyond the model's own predict further tokens."""
     return without_further_tokens(_OURS, config)
 
 
 def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
-    """The same, but layers beyond the model's own, which predict further tokens, are left out."""
+    """Return names that tolerate layers beyond the model's own, which predict further tokens."""
     beyond = rf"model\.layers\.({'|'.join(map(str, _beyond(config)))})\..*"
     return dataclasses.replace(names, tolerated=(*names.tolerated, beyond))
 

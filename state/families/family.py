@@ -71,16 +71,16 @@ class Family:
         return self.form.write_config(config)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table against Hugging Face's tensor names."""
+        """Return the table against Hugging Face's tensor names."""
         return self.names_of(config).rules(config)
 
     def names_of(self, config: DecoderConfig) -> Names:
-        """What the layers of a model are called."""
+        """Return the names of a model's layers."""
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
 def get_family(model_type: str) -> Family:
-    """The family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
         ConfigError: unknown; the known ones are listed.
@@ -90,7 +90,7 @@ def get_family(model_type: str) -> Family:
 
 
 def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Family:
-    """The family of a GGUF file, which has a GGUF form.
+    """Return the family of a GGUF file, which has a GGUF form.
 
     Raises:
         ConfigError: none has that architecture, and the known ones are listed; or none of its

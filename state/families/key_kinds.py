@@ -136,7 +136,7 @@ stand in its file."""
 
 
 def wrong_kinds(data: Mapping[str, Any], known: Set[str], own: Mapping[str, Kind]) -> list[str]:
-    """What has a value of another kind than its key holds; each with the value and the kind.
+    """Return the entries whose value is of another kind than the key takes, with value and kind.
 
     Args:
         data: the content of config.json.

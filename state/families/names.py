@@ -106,7 +106,7 @@ class Names:
     no_adapters: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table of a config."""
+        """Return the table of a config."""
         whole = decoder_parts(config)
         rules = self._of("model/embed_tokens", whole["model/embed_tokens"], config)
         if "model/embed_positions" in whole:
@@ -154,7 +154,7 @@ class Names:
     def _named(
         self, path: str, name: str, theirs: str, part: Part, config: DecoderConfig
     ) -> list[Rule]:
-        """A rule for each leaf of a part."""
+        """Return a rule for each leaf of a part."""
         rules = []
         for leaf in part.leaves:
             op: Op = RENAME

@@ -55,7 +55,7 @@ class _Weights:
         self.fetched: dict[str, Array] = {}
 
     def fetch(self, path: str, at: int | None = None) -> Array:
-        """A weight, or the part of it with a number along its leading axis."""
+        """Return a weight, or the part of it with a number along its leading axis."""
         ready = self.fetched.get(path)
         if ready is not None:
             return ready if at is None else ready[at]
@@ -72,7 +72,7 @@ class _Weights:
 def model_streams(
     model: Any, *, float_dtype_name: Any = None
 ) -> tuple[RuleTable, list[TensorSource]]:
-    """A model's weights under Hugging Face's names, and the table that they went by.
+    """Return a model's weights under Hugging Face's names, and the table that they went by.
 
     Raises:
         ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
@@ -134,7 +134,7 @@ def write_folder(
 
 
 def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
-    """The weights on process 0; the others take part in gathering, and keep nothing."""
+    """Return the weights on process 0; the others take part in gathering, and keep nothing."""
     fetched = {}
     for path in paths:
         array = weights.fetch(path)

@@ -35,7 +35,7 @@ Placement = Callable[[Any], Mapping[str, Sharding]]
 
 
 def is_weight(path: Any, node: Any) -> bool:
-    """Says whether a variable is written to a pretrained folder.
+    """Return whether a variable is written to a pretrained folder.
 
     All are but random streams, caches, and what a forward pass has left behind. Statistics, such
     as the running averages of a BatchNorm, are no parameters, and yet the model computes with them.
@@ -55,7 +55,7 @@ def load_weights(
     place: Placement,
     quantization: QuantizationSettings | None = None,
 ) -> Model:
-    """A model with the weights that were found.
+    """Return a model with the weights that were found.
 
     Slice by slice is read, cast on the host and put where `place` says; each process reads what its
     devices hold. The host holds a slice, or those slices of a rule that share bytes, and the one on
@@ -142,7 +142,7 @@ def load_weights(
 def _read(
     source: WeightSource, rules: Sequence[tuple[Rule, Sequence[Target]]]
 ) -> dict[str, jax.Array]:
-    """The leaves of some rules by path, each where it is read to."""
+    """Return the leaves of some rules by path, each where it is read to."""
     found: dict[str, jax.Array] = {}
     for rule, targets in rules:
         arrays = read_rule(source, rule, targets, read_places(source, rule, targets))
@@ -205,7 +205,7 @@ def _refuse_several_dtypes(
 
 
 def put(values: Array, dtype: np.dtype[Any], sharding: Sharding) -> jax.Array:
-    """A host array on its devices; each device gets a copy of its own part only."""
+    """Return a host array on its devices; each device gets a copy of its own part only."""
 
     def part(index: Any) -> Array:
         return np.array(values[index], dtype=dtype, order="C")
@@ -252,7 +252,7 @@ def placement(
 
 
 def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a weight that may be cast: of what is no parameter, that of the class."""
+    """Return the dtype of a weight that may be cast: of what is no parameter, that of the class."""
     if not is_floating(stored):
         return stored
     is_parameter = leaf.variable_type is not None and issubclass(leaf.variable_type, nnx.Param)

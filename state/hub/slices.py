@@ -51,9 +51,9 @@ class _Read(NamedTuple):
 def read_slices(
     source: WeightSource, rule: Rule, wanted: Sequence[Slice]
 ) -> Iterator[tuple[Slice, Array]]:
-    """Each slice with its numbers, in any order; those may be views of what others are made of.
+    """Yield each slice with its numbers, in any order; they may be views of shared arrays.
 
-    What is held are the slices that share bytes, or one, and what it is made of.
+    Memory holds only slices that share bytes, or one slice, and the boxes that they are made of.
     """
     empty = [one for one in wanted if 0 in box_shape(one.box)]
     for one in empty:
@@ -68,7 +68,7 @@ def read_slices(
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """The one that holds the numbers of all, exactly; they are one, or floating."""
+    """Return the one that holds the numbers of all, exactly; they are one, or floating."""
     different = dict.fromkeys(dtypes)
     try:
         return np.result_type(*different)
@@ -84,7 +84,7 @@ def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
 
 
 def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> int:
-    """How many bytes `read_slices` reads, as the tensors' dtypes count them."""
+    """Return the bytes that `read_slices` reads, by the tensors' dtypes."""
     filled = [one for one in wanted if 0 not in box_shape(one.box)]
     covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
     return sum(
@@ -105,7 +105,7 @@ def _reads(parts: Sequence[Part], numbers: Iterable[int] | None = None) -> list[
 
 
 def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
-    """What is read of each tensor."""
+    """Return the boxes to read, by tensor."""
     boxes: dict[int, list[Box]] = {}
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)

@@ -51,7 +51,7 @@ PACKED = ("qvalue", "scale")
 
 
 def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Returns the logical axis names of a leaf of the decoder; None if it has none.
+    """Return the logical axis names of a leaf of the decoder; None if it has none.
 
     Args:
         path: the leaf's.
@@ -89,7 +89,7 @@ def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]])
 
 
 def scale_axes(axes: Axes, whole: tuple[int, ...], scale: tuple[int, ...]) -> Axes:
-    """Returns names of a scale's axes; a grouped one is split where the mesh divides it.
+    """Return names of a scale's axes; a grouped one is split where the mesh divides it.
 
     Args:
         axes: names of the quantized weight's.

@@ -65,7 +65,7 @@ class LoadCost(NamedTuple):
 
 
 def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) -> LoadCost:
-    """What a load of these arrays, in the order in which they are read, needs.
+    """Return the cost of a load of these arrays, in the order in which they are read.
 
     Args:
         arrays: what is read.
@@ -89,7 +89,7 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
 
 
 def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
-    """The most bytes of leaves of an item that lie on the host at a time: a window, or one leaf."""
+    """Return the most bytes of an item's leaves on the host at once: a window, or one leaf."""
     elements = [grid.parts(array.entries) * prod(array.part) for array in arrays]
     parts = [count * array.itemsize for count, array in zip(elements, arrays, strict=True)]
     window = min(sum(parts), max(HOST_BYTES, *parts))
@@ -102,7 +102,7 @@ def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
 
 
 def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
-    """The most that threads hold of what they read, besides the leaves themselves."""
+    """Return the most that threads hold of what they read, besides the leaves themselves."""
     largest = stored = 0
     for array in arrays:
         cut = array.chunks if local else array.shards or array.chunks

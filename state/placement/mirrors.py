@@ -76,7 +76,7 @@ def mirror(
 def mirrored(
     path: tuple[str, ...], parameters: Mapping[tuple[str, ...], Parameter]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Parameter | None]:
-    """Finds the parameter whose path is the longest part of a leaf's.
+    """Find the parameter whose path is the longest part of a leaf's.
 
     Returns:
         What comes before it in the leaf's path, its path, and what is known of it.
@@ -96,7 +96,7 @@ def entries_left(
     whole: tuple[int, ...],
     spec: Sequence[AxisEntry],
 ) -> list[Any] | None:
-    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
+    """Return the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
 
     Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
     over the two longest dimensions, in the order of a sort by length, `v_row` without the last and

@@ -59,7 +59,7 @@ class ProcessGrid:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return prod(self.sizes.values())
 
     @cached_property
@@ -78,5 +78,5 @@ class ProcessGrid:
         return whole and all(self.sizes[axis] % count == 0 for axis, count in self.box.items())
 
     def parts(self, entries: Iterable[AxisEntry]) -> int:
-        """How many different parts of a leaf a process has."""
+        """Return the number of different parts of a leaf that a process has."""
         return prod(self.box[axis] for entry in entries for axis in entry_axes(entry))

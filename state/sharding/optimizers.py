@@ -127,7 +127,7 @@ def _replicated(params: Any) -> Sharding | None:
 
 
 def _beside(place: Sharding | None, replicated: Sharding | None) -> Sharding | None:
-    """Return a parameter's sharding; on one device, beside others on a mesh, it counts as replicated."""
+    """Return a parameter's sharding; one device, beside others on a mesh, counts as replicated."""
     on_mesh = isinstance(replicated, NamedSharding)
     return replicated if on_mesh and isinstance(place, SingleDeviceSharding) else place
 

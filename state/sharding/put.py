@@ -61,7 +61,7 @@ def put_tree(tree: Any, places: Any) -> Any:
 
 
 def _is_spread(leaf: Any, place: Any) -> bool:
-    """Return whether each process has the whole leaf, and it goes to devices of several processes."""
+    """Return whether every process has the whole leaf and it goes to devices of several."""
     if jax.process_count() == 1 or isinstance(leaf, jax.core.Tracer):
         return False
     if getattr(place, "is_fully_addressable", True):

@@ -88,7 +88,7 @@ def at_home(tree: Any, home: Sharding | None) -> Any:
 
 
 def placement_of(state: Any) -> Placement | None:
-    """Return where a state's leaves are, if they are placed otherwise than the plan says, else None."""
+    """Return where a state's leaves are, if that differs from the plan; else None."""
     model = (state.graphstate, state.graphother)
     mesh = mesh_of(model)
     found = _specs(jax.tree.leaves(model), mesh)

@@ -95,7 +95,7 @@ class StateShardingMixin:
         )
 
     def shard_optimizer_state(self, opt_state: Any = None, partition_rules: Any = None) -> Self:
-        """Return the state with its optimizer's leaves sharded like the parameters that they mirror.
+        """Return the state with optimizer leaves sharded like the parameters that they mirror.
 
         Args:
             opt_state: by default the state's own.
@@ -226,7 +226,7 @@ def place_step(step: Any, home: Sharding | None) -> Any:
 
 
 def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
-    """Return added fields with their arrays placed like the parameters; numbers stay as they are."""
+    """Return added fields with arrays placed like the parameters; numbers stay as they are."""
     structure: Any = jax.tree.structure(fields)
     leaves, places = (
         jax.tree.leaves(fields),

@@ -68,7 +68,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
-    """One tensor for all experts, [experts, in, out] as ours; gates and ups in turns."""
+    """Return the experts' rules: one tensor for all, [experts, in, out], gates and ups by turns."""
     return [
         Rule(
             tuple(f"{ours}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
@@ -83,7 +83,7 @@ def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Every other layer has a window; YaRN's bounds are not cut to whole dimensions."""
+    """Return options of a GGUF file: a window in every other layer, and untruncated YaRN bounds."""
     rope = dict(data["rope_parameters"])
     if rope["rope_type"] == "yarn":
         rope["truncate"] = False
