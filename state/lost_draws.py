@@ -80,7 +80,7 @@ class Draws:
     """
 
     def __init__(self, lost: Sequence[Path] = (), of: int = 0) -> None:
-        """Nothing by default."""
+        """Begin without lost streams."""
         self.lost = tuple(lost)
         self.of = of
         self._looks = _LOOKS
@@ -96,9 +96,9 @@ class Draws:
         return "Draws()"
 
     def look(self, state: Any) -> None:
-        """See what a compiled step returned, and say so if it counts no further than one before.
+        """Compare a compiled step's result with the one before; warn if streams did not advance.
 
-        Its caller may take the counters over himself: then they have moved by the next look.
+        The caller may carry the counters over himself: then they have advanced by the next look.
         """
         if not self._looks:
             return
@@ -145,7 +145,7 @@ def _frames_to_caller() -> int:
 
 
 def _by_stream(variables: Any) -> dict[Path, Any]:
-    """Variables by the path of the stream that has them."""
+    """Return variables by the path of their stream."""
     return {path[:-1]: variable for path, variable in nnx.to_flat_state(variables)}
 
 

@@ -174,7 +174,7 @@ def _read_names(
 
 
 def _read_inputs(jaxpr: Jaxpr) -> list[bool]:
-    """Says of each input of a traced function whether it is read."""
+    """Return for each input of a traced function whether it is read."""
     read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
     for equation in jaxpr.eqns:
         inner = [one for value in equation.params.values() for one in _jaxprs_in(value)]

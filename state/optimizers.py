@@ -85,7 +85,7 @@ def make_optimizer(
 
 
 def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Rebuilds the optimizer that `make_optimizer` described.
+    """Rebuild the optimizer that `make_optimizer` described.
 
     Raises:
         OptimizerError: if the description names anything unknown.
@@ -176,7 +176,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse_text(key: str, value: Any) -> None:
-    """Optax would take these, and fail in the first step."""
+    """Refuse texts, which Optax would accept here, only to fail in the first step."""
     if isinstance(value, str) or (isinstance(value, Mapping) and "schedule" in value):
         raise OptimizerError(path=key, expected="a number", found=repr(value))
 
@@ -257,7 +257,7 @@ def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
 
 @contextmanager
 def optax_numerics() -> Iterator[None]:
-    """Traces what is inside with JAX's usual promotion of dtypes and ranks.
+    """Trace the body with JAX's usual promotion of dtypes and ranks.
 
     Optax raises a float to an int32 step counter and broadcasts scalars, which JAX refuses under
     `jax_numpy_dtype_promotion="strict"`. A run with strict numerics keeps them for its own code:

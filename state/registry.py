@@ -81,7 +81,7 @@ def class_identity(model_class: type[Any]) -> dict[str, str]:
 
 
 def register(model_class: type[Any]) -> None:
-    """Remembers a model class; a later one of the same module and name takes its place."""
+    """Remember a model class; a later one of the same module and name replaces it."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
 
 

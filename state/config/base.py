@@ -120,7 +120,7 @@ class EDPretrainedConfig(Sealed):
             )
 
     def problems(self) -> list[str]:
-        """Everything wrong with the fields' values; a subclass adds to its parent's list."""
+        """Return everything wrong with the fields' values; a subclass adds to its parent's list."""
         found = []
         dims, slices = self.sharding_axis_dims, self.sharding_dcn_axis_dims
         names: tuple[Any, ...] = self.sharding_axis_names
@@ -162,7 +162,7 @@ class EDPretrainedConfig(Sealed):
         )
 
     def get_partition_rules(self) -> PartitionRules | None:
-        """Ordered (regex, PartitionSpec) over "/"-joined paths; the first match wins.
+        """Return ordered pairs (regex, PartitionSpec) over "/"-joined paths; the first match wins.
 
         None means: place parameters by the axis names that the model's layers give them.
         """
@@ -179,7 +179,7 @@ class EDPretrainedConfig(Sealed):
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form: every field but the tokenizer's files, and those that are computed.
+        """Return our JSON form: every field but the tokenizer's files, and computed ones.
 
         Raises:
             ConfigError: fields that JSON can't hold, or of which `from_dict` would make others.

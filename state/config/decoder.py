@@ -185,7 +185,7 @@ class DecoderConfig(EDPretrainedConfig):
         return self.layer_types[layer] == WINDOW
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """Rotary positions of this layer; None if it has none."""
+        """Return the rotary positions of a layer; None if it has none."""
         if layer in self.layers_without_rope:
             return None
         own = self.window_rope if self.has_window(layer) else None
@@ -207,7 +207,7 @@ class DecoderConfig(EDPretrainedConfig):
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def problems(self) -> list[str]:
-        """Everything wrong with the fields' values."""
+        """Return everything wrong with the fields' values."""
         found = super().problems()
         sizes = (
             "vocab_size",
@@ -281,7 +281,7 @@ class DecoderConfig(EDPretrainedConfig):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form, without options that were added later and say what was so before.
+        """Return our JSON form, without later options whose value is what held before them.
 
         Earlier versions read what does not use them.
 

@@ -110,7 +110,7 @@ def layer_parts(config: DecoderConfig, layer: int) -> dict[str, Part]:
 
 
 def leaf_shapes(config: DecoderConfig) -> dict[str, Shape]:
-    """Shape of every leaf that `DecoderForCausalLM` has with this config."""
+    """Return the shape of every leaf that `DecoderForCausalLM` has with this config."""
     return {
         f"{path}/{name}" if name else path: shape
         for path, part in decoder_parts(config).items()
@@ -119,7 +119,7 @@ def leaf_shapes(config: DecoderConfig) -> dict[str, Shape]:
 
 
 def parts_below(parts: Mapping[str, Part], prefix: str) -> dict[str, Part]:
-    """Those parts whose paths begin with `prefix/`, by the rest of their paths."""
+    """Return the parts whose paths begin with `prefix/`, by the rest of their paths."""
     start = f"{prefix}/"
     return {
         path.removeprefix(start): part for path, part in parts.items() if path.startswith(start)

@@ -15,7 +15,7 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) -> Frequencies:
-    """Radians per token for each pair of a head's dimensions that turn.
+    """Return the radians per token for each pair of a head's rotated dimensions.
 
     What "dynamic" makes of sequences beyond the original length depends on how long they are, and
     is not here.

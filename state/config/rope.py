@@ -65,7 +65,7 @@ class RopeConfig:
         return int(head_dim * self.rotary_fraction)
 
     def problems(self, head_dim: int) -> list[str]:
-        """Everything wrong with the values, for heads of this size."""
+        """Return everything wrong with the values, for heads of this size."""
         found = []
         if self.scaling not in ROPE_SCALINGS:
             found.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")

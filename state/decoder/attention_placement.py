@@ -29,7 +29,7 @@ def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -
 
 
 def place_keys(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
-    """Keys or values, (batch, tokens, key/value heads, head size), where they belong.
+    """Place keys or values, (batch, tokens, key/value heads, head size), on the mesh.
 
     Args:
         array: the values; outside of a compilation over a mesh they come back as they are.

@@ -146,7 +146,7 @@ class Decoder(nnx.Module):
     def _per_layer(
         self, positions: jax.Array, mask: jax.Array, cache: KVCache | None
     ) -> tuple[PerLayer, PerLayer]:
-        """Angles and masks of the layers."""
+        """Return the angles and masks of the layers."""
         config = self.config
         numbers = range(config.num_hidden_layers)
         ropes = [config.rope_of(number) for number in numbers]
@@ -278,7 +278,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         logits_to_keep: int | None = None,
         stacked_layers: Any = None,
     ) -> CausalLMOutput:
-        """Logits of every token, and the loss if labels are given.
+        """Return logits of every token, and the loss if labels are given.
 
         Args:
             input_ids: token ids (batch, tokens).

@@ -27,7 +27,7 @@ class PerLayer:
     which: tuple[int, ...]
 
     def of(self, layer: int | jax.Array) -> Any:
-        """Return the value of a layer; of one that is traced it is chosen while the step runs."""
+        """Return the value of a layer; for a traced layer number it is chosen at run time."""
         if len(self.values) == 1:
             return self.values[0]
         if isinstance(layer, int):
@@ -37,7 +37,7 @@ class PerLayer:
 
 
 def make_per_layer(keys: Sequence[Any], values: dict[Any, Any]) -> PerLayer:
-    """Return the values that layers have by key.
+    """Return the layers' values, looked up by their keys.
 
     Args:
         keys: of each layer.

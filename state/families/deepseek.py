@@ -43,7 +43,7 @@ LATENT_KEYS = frozenset(
 def read_latent(
     data: Mapping[str, Any], options: Mapping[str, Any], *, query_rank: int
 ) -> dict[str, Any]:
-    """Latent attention and its rotary positions.
+    """Read latent attention and its rotary positions.
 
     Args:
         data: config.json.

@@ -59,7 +59,7 @@ class Family:
         return self.form.nulls
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json -> keyword arguments of `DecoderConfig`.
+        """Return the keyword arguments of `DecoderConfig` for a config.json.
 
         Raises:
             ConfigError: keys are missing, or ask for what the decoder does not do.
@@ -67,7 +67,7 @@ class Family:
         return self.form.read_options(data)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        """`DecoderConfig` -> config.json."""
+        """Return the config.json of a `DecoderConfig`."""
         return self.form.write_config(config)
 
     def rules(self, config: DecoderConfig) -> RuleTable:

@@ -98,7 +98,7 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
 
 
 def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
-    """Our name of an activation.
+    """Return our name of an activation.
 
     Raises:
         ConfigError: unknown; the known ones are listed.
@@ -114,7 +114,7 @@ def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
 
 
 def activation_to_hf(name: str, *preferred: Any) -> str:
-    """Hugging Face's name of one of our activations.
+    """Return Hugging Face's name of one of our activations.
 
     Args:
         name: ours.
@@ -133,7 +133,7 @@ def rope_from_hf(
     original: int | None = None,
     older_names: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
-    """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+    """Read rotary positions from `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
     Args:
         data: the file's content.

@@ -201,7 +201,7 @@ class Names:
 
 
 def fused_op(parts: Sequence[Part], leaf: str, kernel: Op) -> Op:
-    """Cuts one layer's weight or bias into several by its outputs."""
+    """Return the operation that splits a fused weight or bias by the layers' outputs."""
     sizes = tuple(part.shape[-1] for part in parts)
     if leaf == "bias":
         return Split(sizes)

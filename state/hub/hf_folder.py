@@ -89,7 +89,7 @@ def write_folder(
     *,
     float_dtype: Any,
 ) -> list[str]:
-    """Weights first, config.json last, so that a folder that has it is complete.
+    """Write weights first and config.json last: a folder that has config.json is complete.
 
     One that was there goes before the first file is replaced. See `WholeFolder` for two writers.
 
@@ -144,7 +144,7 @@ def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
 
 
 def _on_first(write: Callable[[], object]) -> None:
-    """Has process 0 write; all return once it has, or raise what it raised."""
+    """Run a write on process 0; all processes return after it, or raise its error."""
 
     def written() -> None:
         write()
@@ -166,7 +166,7 @@ def _streams(
 
 
 def _check_form(model: Any, dtype: Any) -> None:
-    """Adapters and quantized weights have no place among a model's tensors."""
+    """Refuse adapters and quantized weights, which have no place among a model's tensors."""
     # A class that has the bridge alone knows of neither.
     lora, quantization = getattr(model, "lora", None), getattr(model, "quantization", None)
     if lora is not None:
@@ -187,7 +187,7 @@ def _check_form(model: Any, dtype: Any) -> None:
 
 
 def _remove_stale(files: Files, *, keep: set[str]) -> None:
-    """Weights of an earlier save, which readers would mix with these; no other files."""
+    """Remove weights of an earlier save, which readers would mix with these; no other files."""
     for entry in files.list(""):
         ours = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
         if ours and not entry.is_dir and entry.name not in keep:

@@ -147,7 +147,7 @@ def read_adapter(
 
 
 def _kernels(model: Any) -> dict[str, Shape]:
-    """Shape of every kernel that can have adapters, by path; also of those that are quantized."""
+    """Return the shape of every kernel that can have adapters, by path, quantized ones too."""
     return {f"{path}/kernel": tuple(layer.kernel.shape) for path, layer in adaptable_layers(model)}
 
 
@@ -159,7 +159,7 @@ def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
 def _modules_found(
     folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
 ) -> tuple[dict[str, Pair], dict[str, Array]]:
-    """`lora_A.weight` and `lora_B.weight` of every module in the file, and weights beside them.
+    """Return each module's `lora_A.weight` and `lora_B.weight`, and the weights beside them.
 
     Raises:
         ConversionError: tensors that are no plain LoRA of these modules; all are listed.

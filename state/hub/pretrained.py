@@ -221,7 +221,7 @@ def placement(
     auto_shard_model: bool,
     device: Any,
 ) -> Placement:
-    """Decides where weights go: with `auto_shard_model` over the mesh, else all on one device.
+    """Decide where weights go: over the mesh with `auto_shard_model`, else all on one device.
 
     Raises:
         ArgumentError: one device and a mesh are both asked for, or one device of many processes.

@@ -146,7 +146,7 @@ def _along(target: Target, axis: int) -> Sharding:
 def _cost(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> int:
-    """Bytes that one process reads; those of the others are alike, as their devices are."""
+    """Return the bytes that one process reads; the others read as many."""
     wanted = []
     for leaf, (target, place) in enumerate(zip(targets, places, strict=True)):
         indices: Mapping[Any, Any] = place.devices_indices_map(target.shape)

@@ -116,7 +116,7 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
 
 
 def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[list[int]]:
-    """Numbers of the slices; those of one batch share bytes, those of two don't."""
+    """Return the numbers of slices in batches; only slices of one batch share bytes."""
     reads = _reads(parts)
     covers = _covers(source, rule, reads)
     batch_of = {number: {number} for number in range(len(parts))}
@@ -133,7 +133,7 @@ def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[li
 def _arrays(
     source: WeightSource, rule: Rule, parts: Sequence[Part], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
-    """By the number of the slice the boxes that it takes, read."""
+    """Return the boxes that each slice takes, read, by the slice's number."""
     reads = _reads(parts, numbers)
     places: dict[int, list[int]] = {}
     for place, one in enumerate(reads):

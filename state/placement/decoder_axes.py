@@ -81,7 +81,7 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
 
 
 def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Names of the axes of a quantized weight, or of its scales."""
+    """Return the axis names of a quantized weight, or of its scales."""
     whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
     if axes is None or whole is None:
         return None

@@ -114,7 +114,7 @@ def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
 
 
 def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
-    """Bytes that a process reads of a leaf at most, and all of them together."""
+    """Return the most bytes of a leaf that a process reads, and the bytes that all read."""
     if 0 in array.shape:
         return 0, 0
     entries = [*array.entries, *[None] * (len(array.shape) - len(array.entries))]

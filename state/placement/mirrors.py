@@ -44,7 +44,7 @@ def mirror(
     parameters: Mapping[tuple[str, ...], tuple[tuple[int, ...], Entries]],
     mesh: MeshSizes,
 ) -> Mirror:
-    """Decides where a leaf goes, given where the parameters are.
+    """Decide where a leaf goes, given where the parameters are.
 
     Args:
         path: the leaf's keys.

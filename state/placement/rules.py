@@ -102,7 +102,7 @@ def place(
     axis_rules: AxisRules = DEFAULT_AXIS_RULES,
     units: Mapping[str, int] = MappingProxyType({}),
 ) -> LeafPlace:
-    """Decides where a leaf goes.
+    """Decide where a leaf goes.
 
     Args:
         shape: the leaf's.
@@ -163,7 +163,7 @@ def _unmatched(
     mesh: MeshSizes,
     catch_all: bool,
 ) -> str | None:
-    """Says why a large leaf is whole on every device, if no one asked for that."""
+    """Return why a large leaf is whole on every device, if no one asked for that."""
     if rule == AUTOMATIC and mesh.get("fsdp", 1) > 1:
         return f"large, and fsdp={mesh['fsdp']} divides none of its dimensions (shape {shape})"
     named_nothing = not any(entry is not None for entry in entries)
@@ -239,7 +239,7 @@ class _Asked(NamedTuple):
 def _misfit(
     asked: _Asked, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
 ) -> Misfit | None:
-    """Says why mesh axes do not split a dimension, if they do not."""
+    """Return why mesh axes do not split a dimension, if they do not."""
     dimension, axes, shape, name = asked
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
@@ -262,7 +262,7 @@ def _misfit(
 
 
 def _splitting(axes: Sequence[str], name: str | None, axis_rules: AxisRules) -> tuple[str, ...]:
-    """Those of the mesh axes that split what a logical axis holds: its own, and unknown ones."""
+    """Return the mesh axes that split a logical axis: its own, and unknown ones."""
     own = entry_axes(axis_rules.get(name)) if name is not None else ()
     carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
     known = carried.union(MESH_AXES)
