@@ -342,7 +342,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         *,
         tx_init: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Return the state with this optimizer, its state made directly where it belongs.
+        """Return the state with this optimizer, whose state is made directly on its devices.
 
         Args:
             tx: the optimizer.
@@ -366,5 +366,5 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return self.init_tx(self.tx, tx_init=self.tx_init)
 
     def free_opt_state(self) -> Self:
-        """Return the state without optimizer state, so that its memory can go."""
+        """Return the state without optimizer state, so that its memory can be freed."""
         return self.replace(opt_state=None)

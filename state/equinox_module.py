@@ -52,7 +52,7 @@ class ModuleCall:
 
 
 def is_equinox(tree: Any) -> bool:
-    """Return whether a tree is an Equinox module; without importing Equinox, there are none."""
+    """Return whether a tree is an Equinox module; if Equinox is not imported, it is none."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
 

@@ -125,7 +125,7 @@ def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> 
 
 
 def with_nearest(name: str, known: Iterable[str]) -> str:
-    """Return an unknown name for a message, with the known one that it is like, if any is."""
+    """Return an unknown name for a message, with the most similar known one, if any."""
     nearest = get_close_matches(name, list(known), n=1)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 

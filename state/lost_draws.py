@@ -70,7 +70,7 @@ def lost_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
 
 
 class Draws:
-    """What the step that returns a state drew, and did not carry on in it: part of its structure.
+    """Random draws of a step that the returned state does not carry on; part of its structure.
 
     Every one equals every other: no step may compile again for it.
 

@@ -1,4 +1,4 @@
-"""One step of an Optax optimizer, with what some take besides gradients.
+"""Step of an Optax optimizer, with the extra arguments that some take besides gradients.
 
 Optax passes more arguments on to the parts of an optimizer that take any (`value` to
 `reduce_on_plateau`, `value_fn` to a line search), and drops them in silence where none does. Here

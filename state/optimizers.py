@@ -96,7 +96,7 @@ def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTran
 def given_optimizer(
     tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
 ) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
-    """Return the optimizer that two arguments of these names ask for, and its description.
+    """Return the optimizer that `tx` or `tx_init` gives, and its description.
 
     Raises:
         OptimizerError: if there is only a description, and it names anything unknown.
@@ -213,7 +213,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 
 def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
-    """Return the initial optimizer state, each leaf made directly where it belongs.
+    """Return the initial optimizer state, each leaf made directly on its devices.
 
     Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
     are bound to no device give a state that is not either.

@@ -1,4 +1,4 @@
-"""Which mesh axes carry each logical axis of a model; JAX-free."""
+"""Mesh axes that carry each logical axis of a model; JAX-free."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cairn.state.errors import ArgumentError
 __all__ = ["AxisEntry", "PartitionAxis"]
 
 AxisEntry = str | tuple[str, ...] | None
-"""One mesh axis, several that split a dimension together, or None: the dimension stays whole."""
+"""A mesh axis, several that split a dimension together, or None: the dimension stays whole."""
 
 
 @dataclass(frozen=True)
 class PartitionAxis:
-    """Which mesh axes carry each logical axis of a model; frozen, hashable, JSON in and out.
+    """Mesh axes that carry each logical axis of a model; frozen, hashable, JSON in and out.
 
     Parameters go by the names that the model's layers gave their dimensions, such as
     ("embed", "mlp"); one mesh axis splits a leaf once, for the first dimension that asks for it.

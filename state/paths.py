@@ -30,7 +30,7 @@ __all__ = [
 
 
 class NamedLeaf:
-    """One leaf of a tree, its path, and the logical axis names that its Variable carries."""
+    """Leaf of a tree, its path, and the logical axis names that its Variable carries."""
 
     __slots__ = ("axes", "leaf", "path", "variable_type")
 
@@ -108,14 +108,14 @@ def leaves_by_item(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def arrays_among(leaves: Sequence[Any]) -> Sequence[Any]:
-    """Return the arrays of JAX among leaves, of which most are of one type."""
+    """Return the JAX arrays among leaves, fast if most leaves have one type."""
     kinds = {*map(type, leaves)}
     others = {kind for kind in kinds if not issubclass(kind, jax.Array)}
     return [leaf for leaf in leaves if type(leaf) not in others] if others else leaves
 
 
 def too_wide(tree: Any) -> list[str]:
-    """List numbers of Python and NumPy arrays in dtypes of which JAX makes others, sorted."""
+    """List Python numbers and NumPy arrays whose dtypes JAX would change, sorted."""
     leaves = jax.tree.leaves(tree)
     if len(arrays_among(leaves)) == len(leaves):
         return []  # to name leaves takes longer

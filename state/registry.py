@@ -1,4 +1,4 @@
-"""What data may name, and where it is: model families by `model_type`, model classes by name.
+"""Registry of names in data: model families by `model_type`, model classes by name.
 
 Nothing is ever imported because a file says so. A name is looked up among the classes that this
 process has defined, and in the two tables here of what ships with Cairn; of those, the module is
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PACKAGE = "cairn"
-"""What a checkpoint has for the module of a class that ships with Cairn."""
+"""Module name that a checkpoint stores for a class that ships with Cairn."""
 
 FAMILIES = "cairn.state.families.known"
 """The package of families: each module's name is its `model_type`, and it defines `FAMILY`."""
@@ -86,13 +86,13 @@ def register(model_class: type[Any]) -> None:
 
 
 def is_hidden(model_class: type[Any]) -> bool:
-    """Return whether a later class of the same module and name is what a load finds instead."""
+    """Return whether a load would find a later class of the same module and name instead."""
     known = _CLASSES.get((model_class.__module__, model_class.__name__))
     return known is not None and known is not model_class
 
 
 def module_class(model_class: type[Any]) -> type[Any]:
-    """Return the class of modules that a model class is loaded as: of Linen's, the NNX form."""
+    """Return the module class that a model class is loaded as; for Linen models, the NNX form."""
     linen_form: Any = getattr(model_class, "nnx_class", None)
     found: type[Any] = model_class if linen_form is None else linen_form()
     return found

@@ -62,7 +62,7 @@ class TrainStep:
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, donate: bool = True) -> None:
-        """Store the step's parts; compile nothing yet.
+        """Store the step's loss function; compile nothing yet.
 
         Args:
             loss_fn: as described above.

@@ -33,7 +33,7 @@ _CLASSES: dict[str, type[EDPretrainedConfig]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class EDPretrainedConfig(Sealed):
-    """What a model is and how it is laid out over devices; the base of every model config.
+    """Base of every model config: the model's shape, and its layout over devices.
 
     A subclass is a frozen dataclass that sets `model_type` and adds its own fields; it is then
     known to `AutoEasyDeLConfig` under that name. Instances are hashable, so that they can be static

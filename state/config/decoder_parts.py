@@ -1,4 +1,4 @@
-"""What a decoder is made of: every layer with weights by its path, for its modules and its rules.
+"""Parts of a decoder: every layer with weights by its path, for its modules and its rules.
 
 This is the one list. `cairn.state.decoder` builds its modules of it, and who has no JAX knows from
 it which leaves a config describes. JAX-free.
@@ -18,14 +18,14 @@ from cairn.state.placement import DECODER_AXES
 __all__ = ["Part", "PartKind", "decoder_parts", "layer_parts", "leaf_shapes", "parts_below"]
 
 _LATENT_EPS = 1e-6
-"""Of the norms of the short vectors, whatever `rms_norm_eps` is: DeepSeek's code has no other."""
+"""Epsilon of the short vectors' norms, whatever `rms_norm_eps` is: DeepSeek's code fixes it."""
 
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
 
 
 class PartKind(StrEnum):
-    """What a layer does with its weights."""
+    """Kind of operation of a layer with weights."""
 
     LINEAR = "linear"
     EXPERTS = "experts"
@@ -45,7 +45,7 @@ _MAIN_LEAF = {
 
 @dataclass(frozen=True)
 class Part:
-    """One layer with weights.
+    """Layer with weights.
 
     Attributes:
         kind: what it does.

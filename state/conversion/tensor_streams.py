@@ -34,7 +34,7 @@ FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Leaf(Protocol):
-    """One of our leaves, wherever it is stored."""
+    """Leaf of ours, wherever it is stored."""
 
     @property
     def shape(self) -> Shape:
@@ -256,7 +256,7 @@ class _InTurns:
 
 
 class _Whole:
-    """One output of an operation that needs its inputs whole."""
+    """Output of an operation that needs its inputs whole."""
 
     def __init__(self, op: Op, parts: Sequence[_Stream], index: int, shape: Shape) -> None:
         self.op, self.parts, self.index, self.shape = op, parts, index, shape

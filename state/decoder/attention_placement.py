@@ -1,4 +1,4 @@
-"""Where attention's activations go while a step is compiled."""
+"""Placement of attention's activations while a step is compiled."""
 
 from __future__ import annotations
 

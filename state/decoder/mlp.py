@@ -25,7 +25,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Feeding(nnx.Module):
-    """What `down` is given: `act(gate) * up`, or `act(up)` without a gate.
+    """Input of `down`: `act(gate) * up`, or `act(up)` without a gate.
 
     Source: arXiv 2002.05202 (GLU variants); for "clamped_silu" arXiv 2508.10925 (gpt-oss): `(up +
     1) gate sigmoid(1.702 gate)`, gate and up clamped.

@@ -20,7 +20,7 @@ class Untrained(nnx.Variable[Any]):
 
 
 class ExpertsLinear(nnx.Module):
-    """One linear layer for each expert: a kernel [experts, in, out], and a bias [experts, out]."""
+    """Linear layers of experts: a kernel [experts, in, out], and a bias [experts, out]."""
 
     def __init__(
         self, part: Part, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array

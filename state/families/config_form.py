@@ -90,7 +90,7 @@ def windows_from_hf(
 
 @dataclass(frozen=True)
 class ConfigForm:
-    """How the options of a decoder lie in a family's config.json.
+    """Mapping of a decoder's options to a family's config.json.
 
     Attributes:
         model_type: as in config.json.

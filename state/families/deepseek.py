@@ -194,7 +194,7 @@ EXPERT_PARTS: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-"""What the layers of the experts are called."""
+"""Names of the experts' layers."""
 
 _OURS = Names(
     parts={

@@ -1,4 +1,4 @@
-"""What the rest of the code knows of a family, and where it is looked up.
+"""Description of a model family, and its look-up.
 
 A family is a module of the folder `known` that defines `FAMILY`; that it is there makes it known.
 """
@@ -20,7 +20,7 @@ from cairn.state.families.names import Names
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the code knows of a family.
+    """Description of a model family, for the rest of the code.
 
     Attributes:
         form: how its options lie in config.json.

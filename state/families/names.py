@@ -31,7 +31,7 @@ EXPERTS: Mapping[str, str] = MappingProxyType(
         for name in ("gate_proj", "up_proj", "down_proj")
     }
 )
-"""What most families call the layers of their experts."""
+"""Names that most families give the layers of their experts."""
 
 
 SANDWICH: Mapping[str, str] = MappingProxyType(
@@ -41,7 +41,7 @@ SANDWICH: Mapping[str, str] = MappingProxyType(
         "mlp_output_norm": "post_feedforward_layernorm",
     }
 )
-"""What families that normalise on both sides of attention and MLP call these norms."""
+"""Names of norms in families that normalise on both sides of attention and MLP."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Names:
-    """What a family's layers are called in its files.
+    """Names of a family's layers in its files.
 
     Attributes:
         top: paths of ours outside of the blocks -> their names.

@@ -1,4 +1,4 @@
-"""Which layers of Qwen2 and Qwen3 have a window; JAX-free."""
+"""Windowed layers of Qwen2 and Qwen3; JAX-free."""
 
 from __future__ import annotations
 

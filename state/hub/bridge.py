@@ -34,7 +34,7 @@ class EasyBridgeMixin:
 
     @classmethod
     def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
-        """Return the class that `from_pretrained` makes of a config; this one."""
+        """Return the class that `from_pretrained` builds for a config: this one."""
         return cls
 
     @classmethod
@@ -63,10 +63,10 @@ class EasyBridgeMixin:
         text_only: bool = False,
         verbose: bool = False,
     ) -> Self:
-        """Return a model with pretrained weights, each slice read and placed by itself.
+        """Return a model with pretrained weights; each slice is read and placed alone.
 
-        A process reads what its devices hold, and a slice that several of them hold once. With
-        several processes all must call this, unless `mesh` has devices of one alone.
+        A process reads what its devices hold, and reads a slice that several of them hold once.
+        With several processes all must call this, unless `mesh` has devices of one alone.
 
         Where config.json ties the output head to the embedding, and the files hold two different
         weights, both are loaded, untied, with a warning.
@@ -260,7 +260,7 @@ class EasyBridgeMixin:
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Self:
-        """Give the model the adapters of a folder that `save_adapter` or `peft` wrote.
+        """Load the adapters of a folder that `save_adapter` or `peft` wrote into the model.
 
         Values and dtypes are the file's. The model gets adapters where the file has some, unless
         it has just these already. A dropout that the adapters were trained with is not applied.

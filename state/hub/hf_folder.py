@@ -134,7 +134,7 @@ def write_folder(
 
 
 def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
-    """Return the weights on process 0; the others take part in gathering, and keep nothing."""
+    """Gather the weights to process 0; the others take part, and keep nothing."""
     fetched = {}
     for path in paths:
         array = weights.fetch(path)

@@ -108,7 +108,7 @@ def read_adapter(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> None:
-    """Give a model the adapters of a folder, bit for bit; see `EasyBridgeMixin.load_adapter`.
+    """Load the adapters of a folder into a model, bit for bit; see `EasyBridgeMixin.load_adapter`.
 
     Raises:
         NotFoundError: nothing is there, or no safetensors.
@@ -290,7 +290,7 @@ def _pattern(paths: list[str], others: set[str]) -> str:
 
 
 def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path: str) -> None:
-    """Put adapters into a model, which gets its layers for them if it has none.
+    """Put adapters into a model; add adapter layers first if it has none.
 
     Raises:
         ArgumentError: the model has adapters of another size, or elsewhere.

@@ -26,7 +26,7 @@ from cairn.state.weights import Pretrained, WeightSource, rule_table
 from cairn.storage.training import processes
 
 _TOGETHER_BYTES: Final = 1 << 30
-"""Of weights, over all processes, that are read before the processes meet."""
+"""Bytes of weights, over all processes, that are read before the processes meet."""
 
 _PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 
@@ -151,7 +151,7 @@ def _read(
 
 
 def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[int]]:
-    """Numbers of the rules that are read before the processes meet: leaves of `least` bytes."""
+    """Yield numbers of rules in batches of at least `least` bytes; processes meet after each."""
     batch: list[int] = []
     size = 0
     for number, rule in enumerate(targets):

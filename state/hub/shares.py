@@ -1,4 +1,4 @@
-"""Which process reads what of pretrained weights, and how it gets to where it belongs.
+"""Division of pretrained weights among processes for reading, and their exchange afterwards.
 
 Each process reads the slices that its devices hold. Where such slices are columns of the tensors
 in the file, so that every process would have to read nearly all rows, the rows are shared out
@@ -33,7 +33,7 @@ _SPARE_BYTES: Final = 256
 
 
 class Target(NamedTuple):
-    """What a leaf is to be.
+    """Target of a leaf: shape, dtype and sharding.
 
     Attributes:
         path: of the leaf.
@@ -163,7 +163,7 @@ _Key = tuple[tuple[int, int], ...]
 
 
 def _holders(shape: Sequence[int], place: Sharding) -> dict[_Key, tuple[Box, list[jax.Device]]]:
-    """Return every box of a leaf that devices of this process hold, and these."""
+    """Return each box of a leaf that this process's devices hold, with these devices."""
     found: dict[_Key, tuple[Box, list[jax.Device]]] = {}
     for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
         box = _box(index, shape)
@@ -181,7 +181,7 @@ def _key(box: Box) -> _Key:
 
 
 def _own(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array in C order that nobody else has: JAX may use its memory as it is."""
+    """Return a C-order array that nobody else uses: JAX may take its memory as it is."""
     root = values
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -198,7 +198,7 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _assembled(target: Target, place: Sharding, held: dict[jax.Device, jax.Array]) -> jax.Array:
-    """Return an array of what each local device holds of it."""
+    """Return an array assembled from the parts of each local device."""
     dtype = target.dtype if place == target.place else _bits(target.dtype)
     known = jax.dtypes.canonicalize_dtype(dtype)
     if known != dtype:

@@ -68,7 +68,7 @@ def read_slices(
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the one that holds the numbers of all, exactly; they are one, or floating."""
+    """Return the dtype that holds all numbers exactly; the dtypes are equal, or floating."""
     different = dict.fromkeys(dtypes)
     try:
         return np.result_type(*different)

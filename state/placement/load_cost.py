@@ -1,4 +1,4 @@
-"""What a load reads, and how much of it waits in the memory of a process meanwhile.
+"""Cost of a load: the bytes that it reads, and those in a process's memory meanwhile.
 
 It is what `storage.training.restore` does: each process reads the chunks that hold what its devices
 hold, each of them once, leaf by leaf; leaves pass through a window on the host of `HOST_BYTES`.
@@ -134,7 +134,7 @@ def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _covered(length: int, chunk: int, axes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Along one dimension: how much lies in the chunks that hold what processes hold.
+    """Return, for one dimension, the most chunk length that a process reads, and that of all.
 
     Args:
         length: of the dimension.

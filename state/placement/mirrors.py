@@ -1,4 +1,4 @@
-"""Which parameter a leaf of an optimizer mirrors, and which of its mesh axes are left for it.
+"""The parameter that an optimizer leaf mirrors, and the mesh axes that it takes from it.
 
 `state.sharding.optimizers` says what is done with it.
 """
@@ -23,7 +23,7 @@ REPLICATED = "replicated"
 
 
 class Mirror(NamedTuple):
-    """Where a leaf goes that is none of a model's.
+    """Placement of a leaf that is not a model's.
 
     Attributes:
         rule: one of the above, or "automatic".

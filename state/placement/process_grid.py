@@ -1,4 +1,4 @@
-"""Which devices of a mesh belong to which process: boxes of one size, in the order of the mesh."""
+"""Devices of each process on a mesh: boxes of one size, in the order of the mesh."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ LARGE_LEAF_ELEMENTS = 16_384
 """Leaves below this many elements may be whole on every device without anyone having said so."""
 
 DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(PartitionAxis().axis_rules())
-"""Which mesh axis carries which logical axis of a model."""
+"""Mesh axes of each logical axis of a model."""
 
 AUTOMATIC = "automatic"
 
@@ -50,7 +50,7 @@ _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
 
 
 class FoundRule(NamedTuple):
-    """What partition rules say of a leaf.
+    """Partition rule that a leaf meets.
 
     Attributes:
         pattern: of the first rule that matches its path; None if none does.
@@ -78,7 +78,7 @@ class Misfit(NamedTuple):
 
 
 class LeafPlace(NamedTuple):
-    """Where a leaf goes.
+    """Placement of a leaf.
 
     Attributes:
         rule: the pattern that matched, "axes (...)", "automatic" or "scalar".

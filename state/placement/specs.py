@@ -29,7 +29,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 
 
 def short(entries: Iterable[Any]) -> Entries:
-    """Return a spec without trailing Nones, as plans spell it: jit knows no two spellings."""
+    """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
     kept = list(entries)
     while kept and kept[-1] is None:
         kept.pop()

@@ -25,7 +25,7 @@ from cairn.storage.training import is_key_dtype
 __all__ = ["FieldTargets", "field_forms", "field_targets", "static_values"]
 
 FieldTargets = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | Literal["skip"] | None
-"""What `load_state` takes as `fields`."""
+"""Argument `fields` of `load_state`."""
 
 _ITEM = "fields"
 _NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}

@@ -34,7 +34,7 @@ _PROBE = 1_000_003
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """One of PEFT's modules and the kernels of ours that it stands for.
+    """PEFT module and the kernels of ours that it stands for.
 
     Attributes:
         name: of the module, such as "model.layers.0.self_attn.q_proj".

@@ -34,7 +34,7 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What a file that says of no scaling has, to transformers."""
+"""Rotary scaling that transformers assumes for a file without any."""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
