@@ -58,7 +58,7 @@ def is_equinox(tree: Any) -> bool:
 
 
 def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, ModuleCall]:
-    """Return a module's parameters, in a module without anything else, and what calls it.
+    """Return a module of only the parameters, and the function that calls the whole module.
 
     Raises:
         ArgumentError: if the module holds arrays that are not floating (they would neither be

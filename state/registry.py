@@ -75,7 +75,7 @@ def family(model_type: str) -> Any:
 
 
 def class_identity(model_class: type[Any]) -> dict[str, str]:
-    """Return what a checkpoint stores of a model class: its name and its module."""
+    """Return the name and module of a model class, as a checkpoint stores them."""
     name, module = model_class.__name__, model_class.__module__
     return {"model_class": name, "model_module": PACKAGE if _ships(name, module) else module}
 

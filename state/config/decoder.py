@@ -281,9 +281,9 @@ class DecoderConfig(EDPretrainedConfig):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return our JSON form, without later options whose value is what held before them.
+        """Return our JSON form, without newer options that have their default.
 
-        Earlier versions read what does not use them.
+        So earlier versions can read a config that does not use these options.
 
         Raises:
             ConfigError: as `EDPretrainedConfig.to_dict`.

@@ -217,7 +217,7 @@ def _check_parameters(
 
 
 def _finishing(written: Callable[..., None], named: frozenset[str]) -> Callable[..., None]:
-    """Return an `__init__` that checks and freezes what a written one has made."""
+    """Return an `__init__` that checks and freezes the fields that a written one has set."""
 
     @functools.wraps(written)
     def init(self: Any, *arguments: Any, **keywords: Any) -> None:

@@ -167,7 +167,7 @@ class Decoder(nnx.Module):
         return make_per_layer(ropes, angles), make_per_layer(windows, masks)
 
     def stack_layers(self) -> list[Any]:
-        """Return every leaf of the layers as one array over all of them: what a scan goes through.
+        """Return every leaf of the layers stacked into one array, for a scan to go through.
 
         Layers of different kinds (some with experts, some quantized) can't be in one array. Where
         kinds repeat in turns, each turn's layers have one array per place in the turn.

@@ -64,7 +64,7 @@ class Experts(Feeding):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R D"]:
-        """Return each row through its expert; as `ExpertsLinear`."""
+        """Apply to each row its expert, as `ExpertsLinear` does."""
         gate = self.gate_proj(rows, counts, expert) if hasattr(self, "gate_proj") else None
         inner = self.inner(self.up_proj(rows, counts, expert), gate)
         out: jax.Array = self.down_proj(inner, counts, expert)
@@ -120,7 +120,7 @@ class MixtureOfExperts(nnx.Module):
         return out, logits
 
     def _route(self, logits: Float[Array, "R E"]) -> tuple[Int[Array, "R K"], Float[Array, "R K"]]:
-        """Return the experts of each token, and what each counts for."""
+        """Return the experts of each token, and their weights."""
         settings = self.settings
         softmax = settings.score == "softmax"
         scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)

@@ -34,7 +34,7 @@ class ExpertsLinear(nnx.Module):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R F"]:
-        """Return each row through its expert.
+        """Apply to each row its expert.
 
         Args:
             rows: sorted by their experts.

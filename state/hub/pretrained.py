@@ -252,7 +252,7 @@ def placement(
 
 
 def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of a weight that may be cast: of what is no parameter, that of the class."""
+    """Return the dtype of a weight that may be cast; the class decides for other variables."""
     if not is_floating(stored):
         return stored
     is_parameter = leaf.variable_type is not None and issubclass(leaf.variable_type, nnx.Param)

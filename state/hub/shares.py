@@ -72,7 +72,7 @@ def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> 
 def read_rule(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> list[jax.Array]:
-    """Return the leaves of a rule in those places; `exchanged` takes them from there to their own.
+    """Read the leaves of a rule into these shardings; `exchanged` then moves them to their own.
 
     Each slice goes to all local devices that hold it as soon as it is read, and the next one is
     read meanwhile; when this returns all have arrived.

@@ -102,7 +102,7 @@ def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
 
 
 def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
-    """Return the most that threads hold of what they read, besides the leaves themselves."""
+    """Return the most bytes of read buffers that threads hold, besides the leaves themselves."""
     largest = stored = 0
     for array in arrays:
         cut = array.chunks if local else array.shards or array.chunks

@@ -142,7 +142,7 @@ def place(
 
 
 def axis_units(config: Any) -> dict[str, int]:
-    """Return what each logical axis of a model holds in whole numbers, from its config.
+    """Return the number of indivisible units of each logical axis, from a model's config.
 
     A config says so itself with `axis_units`, a mapping such as {"heads": 9, "kv_heads": 3}; else
     `num_attention_heads` and `num_key_value_heads` are taken, where they are there.
