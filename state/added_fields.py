@@ -1,4 +1,4 @@
-"""Fields that a subclass adds to a state: which they are, and what may be given for them."""
+"""Fields that a subclass adds to a state: their names, and the check of their values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ __all__ = ["added_fields", "added_names", "check_added", "refuse_unknown"]
 
 
 def added_names(state_class: type[Any], base: type[Any], *, static: bool = False) -> list[str]:
-    """Returns the names of the fields that a class adds to `base`.
+    """Return the names of the fields that a class adds to `base`.
 
     Args:
         state_class: a subclass of `base`.
@@ -25,14 +25,14 @@ def added_names(state_class: type[Any], base: type[Any], *, static: bool = False
 
 
 def added_fields(state: Any, base: type[Any]) -> dict[str, Any]:
-    """Returns the values of those fields, by name."""
+    """Return the values of the fields that a state's class adds to `base`, by name."""
     return {name: getattr(state, name) for name in added_names(type(state), base)}
 
 
 def check_added(
     state_class: type[Any], base: type[Any], given: Mapping[str, Any], *, path: str = "create"
 ) -> None:
-    """Checks the values that a state is made with for added fields, static ones among them.
+    """Check the values that a state is made with for added fields, static ones among them.
 
     Args:
         state_class: a subclass of `base`.
@@ -63,7 +63,7 @@ def check_added(
 
 
 def refuse_unknown(path: str, given: Mapping[str, Any], known: set[str]) -> None:
-    """Checks that names are those of fields.
+    """Check that names are those of fields.
 
     Raises:
         ArgumentError: if some are not; names them and the known ones.

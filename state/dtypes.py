@@ -11,7 +11,7 @@ __all__ = ["floating_dtype"]
 
 
 def floating_dtype(value: Any, *, argument: str) -> np.dtype[Any]:
-    """Returns a floating dtype; its name may be one of `ml_dtypes`, such as "bfloat16".
+    """Return a floating dtype; its name may be one of `ml_dtypes`, such as "bfloat16".
 
     Args:
         value: a dtype, what NumPy takes for one, or a name.

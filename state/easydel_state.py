@@ -93,7 +93,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
 
     def _look_at_draws(self) -> None:
-        """What was dropped may have been taken over since, and is told only of arrays."""
+        """Look for lost draws; while tracing, drop `draws` that belong to another `graphother`."""
         if isinstance(self.step, jax.core.Tracer):
             if self.draws.of != id(self.graphother):
                 object.__setattr__(self, "draws", _NO_DRAWS)
@@ -143,7 +143,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         tx_init: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Self:
-        """Makes a state from a model, or from its parts.
+        """Make a state from a model, or from its parts.
 
         Args:
             step: steps taken so far, 0 by default.
@@ -244,18 +244,18 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What `save_state(extras=...)` kept, on a state that was just loaded; {} on any other."""
+        """JSON of `save_state(extras=...)`, on a state that was just loaded; {} on any other."""
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
 
     @classmethod
     def added_field_names(cls, *, static: bool = False) -> list[str]:
-        """The names of the fields that a subclass added: those in the tree, or the static ones."""
+        """Return the names of the fields that a subclass added: in the tree, or the static ones."""
         return added_names(cls, EasyDeLState, static=static)
 
     @classmethod
     def check_fields(cls, fields: Mapping[str, Any], *, path: str) -> None:
-        """Checks values of added fields, to make a state with.
+        """Check values of added fields, to make a state with.
 
         Raises:
             ArgumentError: if a field is unknown, or one without default has no value; names all.
@@ -268,7 +268,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return added_fields(self, EasyDeLState)
 
     def merge(self, tree: Any) -> Any:
-        """Returns the model with the parameters of `tree`, an NNX State or a nested dict.
+        """Return the model with the parameters of `tree`, an NNX State or a nested dict.
 
         What a call of it changes, such as a dropout's counter, is the model's alone: a step takes
         it over as `graphother`, or draws the same numbers again and is warned of it.
@@ -285,7 +285,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return model
 
     def merge_to_state(self, tree: Any) -> Self:
-        """Returns the state with other parameters, an NNX State or a nested dict.
+        """Return the state with other parameters, an NNX State or a nested dict.
 
         Raises:
             TreeStructureError: if they are not exactly the state's; lists every difference.
@@ -300,7 +300,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     # -- training ------------------------------------------------------------------------------
 
     def apply_gradients(self, *, grads: Any, **extra: Any) -> Self:
-        """Returns the state after one step of the optimizer.
+        """Return the state after one step of the optimizer.
 
         Args:
             grads: gradients of `graphstate`: the same tree, or a nested dict of the same paths.
@@ -342,7 +342,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         *,
         tx_init: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Returns the state with this optimizer, its state made directly where it belongs.
+        """Return the state with this optimizer, whose state is made directly on its devices.
 
         Args:
             tx: the optimizer.
@@ -354,7 +354,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return self.replace(tx=tx, tx_init=tx_init, opt_state=opt_state)
 
     def init_opt_state(self) -> Self:
-        """Returns the state with a fresh optimizer state for the present optimizer.
+        """Return the state with a fresh optimizer state for the present optimizer.
 
         Raises:
             NotInitializedError: if there is no optimizer.
@@ -366,5 +366,5 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return self.init_tx(self.tx, tx_init=self.tx_init)
 
     def free_opt_state(self) -> Self:
-        """Returns the state without optimizer state, so that its memory can go."""
+        """Return the state without optimizer state, so that its memory can be freed."""
         return self.replace(opt_state=None)

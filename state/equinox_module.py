@@ -37,14 +37,14 @@ class ModuleCall:
     function: Callable[..., Any] | None = None
 
     def merge(self, params: Any) -> Any:
-        """Returns the whole module with these parameters."""
+        """Return the whole module with these parameters."""
         leaves = list(self.structure.flatten_up_to(params))
         for position, leaf in self.static:
             leaves[position] = leaf
         return jax.tree.unflatten(self.structure, leaves)
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module with these parameters."""
+        """Call the module with these parameters."""
         module = self.merge(params)
         if self.function is not None:
             return self.function(module, *args, **kwargs)
@@ -52,13 +52,13 @@ class ModuleCall:
 
 
 def is_equinox(tree: Any) -> bool:
-    """Says whether a tree is an Equinox module; without importing Equinox, there are none."""
+    """Return whether a tree is an Equinox module; if Equinox is not imported, it is none."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(tree, equinox.Module)
 
 
 def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, ModuleCall]:
-    """Returns a module's parameters, in a module without anything else, and what calls it.
+    """Return a module of only the parameters, and the function that calls the whole module.
 
     Raises:
         ArgumentError: if the module holds arrays that are not floating (they would neither be
@@ -91,7 +91,7 @@ def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, M
 
 
 def check_leaves(params: Any) -> None:
-    """Checks that every leaf of the parameters is an array or a number.
+    """Check that every leaf of the parameters is an array or a number.
 
     Raises:
         ArgumentError: if some are not; lists all of them.

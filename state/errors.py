@@ -109,7 +109,7 @@ class OptimizerNotFoundError(StateError, FileNotFoundError):
 
 
 def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> None:
-    """Checks that a state can take a step.
+    """Check that a state can take a step.
 
     Raises:
         NotInitializedError: if it lacks the optimizer or its state; says which.
@@ -125,13 +125,13 @@ def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> 
 
 
 def with_nearest(name: str, known: Iterable[str]) -> str:
-    """Returns an unknown name for a message, with the known one that it is like, if any is."""
+    """Return an unknown name for a message, with the most similar known one, if any."""
     nearest = get_close_matches(name, list(known), n=1)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
 def require_known(argument: str, value: Any, known: Sequence[str]) -> None:
-    """Checks that a value is among the known ones.
+    """Check that a value is among the known ones.
 
     Raises:
         ArgumentError: if it is not; names the argument and lists the known values.

@@ -49,12 +49,12 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether numbers were drawn from it; with a key of its own, the copy may be forgotten."""
+        """True if numbers were drawn from it, and its key was not replaced."""
         return self.key.get_value() is self.given[0] and self.count.get_value() is not self.given[1]
 
 
 def streams_of(model: Any) -> list[Stream]:
-    """The random streams of a model."""
+    """Return the random streams of a model."""
     keys = _by_stream(nnx.state(model, nnx.RngKey))
     counts = _by_stream(nnx.state(model, nnx.RngCount))
     return [
@@ -65,12 +65,12 @@ def streams_of(model: Any) -> list[Stream]:
 
 
 def lost_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
-    """The paths of the streams that were drawn from."""
+    """Return the paths of the streams that were drawn from."""
     return tuple(dict.fromkeys(stream.path for stream in streams if stream.is_lost))
 
 
 class Draws:
-    """What the step that returns a state drew, and did not carry on in it: part of its structure.
+    """Random draws of a step that the returned state does not carry on; part of its structure.
 
     Every one equals every other: no step may compile again for it.
 
@@ -80,7 +80,7 @@ class Draws:
     """
 
     def __init__(self, lost: Sequence[Path] = (), of: int = 0) -> None:
-        """Nothing by default."""
+        """Begin without lost streams."""
         self.lost = tuple(lost)
         self.of = of
         self._looks = _LOOKS
@@ -96,9 +96,9 @@ class Draws:
         return "Draws()"
 
     def look(self, state: Any) -> None:
-        """See what a compiled step returned, and say so if it counts no further than one before.
+        """Compare a compiled step's result with the one before; warn if streams did not advance.
 
-        Its caller may take the counters over himself: then they have moved by the next look.
+        The caller may carry the counters over himself: then they have advanced by the next look.
         """
         if not self._looks:
             return
@@ -137,7 +137,7 @@ def say_lost(lost: Sequence[Path]) -> None:
 
 
 def _frames_to_caller() -> int:
-    """How far `warnings.warn` is to go up, to the line that is neither ours nor JAX's."""
+    """Return the `stacklevel` of the first line that is neither ours nor JAX's."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INNER:
         frame, level = frame.f_back, level + 1
@@ -145,7 +145,7 @@ def _frames_to_caller() -> int:
 
 
 def _by_stream(variables: Any) -> dict[Path, Any]:
-    """Variables by the path of the stream that has them."""
+    """Return variables by the path of their stream."""
     return {path[:-1]: variable for path, variable in nnx.to_flat_state(variables)}
 
 
@@ -165,5 +165,5 @@ def _bits(value: Any) -> bytes:
 
 
 def _host(value: jax.Array) -> np.ndarray[Any, Any]:
-    """What this process has of an array."""
+    """Return this process's first shard of an array."""
     return np.asarray(value.addressable_data(0))

@@ -18,7 +18,7 @@ def _refuse(argument: str, names: type[StrEnum], value: object) -> ArgumentError
 
 
 class TaskType(StrEnum):
-    """What a model is for. `AUTO_BIND` means: whatever the model class says."""
+    """Task of a model. `AUTO_BIND` takes the model class's own task."""
 
     AUTO_BIND = "auto-bind"
     CAUSAL_LM = "causal-lm"
@@ -30,7 +30,7 @@ class TaskType(StrEnum):
 
 
 class EasyDeLQuantizationMethods(StrEnum):
-    """How the weights, and with the `a` methods also the activations, of a model are quantized."""
+    """Quantization method of a model's weights, and with `a` methods of its activations."""
 
     NF4 = "nf4"
     INT8 = "8bit"
@@ -58,7 +58,7 @@ class EasyDeLBackends(StrEnum):
 
 
 class EasyDeLPlatforms(StrEnum):
-    """What runs a model's operations: JAX on any device, one device kind, or a kernel language.
+    """Platform of a model's operations: JAX on any device, a device kind, or a kernel language.
 
     `JAX` takes whatever devices there are. `CPU`, `GPU` and `TPU` take devices of that kind.
     `TRITON` and `PALLAS` are kernel languages: the models here are plain JAX, so that a call that

@@ -1,4 +1,4 @@
-"""One step of an Optax optimizer, with what some take besides gradients.
+"""Step of an Optax optimizer, with the extra arguments that some take besides gradients.
 
 Optax passes more arguments on to the parts of an optimizer that take any (`value` to
 `reduce_on_plateau`, `value_fn` to a line search), and drops them in silence where none does. Here
@@ -43,7 +43,7 @@ def take_step(
     path: str,
     fields: set[str] | None = None,
 ) -> tuple[Any, Any]:
-    """Returns the parameters and the optimizer's state after one step.
+    """Return the parameters and the optimizer's state after one step.
 
     Args:
         tx: the optimizer.
@@ -97,7 +97,7 @@ def used_arguments(
     params: Any,
     offered: Mapping[str, Any],
 ) -> frozenset[str]:
-    """Returns which of the offered arguments an optimizer uses.
+    """Return which of the offered arguments an optimizer uses.
 
     Traced once for each optimizer and names; again where a flag, say, may lead elsewhere.
 
@@ -122,7 +122,7 @@ def used_arguments(
 
 
 def _accepted(tx: optax.GradientTransformation, offered: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names that the optimizer's update can be called with."""
+    """Return the names that the optimizer's update can be called with."""
     parameters = inspect.signature(tx.update).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     positional = [*parameters][:3]  # gradients, state, parameters
@@ -164,7 +164,7 @@ def _traced_use(
 def _read_names(
     update: Callable[..., Any], grads: Any, opt_state: Any, params: Any, arrays: Mapping[str, Any]
 ) -> set[str]:
-    """Returns the names of the arrays that an update reads."""
+    """Return the names of the arrays that an update reads."""
     jaxpr = jax.make_jaxpr(lambda *inputs: update(*inputs[:3], **inputs[3]))(
         grads, opt_state, params, arrays
     ).jaxpr
@@ -174,7 +174,7 @@ def _read_names(
 
 
 def _read_inputs(jaxpr: Jaxpr) -> list[bool]:
-    """Says of each input of a traced function whether it is read."""
+    """Return for each input of a traced function whether it is read."""
     read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
     for equation in jaxpr.eqns:
         inner = [one for value in equation.params.values() for one in _jaxprs_in(value)]

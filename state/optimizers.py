@@ -63,7 +63,7 @@ _WRAPPERS = ("max_grad_norm", "accumulate_steps")
 def make_optimizer(
     name: str, **arguments: Any
 ) -> tuple[optax.GradientTransformation, dict[str, Any]]:
-    """Builds an Optax optimizer, and the JSON that rebuilds it.
+    """Build an Optax optimizer, and the JSON that rebuilds it.
 
     Args:
         name: one of `OPTIMIZERS`.
@@ -85,7 +85,7 @@ def make_optimizer(
 
 
 def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Rebuilds the optimizer that `make_optimizer` described.
+    """Rebuild the optimizer that `make_optimizer` described.
 
     Raises:
         OptimizerError: if the description names anything unknown.
@@ -96,7 +96,7 @@ def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTran
 def given_optimizer(
     tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
 ) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
-    """Returns the optimizer that two arguments of these names ask for, and its description.
+    """Return the optimizer that `tx` or `tx_init` gives, and its description.
 
     Raises:
         OptimizerError: if there is only a description, and it names anything unknown.
@@ -176,7 +176,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse_text(key: str, value: Any) -> None:
-    """Optax would take these, and fail in the first step."""
+    """Refuse texts, which Optax would accept here, only to fail in the first step."""
     if isinstance(value, str) or (isinstance(value, Mapping) and "schedule" in value):
         raise OptimizerError(path=key, expected="a number", found=repr(value))
 
@@ -213,7 +213,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 
 def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
-    """Returns the initial optimizer state, each leaf made directly where it belongs.
+    """Return the initial optimizer state, each leaf made directly on its devices.
 
     Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
     are bound to no device give a state that is not either.
@@ -246,7 +246,7 @@ def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = 
 
 
 def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
-    """Returns the compiled-once function that makes an optimizer's state, each part on its device.
+    """Return the compiled-once function that makes an optimizer's state, each part on its device.
 
     Args:
         tx: the optimizer.
@@ -257,7 +257,7 @@ def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
 
 @contextmanager
 def optax_numerics() -> Iterator[None]:
-    """Traces what is inside with JAX's usual promotion of dtypes and ranks.
+    """Trace the body with JAX's usual promotion of dtypes and ranks.
 
     Optax raises a float to an int32 step counter and broadcasts scalars, which JAX refuses under
     `jax_numpy_dtype_promotion="strict"`. A run with strict numerics keeps them for its own code:

@@ -1,4 +1,4 @@
-"""Which mesh axes carry each logical axis of a model; JAX-free."""
+"""Mesh axes that carry each logical axis of a model; JAX-free."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cairn.state.errors import ArgumentError
 __all__ = ["AxisEntry", "PartitionAxis"]
 
 AxisEntry = str | tuple[str, ...] | None
-"""One mesh axis, several that split a dimension together, or None: the dimension stays whole."""
+"""A mesh axis, several that split a dimension together, or None: the dimension stays whole."""
 
 
 @dataclass(frozen=True)
 class PartitionAxis:
-    """Which mesh axes carry each logical axis of a model; frozen, hashable, JSON in and out.
+    """Mesh axes that carry each logical axis of a model; frozen, hashable, JSON in and out.
 
     Parameters go by the names that the model's layers gave their dimensions, such as
     ("embed", "mlp"); one mesh axis splits a leaf once, for the first dimension that asks for it.
@@ -84,11 +84,11 @@ class PartitionAxis:
             )
 
     def axis_rules(self) -> dict[str, AxisEntry]:
-        """The mesh axes of each logical name that a parameter's dimension can have."""
+        """Return the mesh axes of each logical name that a parameter's dimension can have."""
         return {name: getattr(self, field) for field, name in self.LOGICAL_NAMES.items()}
 
     def unknown_axes(self, mesh_axes: Iterable[str]) -> list[str]:
-        """One line for each field that names a mesh axis which is not among these."""
+        """Return a line for each mesh axis that a field names and that is not among these."""
         known = tuple(mesh_axes)
         found = []
         for field, entry in self.to_dict().items():
@@ -97,12 +97,12 @@ class PartitionAxis:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by name."""
+        """Return every field by name."""
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PartitionAxis:
-        """The one that `to_dict`, or its JSON, described.
+        """Return the PartitionAxis that `to_dict`, or its JSON, described.
 
         Raises:
             ArgumentError: a field is unknown, or names no mesh axes; the known ones are listed.

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class NamedLeaf:
-    """One leaf of a tree, its path, and the logical axis names that its Variable carries."""
+    """Leaf of a tree, its path, and the logical axis names that its Variable carries."""
 
     __slots__ = ("axes", "leaf", "path", "variable_type")
 
@@ -49,12 +49,12 @@ class NamedLeaf:
 
 
 def is_variable(node: object) -> bool:
-    """Says whether a node is an NNX Variable, the box around one array of a module."""
+    """Return whether a node is an NNX Variable, the box around one array of a module."""
     return isinstance(node, nnx.Variable)
 
 
 def has_variables(module: Any, kind: type[Any]) -> bool:
-    """Says whether a module has Variables of a kind; JAX finds them in a tenth of NNX's time."""
+    """Return whether a module has Variables of a kind; JAX finds them in a tenth of NNX's time."""
     leaves = jax.tree.leaves(module, is_leaf=is_variable)
     if any(isinstance(leaf, nnx.Module) for leaf in leaves):  # they are no trees to JAX
         return bool(jax.tree.leaves(nnx.state(module, kind)))
@@ -62,7 +62,7 @@ def has_variables(module: Any, kind: type[Any]) -> bool:
 
 
 def named_leaves(tree: Any) -> list[NamedLeaf]:
-    """Returns the leaves of a tree in JAX's order, each with its path.
+    """Return the leaves of a tree in JAX's order, each with its path.
 
     A Variable stands for its value: it adds nothing to the path, and its metadata entry `axes`
     (one logical name per dimension) goes with the leaf.
@@ -81,12 +81,12 @@ def named_leaves(tree: Any) -> list[NamedLeaf]:
 
 
 def variable_paths(tree: Any) -> list[str]:
-    """Returns the "/"-joined path of each Variable of an NNX state, sorted."""
+    """Return the "/"-joined path of each Variable of an NNX state, sorted."""
     return sorted("/".join(map(str, path)) for path, _ in nnx.to_flat_state(tree))
 
 
 def tree_problems(expected: Any, given: Any) -> list[str]:
-    """Lists every leaf by which a tree differs from the expected one, in path or shape."""
+    """List every leaf by which a tree differs from the expected one, in path or shape."""
     wanted = {named.path: np.shape(named.leaf) for named in named_leaves(expected)}
     found = {named.path: np.shape(named.leaf) for named in named_leaves(given)}
     problems = [f"{path}: missing, expected shape {wanted[path]}" for path in wanted.keys() - found]
@@ -100,7 +100,7 @@ def tree_problems(expected: Any, given: Any) -> list[str]:
 
 
 def leaves_by_item(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the leaves of trees by item and path."""
+    """Return the leaves of trees by item and path."""
     return {
         item: {named.path: named.leaf for named in named_leaves(tree)}
         for item, tree in items.items()
@@ -108,14 +108,14 @@ def leaves_by_item(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def arrays_among(leaves: Sequence[Any]) -> Sequence[Any]:
-    """Returns the arrays of JAX among leaves, of which most are of one type."""
+    """Return the JAX arrays among leaves, fast if most leaves have one type."""
     kinds = {*map(type, leaves)}
     others = {kind for kind in kinds if not issubclass(kind, jax.Array)}
     return [leaf for leaf in leaves if type(leaf) not in others] if others else leaves
 
 
 def too_wide(tree: Any) -> list[str]:
-    """Lists numbers of Python and NumPy arrays in dtypes of which JAX makes others, sorted."""
+    """List Python numbers and NumPy arrays whose dtypes JAX would change, sorted."""
     leaves = jax.tree.leaves(tree)
     if len(arrays_among(leaves)) == len(leaves):
         return []  # to name leaves takes longer
@@ -133,7 +133,7 @@ def too_wide(tree: Any) -> list[str]:
 
 
 def rebuild(expected: Any, given: Any, *, path: object) -> Any:
-    """Returns the given leaves in the containers of the expected tree.
+    """Return the given leaves in the containers of the expected tree.
 
     A tree of the very same structure is returned as it is; a nested dict of the same paths and
     shapes is put into the containers (NNX States and Variables) that are expected.
@@ -163,7 +163,7 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 def own_variables(tree: Any) -> Any:
-    """Returns the tree with Variables of its own around the same arrays.
+    """Return the tree with Variables of its own around the same arrays.
 
     Those of `nnx.split` and `nnx.state` are the module's: calling it would change the state too.
     """

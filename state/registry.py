@@ -1,4 +1,4 @@
-"""What data may name, and where it is: model families by `model_type`, model classes by name.
+"""Registry of names in data: model families by `model_type`, model classes by name.
 
 Nothing is ever imported because a file says so. A name is looked up among the classes that this
 process has defined, and in the two tables here of what ships with Cairn; of those, the module is
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PACKAGE = "cairn"
-"""What a checkpoint has for the module of a class that ships with Cairn."""
+"""Module name that a checkpoint stores for a class that ships with Cairn."""
 
 FAMILIES = "cairn.state.families.known"
 """The package of families: each module's name is its `model_type`, and it defines `FAMILY`."""
@@ -42,24 +42,24 @@ _CLASSES: dict[tuple[str, str], type[Any]] = {}
 
 
 def known_families() -> list[str]:
-    """Every family's `model_type`, sorted."""
+    """Return every family's `model_type`, sorted."""
     return list(_families())
 
 
 @functools.cache
 def _families() -> tuple[str, ...]:
-    """What lies in the package now is found, whatever data asks for."""
+    """Return the names of the family modules in the package, whatever name a caller gives."""
     folder = importlib.import_module(FAMILIES).__path__
     return tuple(sorted(module.name for module in pkgutil.iter_modules(folder)))
 
 
 def is_family(model_type: object) -> bool:
-    """Says whether a `model_type` is that of a family."""
+    """Return whether a `model_type` is that of a family."""
     return model_type in _families()
 
 
 def family(model_type: str) -> Any:
-    """Returns the `Family` of a `model_type`.
+    """Return the `Family` of a `model_type`.
 
     Raises:
         ConfigError: if it is unknown; the known ones are listed.
@@ -75,36 +75,36 @@ def family(model_type: str) -> Any:
 
 
 def class_identity(model_class: type[Any]) -> dict[str, str]:
-    """Returns what a checkpoint stores of a model class: its name and its module."""
+    """Return the name and module of a model class, as a checkpoint stores them."""
     name, module = model_class.__name__, model_class.__module__
     return {"model_class": name, "model_module": PACKAGE if _ships(name, module) else module}
 
 
 def register(model_class: type[Any]) -> None:
-    """Remembers a model class; a later one of the same module and name takes its place."""
+    """Remember a model class; a later one of the same module and name replaces it."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
 
 
 def is_hidden(model_class: type[Any]) -> bool:
-    """Says whether a later class of the same module and name is what a load finds instead."""
+    """Return whether a load would find a later class of the same module and name instead."""
     known = _CLASSES.get((model_class.__module__, model_class.__name__))
     return known is not None and known is not model_class
 
 
 def module_class(model_class: type[Any]) -> type[Any]:
-    """Returns the class of modules that a model class is loaded as: of Linen's, the NNX form."""
+    """Return the module class that a model class is loaded as; for Linen models, the NNX form."""
     linen_form: Any = getattr(model_class, "nnx_class", None)
     found: type[Any] = model_class if linen_form is None else linen_form()
     return found
 
 
 def shipped_decoder() -> type[Any]:
-    """Returns `DecoderForCausalLM`, the model class of every family."""
+    """Return `DecoderForCausalLM`, the model class of every family."""
     return _shipped("DecoderForCausalLM")
 
 
 def find(name: str, module: str | None, *, path: object) -> type[Any]:
-    """Returns the model class that a checkpoint names.
+    """Return the model class that a checkpoint names.
 
     Args:
         name: the class's name.

@@ -82,7 +82,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         step: int | jax.Array = 0,
         **fields: Any,
     ) -> Self:
-        """Makes a state; the optimizer's is made where the parameters are, unless it is given.
+        """Make a state; the optimizer's is made where the parameters are, unless it is given.
 
         Args:
             params: the parameters, or a whole Equinox module.
@@ -117,7 +117,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         )
 
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
-        """Returns the state after one step of the optimizer.
+        """Return the state after one step of the optimizer.
 
         Args:
             grads: gradients of `params`.
@@ -163,7 +163,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What `save_state(extras=...)` kept, on a state that was just loaded; {} on any other."""
+        """JSON of `save_state(extras=...)`, on a state that was just loaded; {} on any other."""
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
 
@@ -184,7 +184,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         compression: Compression | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
-        """Saves the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
+        """Save the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
 
         The parameters are the item `model`, the fields of a subclass the item `fields`.
         """
@@ -215,7 +215,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         iterators: Mapping[str, Any] | None = None,
         damaged: OnDamage = "refuse",
     ) -> Self:
-        """Loads a state into the form of another one, which stays as it is.
+        """Load a state into the form of another one, which stays as it is.
 
         Each leaf goes where the target's is: on another mesh, if the target is there; what JAX may
         move in the target, it may move in what is loaded. An abstract
@@ -273,7 +273,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         target: Self | None = None,
         **arguments: Any,
     ) -> Self:
-        """Loads the latest checkpoint of a run, or makes a first state if the run has none yet.
+        """Load the latest checkpoint of a run, or create a first state if the run has none yet.
 
         The same line serves the first start of a job and every restart.
 

@@ -62,7 +62,7 @@ class TrainStep:
     """
 
     def __init__(self, loss_fn: Callable[..., Any], *, donate: bool = True) -> None:
-        """Compiles nothing yet.
+        """Store the step's loss function; compile nothing yet.
 
         Args:
             loss_fn: as described above.
@@ -80,7 +80,7 @@ class TrainStep:
     def __call__(
         self, state: State, batch: Any, **inputs: Any
     ) -> tuple[State, dict[str, jax.Array]]:
-        """Takes one step.
+        """Take one step.
 
         Args:
             state: a state with an optimizer; its leaves may be sharded, over one mesh.
@@ -111,7 +111,7 @@ class TrainStep:
         return stepped
 
     def update(self, state: State, batch: Any, **inputs: Any) -> tuple[State, dict[str, jax.Array]]:
-        """The same step, not compiled: to be called inside of a function that is, or to debug."""
+        """Take one step without compiling it: inside of a compiled function, or to debug."""
         _check_state(state)
         is_train_state = isinstance(state, TrainState)
         params = state.params if is_train_state else state.graphstate
@@ -174,7 +174,7 @@ def _check_state(state: Any) -> None:
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The new values of fields, in the containers of the old ones, and the metrics."""
+    """Return the new values of fields, in the containers of the old ones, and the metrics."""
     if isinstance(state, TrainState):
         fields = state.added_fields
     else:
@@ -195,7 +195,7 @@ def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _like(old: Any, new: Any, name: str) -> Any:
-    """A field's new value, in the containers and dtypes of the old one."""
+    """Return a field's new value, in the containers and dtypes of the old one."""
     path = f"TrainStep: the new {name}"
     new = rebuild(old, new, path=path)
     problems = [
@@ -215,7 +215,7 @@ def _like(old: Any, new: Any, name: str) -> Any:
 
 
 def _norm(grads: Any) -> jax.Array:
-    """The norm of all gradients together, summed in float32 whatever their dtypes."""
+    """Return the norm of all gradients together, summed in float32 whatever their dtypes."""
     squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(grads)]
     return jnp.sqrt(sum((square.sum() for square in squares), start=jnp.float32(0)))
 
@@ -225,7 +225,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 def _ready(leaves: list[Any], mesh: Mesh | None) -> list[Any]:
-    """The leaves as they will come out of the step: arrays, each its own, on one mesh if any is."""
+    """Return the leaves as the step returns them: separate arrays, on one mesh if any is on one."""
     seen: set[int] = set()
     ready = []
     for leaf in leaves:

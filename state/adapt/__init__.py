@@ -1,4 +1,4 @@
-"""Quantized weights and low-rank adapters: settings, arithmetic, and the layers that have them."""
+"""Quantized weights and low-rank adapters: settings, arithmetic, and adapted layers."""
 
 import lazy_loader
 

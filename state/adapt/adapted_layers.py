@@ -1,8 +1,8 @@
 """Layers whose kernel may be quantized, and which may have adapters beside it.
 
-An adapted layer is a copy that takes the layer's place in its model: the same attributes (the
-Variables are the layer's own), and a subclass of the layer's class with another call. `replace`
-puts it there. Qwix multiplies; see docs/adr/0006-quantization-methods.md.
+An adapted layer is a copy that replaces the layer in its model. It has the same attributes (the
+Variables are the layer's own) and a subclass of the layer's class with another call. `replace`
+puts it into the model. Qwix multiplies; see docs/adr/0006-quantization-methods.md.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ LAYER_TYPES: tuple[type[Any], ...] = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum)
 
 
 def can_be_adapted(layer: Any) -> bool:
-    """Says whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does it.
+    """Return whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does.
 
-    That is none whose kernel has more dimensions than it multiplies by: several in one, for a scan.
+    A kernel with more dimensions than its product uses, such as one stacked for a scan, does not
+    qualify.
     """
     if isinstance(layer, _AdaptedCall):
         return True
@@ -62,24 +63,24 @@ def can_be_adapted(layer: Any) -> bool:
 
 
 def adapted(layer: Any) -> Any:
-    """Returns a copy of a layer that can be quantized and adapted; an adapted layer as it is."""
+    """Return a copy of a layer that can be adapted; an adapted layer is returned as it is."""
     own: Any = type(layer)
     return layer if isinstance(layer, _AdaptedCall) else _copy_as(layer, _adapted_class(own))
 
 
 def unadapted(layer: Any) -> Any:
-    """Returns a copy of a layer in its own class, if nothing is adapted in it; else the layer."""
+    """Return a copy of a layer in its own class, if nothing in it is adapted; else the layer."""
     if has_adapters(layer) or isinstance(layer.kernel, QuantizedWeight):
         return layer
     return _copy_as(layer, layer.plain_class) if isinstance(layer, _AdaptedCall) else layer
 
 
 def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
-    """Puts layers in the places of others, wherever in the model those are.
+    """Replace layers by others, wherever they occur in the model.
 
     Args:
         model: changed in place.
-        layers: pairs of a layer of the model, and what takes its place.
+        layers: pairs of a layer of the model, and its replacement.
     """
     successors = {id(old): new for old, new in layers if new is not old}
     if not successors:
@@ -93,7 +94,7 @@ def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
-    """Returns an attribute with layers replaced, also in lists, tuples and dicts; else itself."""
+    """Return an attribute with layers replaced, also in lists, tuples and dicts; else itself."""
     if isinstance(value, dict):
         entries = {key: _with_successors(one, successors) for key, one in value.items()}
         return entries if any(entries[key] is not one for key, one in value.items()) else value
@@ -106,7 +107,7 @@ def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
 
 
 def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
-    """Returns a shallow copy of a layer, as `copy.copy` makes it, of another class."""
+    """Return a shallow copy of a layer, as `copy.copy` makes it, of another class."""
     made = object.__new__(layer_class)
     vars(made).update(vars(layer))
     return made
@@ -114,29 +115,29 @@ def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
 
 @functools.cache
 def _adapted_class(plain: Any) -> Any:
-    """The one adapted class of a layer class, so that equal models have equal graphdefs."""
+    """Return the one adapted class of a layer class, so that equal models have equal graphdefs."""
     names = {"__doc__": plain.__doc__, "__module__": __name__, "plain_class": plain}
     bases = (_AdaptedCall, plain)
     return types.new_class(f"Adapted{plain.__name__}", bases, exec_body=lambda ns: ns.update(names))
 
 
 def pack_kernel(layer: Any, settings: QuantizationSettings) -> None:
-    """Quantizes the kernel of an adapted layer."""
+    """Quantize the kernel of an adapted layer."""
     layer.kernel = QuantizedWeight.pack(layer.kernel, contracted_axes(layer), settings)
 
 
 def unpack_kernel(layer: Any) -> None:
-    """Makes a layer's quantized kernel a floating one again."""
+    """Make a layer's quantized kernel floating again."""
     layer.kernel = layer.kernel.unpack()
 
 
 def has_adapters(layer: Any) -> bool:
-    """Says whether a layer has low-rank adapters."""
+    """Return whether a layer has low-rank adapters."""
     return hasattr(layer, "kernel_lora_a")
 
 
 def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
-    """Gives an adapted layer a new pair of adapters, which add nothing yet."""
+    """Add a new pair of adapters to an adapted layer; the pair adds zero until it is trained."""
     product = product_of(layer)
     assert product is not None
     layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, settings, key)
@@ -144,7 +145,7 @@ def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
 
 
 def merge_adapters(layer: Any) -> None:
-    """Adds to a layer's floating kernel what its adapters do, and sets B to zero."""
+    """Add the adapters' effect to a layer's floating kernel, and set B to zero."""
     product = product_of(layer)
     assert product is not None
     a, b, kernel = layer.kernel_lora_a, layer.kernel_lora_b, layer.kernel
@@ -165,7 +166,7 @@ def merge_adapters(layer: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _merged_kernel(product: Product, scale: float) -> Any:
-    """The function that merges adapters into a kernel; the same object each time, for jit."""
+    """Return the function that merges adapters into a kernel; cached, so that jit can reuse it."""
 
     def merged(weight: Any, a: Any, b: Any) -> Any:
         delta = kernel_delta(a, b, product, scale)
@@ -175,19 +176,19 @@ def _merged_kernel(product: Product, scale: float) -> Any:
 
 
 def remove_adapters(layer: Any) -> None:
-    """Takes a layer's adapters away."""
+    """Remove a layer's adapters."""
     for name in ("kernel_lora_a", "kernel_lora_b", "kernel_lora_scale"):
         delattr(layer, name)
 
 
 class _AdaptedCall:
-    """The call of an adapted layer, before the one of its own class, `plain_class`."""
+    """Call of an adapted layer; it precedes the call of its own class, `plain_class`."""
 
     if TYPE_CHECKING:
         plain_class: Any
 
     def __call__(self, inputs: jax.Array, *arguments: Any, **keywords: Any) -> jax.Array:
-        """Returns the layer's outputs for its inputs, as the plain layer takes them."""
+        """Return the layer's outputs for the inputs that the plain layer takes."""
         layer: Any = self
         product = product_of(layer, inputs.ndim)
         assert product is not None
@@ -226,10 +227,10 @@ def _quantized_outputs(layer: Any, inputs: jax.Array, product: Product) -> jax.A
 def _low_precision(
     product: Product, method: Method, precision: Any, inputs: jax.Array, array: Any
 ) -> jax.Array:
-    """The product of rounded activations and a quantized weight.
+    """Multiply rounded activations by a quantized weight.
 
-    Its gradients are those of the product with the activations as they are (straight-through),
-    since rounding has none.
+    Rounding has no gradients, so these are those of the product with unrounded activations
+    (straight-through).
     """
     import qwix
 
@@ -254,7 +255,7 @@ def _low_precision(
 
 
 def rounded_activations(product: Product, method: Method, inputs: jax.Array, array: Any) -> Any:
-    """Returns activations as a method rounds them, a `qwix.QArray`.
+    """Return activations as a method rounds them, a `qwix.QArray`.
 
     Args:
         product: how the layer multiplies.
@@ -280,7 +281,7 @@ def rounded_activations(product: Product, method: Method, inputs: jax.Array, arr
 
 
 def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:
-    """Which dimensions of the inputs have scales of their own: all that are not summed over."""
+    """Return which input dimensions have scales of their own: all that are not summed over."""
     contracted = [product.inputs.index(letter) for letter in product.contracted]
     channels = tuple(axis for axis in range(len(product.inputs)) if axis not in contracted)
     if not method.grouped:

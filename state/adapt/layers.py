@@ -1,4 +1,4 @@
-"""Which layers of a model can be quantized or have adapters, and doing it to all that match."""
+"""Layers that can be quantized or adapted, and operations on all that match a pattern."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Layers = list[tuple[str, Any]]
 
 
 def adaptable_layers(model: Any) -> Layers:
-    """Returns the layers that can be adapted, by "/"-joined path, in the order of their paths.
+    """Return the layers that can be adapted, by "/"-joined path, in the order of their paths.
 
-    These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses that leave
-    the call as it is. Embeddings are looked up, norms are no matrices, and a tied head is an
-    embedding: they stay as they are. So does a kernel that several layers share, one that holds
-    those of several layers, and a layer that was given a `dot_general` of its own.
+    These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses with the same
+    call. Embeddings are looked up, norms are no matrices, and a tied head is an embedding: they are
+    left out. So are a kernel that several layers share, a kernel stacked of several layers', and a
+    layer with a `dot_general` of its own.
     """
     found: Layers = []
     owners: Counter[int] = Counter()
@@ -63,13 +63,13 @@ def adaptable_layers(model: Any) -> Layers:
 
 
 def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
-    """Quantizes the kernels of all layers that the settings' pattern matches, one by one.
+    """Quantize the kernels of all layers that the settings' pattern matches, one by one.
 
     Kernels of experts stay floating, with a warning.
 
     Raises:
-        ArgumentError: if no layer matches, or the group size divides the inputs of some layers
-            not; lists all of them. The model is as it was.
+        ArgumentError: if no layer matches, or the group size does not divide the inputs of some
+            layers; lists all of them. The model is unchanged.
     """
     layers = matching_layers(model, "quantization_pattern", settings.pattern)
     lengths = {path: layer.kernel.shape[contracted_axes(layer)[-1]] for path, layer in layers}
@@ -94,13 +94,13 @@ def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
 
 
 def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, Any]:
-    """Returns the layers that the settings quantize, by the path of their kernels.
+    """Return the layers that the settings quantize, by the path of their kernels.
 
-    They are ready for `pack_kernel`, and in the model.
+    They are ready for `pack_kernel`, and already in the model.
 
     Args:
         model: a floating model; its leaves may be abstract.
-        settings: whose pattern says which.
+        settings: their pattern selects the layers.
 
     Raises:
         ArgumentError: if the pattern matches none.
@@ -110,7 +110,7 @@ def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, 
 
 
 def dequantize_layers(model: Any) -> None:
-    """Makes every quantized kernel a floating one again."""
+    """Make every quantized kernel floating again."""
     layers = [
         layer for _, layer in adaptable_layers(model) if isinstance(layer.kernel, QuantizedWeight)
     ]
@@ -120,10 +120,10 @@ def dequantize_layers(model: Any) -> None:
 
 
 def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> None:
-    """Gives adapters to all layers that the settings' pattern matches.
+    """Add adapters to all layers that the settings' pattern matches.
 
     Raises:
-        ArgumentError: if no layer matches. The model is as it was.
+        ArgumentError: if no layer matches. The model is unchanged.
     """
     layers = _adapted_in(model, matching_layers(model, "lora_pattern", settings.pattern))
     key = jax.random.key(0) if rngs is None else rngs.params()
@@ -132,10 +132,10 @@ def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> 
 
 
 def check_mergeable(model: Any) -> None:
-    """Holds that every adapter can be merged.
+    """Check that every adapter can be merged.
 
     Raises:
-        ArgumentError: a kernel beside adapters belongs to other layers too, whose outputs would
+        ArgumentError: a kernel beside adapters is shared with other layers, whose outputs would
             change; lists all of them.
     """
     own = {id(layer) for _, layer in adaptable_layers(model)}
@@ -155,14 +155,14 @@ def check_mergeable(model: Any) -> None:
 
 
 def merge_layers(model: Any) -> None:
-    """Adds every adapter's effect to its layer's floating kernel, and sets its B to zero."""
+    """Add every adapter's effect to its layer's floating kernel, and set its B to zero."""
     for _, layer in adaptable_layers(model):
         if has_adapters(layer):
             merge_adapters(layer)
 
 
 def unwrap_layers(model: Any) -> None:
-    """Takes the adapters away."""
+    """Remove the adapters."""
     layers = [layer for _, layer in adaptable_layers(model) if has_adapters(layer)]
     for layer in layers:
         remove_adapters(layer)
@@ -170,7 +170,7 @@ def unwrap_layers(model: Any) -> None:
 
 
 def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
-    """Returns the layers that can be adapted and whose path a pattern matches.
+    """Return the adaptable layers whose path a pattern matches.
 
     Raises:
         ArgumentError: if there are none; lists the layers that could match.
@@ -191,14 +191,14 @@ def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
 
 
 def _adapted_in(model: Any, layers: Layers) -> Layers:
-    """Returns layers as ones that can be quantized and adapted, which the model has from now on."""
+    """Return the adapted form of layers, after putting it into the model."""
     ready = [(path, adapted(layer)) for path, layer in layers]
     replace(model, [(old, new) for (_, old), (_, new) in zip(layers, ready, strict=True)])
     return ready
 
 
 def _tell_of_experts(model: Any, pattern: str) -> None:
-    """Warns if a pattern matches kernels of experts, most of a model's weights perhaps."""
+    """Warn if a pattern matches kernels of experts, which may be most of a model's weights."""
     kernels = [
         ("/".join(map(str, path)), getattr(module, "kernel", None))
         for path, module in nnx.iter_modules(model)
@@ -219,7 +219,7 @@ def _tell_of_experts(model: Any, pattern: str) -> None:
 
 
 def _condensed(paths: list[str]) -> list[str]:
-    """Lists paths, those that differ only in numbers on one line."""
+    """Return paths as lines; paths that differ only in numbers share a line."""
     numbers: dict[tuple[str, ...], list[list[int]]] = {}
     for path in paths:
         parts = path.split("/")

@@ -1,8 +1,8 @@
 """Low-rank adapters: their settings, and the arithmetic of one layer's pair.
 
 A layer with weight W and adapters A, B computes `x W + (alpha / rank) (x A) B`. Only A and B are
-trained. A starts random and B at zero, so that a new adapter changes nothing. They may be wider
-than W, so that small steps of the optimizer are not rounded away; the layer's dtype computes.
+trained. A starts random and B at zero, so a new adapter changes nothing. Their dtype may be wider
+than W's, so that small optimizer steps are not rounded away; products use the layer's dtype.
 
 Source: arXiv 2106.09685.
 """
@@ -34,7 +34,7 @@ __all__ = ["LoraSettings", "kernel_delta", "make_adapters", "output_delta"]
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Which layers have adapters, and of which size; hashable, and JSON both ways.
+    """Settings of adapters: layers, rank, scale and dtype; hashable, and JSON both ways.
 
     Attributes:
         rank: columns of A and rows of B, 1 or more.
@@ -75,16 +75,16 @@ class LoraSettings:
 
     @property
     def scale(self) -> float:
-        """What the adapters' output is multiplied by: alpha / rank."""
+        """Factor on the adapters' output: alpha / rank."""
         return self.alpha / self.rank
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as JSON."""
+        """Return the settings as JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the settings that `to_dict` gave.
+        """Return the settings from the result of `to_dict`.
 
         Raises:
             ArgumentError: if something is missing, unknown or wrong.
@@ -96,7 +96,7 @@ class LoraSettings:
 def make_adapters(
     weight: Any, product: Product, settings: LoraSettings, key: Any
 ) -> tuple[nnx.LoRAParam[Any], nnx.LoRAParam[Any]]:
-    """Returns a new pair (A, B) for a weight, placed as it is.
+    """Return a new pair (A, B) for a weight, sharded as the weight is.
 
     A is uniform with variance 2 / inputs (He), B is zero. An abstract weight gives abstract
     adapters.
@@ -140,7 +140,7 @@ def make_adapters(
 
 @functools.lru_cache(maxsize=1024)
 def _starting_pair(a: tuple[int, ...], b: tuple[int, ...], dtype: Any, inputs: int) -> Any:
-    """The function that makes a pair of these shapes; the same object each time, for jit."""
+    """Return the function that makes a pair of these shapes; cached, so that jit can reuse it."""
     bound = math.sqrt(6.0 / inputs)
 
     def initial(words: Any) -> tuple[jax.Array, jax.Array]:
@@ -153,7 +153,7 @@ def _starting_pair(a: tuple[int, ...], b: tuple[int, ...], dtype: Any, inputs: i
 def output_delta(
     inputs: jax.Array, a: jax.Array, b: jax.Array, product: Product, scale: float, precision: Any
 ) -> jax.Array:
-    """Returns what the adapters add to a layer's output, in the dtype of its inputs."""
+    """Return the adapters' contribution to a layer's output, in the dtype of its inputs."""
     first, second = product.through_adapters
     narrow = jnp.einsum(first, inputs, a.astype(inputs.dtype), precision=precision)
     wide = jnp.einsum(second, narrow, b.astype(inputs.dtype), precision=precision)
@@ -161,7 +161,7 @@ def output_delta(
 
 
 def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> jax.Array:
-    """Returns the change of the weight that does the same as the adapters, in float32."""
+    """Return the change of the weight with the same effect as the adapters, in float32."""
     wide = jnp.einsum(
         product.adapters_to_kernel,
         a.astype(jnp.float32),
@@ -173,7 +173,7 @@ def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> 
 
 
 def _places(value: Any, product: Product) -> tuple[Sharding, Sharding] | None:
-    """Returns where a weight's adapters go: cut as it is, or on the one device that it is on."""
+    """Return the shardings of a weight's adapters: split as the weight is, or on its one device."""
     place = sharding_of(value)
     if not isinstance(place, NamedSharding):
         bound = isinstance(place, Sharding) and getattr(value, "committed", False)

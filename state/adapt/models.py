@@ -1,4 +1,4 @@
-"""Models without their arrays: building one abstractly, and the settings it was built with."""
+"""Models without arrays: building an abstract one, and the settings that a model was built with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,10 @@ _CONSTRUCTOR = ("dtype", "param_dtype", "precision")
 
 
 def module_settings(model: Any) -> dict[str, Any]:
-    """Returns how a module was built, as JSON.
+    """Return the settings that rebuild a module, as JSON.
 
-    That are its constructor's dtype, param_dtype and precision, and what has been done to it
-    since: quantization and lora, each None or the settings.
+    They are its constructor's dtype, param_dtype and precision, and later changes: quantization and
+    lora, each None or the settings.
     """
     settings: dict[str, Any] = {}
     for name in ("dtype", "param_dtype"):
@@ -36,7 +36,7 @@ def module_settings(model: Any) -> dict[str, Any]:
 
 
 def abstract_model(model_class: type[Any], config: Any, settings: Mapping[str, Any]) -> Any:
-    """Builds a model of which every array is only a shape; nothing is computed.
+    """Build a model whose arrays are only shapes; nothing is computed.
 
     Args:
         model_class: class of the module.
@@ -53,7 +53,7 @@ def abstract_model(model_class: type[Any], config: Any, settings: Mapping[str, A
 def build_model(
     model_class: type[Any], config: Any, settings: Mapping[str, Any], rngs: nnx.Rngs
 ) -> Any:
-    """Builds a model with new weights from its settings, which are those of `abstract_model`.
+    """Build a model with new weights from settings, which are those of `abstract_model`.
 
     Raises:
         ArgumentError: if quantization or adapters don't fit the model.

@@ -1,4 +1,4 @@
-"""How a layer multiplies its inputs with its kernel, in einsum letters."""
+"""The product of a layer's inputs and kernel, in einsum letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Product", "contracted_axes", "product_of"]
 
 @dataclass(frozen=True)
 class Product:
-    """An einsum `inputs,kernel->outputs`, one letter per dimension."""
+    """Einsum `inputs,kernel->outputs`, one letter per dimension."""
 
     inputs: str
     kernel: str
@@ -26,23 +26,23 @@ class Product:
 
     @property
     def contracted(self) -> str:
-        """The kernel's letters that are summed over."""
+        """Letters of the kernel that are summed over."""
         return "".join(letter for letter in self.kernel if letter not in self.outputs)
 
     @property
     def contracted_axes(self) -> tuple[int, ...]:
-        """The kernel's dimensions that are summed over."""
+        """Dimensions of the kernel that are summed over."""
         return tuple(self.kernel.index(letter) for letter in self.contracted)
 
     @property
     def rank(self) -> str:
-        """A letter that is free for the adapters' rank."""
+        """Letter for the adapters' rank, unused by the product."""
         used = self.inputs + self.kernel
         return next(letter for letter in "r" + string.ascii_letters if letter not in used)
 
     @property
     def adapters(self) -> tuple[str, str]:
-        """Letters of A (what the inputs know, then the rank) and of B (the rank, then the rest)."""
+        """Letters of A (those of the inputs, then the rank) and of B (the rank, then the rest)."""
         shared = "".join(letter for letter in self.kernel if letter in self.inputs)
         batch = "".join(letter for letter in shared if letter in self.outputs)
         rest = "".join(letter for letter in self.kernel if letter not in self.inputs)
@@ -64,9 +64,9 @@ class Product:
 
 
 def product_of(layer: Any, ndim: int | None = None) -> Product | None:
-    """Returns how a layer multiplies inputs of `ndim` dimensions; None if it can't be told.
+    """Return a layer's product with inputs of `ndim` dimensions; None if it can't be determined.
 
-    Without `ndim`, the fewest dimensions that the layer takes.
+    Without `ndim`, take the fewest dimensions that the layer accepts.
     """
     if isinstance(layer, nnx.Linear):
         free = string.ascii_uppercase[: (1 if ndim is None else ndim) - 1]
@@ -79,7 +79,7 @@ def product_of(layer: Any, ndim: int | None = None) -> Product | None:
 
 
 def contracted_axes(layer: Any) -> tuple[int, ...]:
-    """Returns the dimensions of a layer's kernel that its product sums over."""
+    """Return the dimensions of a layer's kernel that its product sums over."""
     product = product_of(layer)
     assert product is not None
     return product.contracted_axes

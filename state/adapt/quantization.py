@@ -9,8 +9,8 @@
 | `a4q` | int4 | int4 | symmetric, per token and group |
 | `aqt` | float8 (e4m3) | float8 (e4m3) | symmetric, per token and group |
 
-Weights are symmetric, with one scale per group of `group_size` inputs and output channel. The
-reasons are in docs/adr/0006-quantization-methods.md.
+Weight quantization is symmetric, with one scale per group of `group_size` inputs and output
+channel. The reasons are in docs/adr/0006-quantization-methods.md.
 
 Source: arXiv 2305.14314 (NormalFloat 4), https://github.com/google/qwix.
 """
@@ -40,7 +40,7 @@ PER_CHANNEL = -1
 
 @dataclass(frozen=True)
 class Method:
-    """What a method makes of weights and activations.
+    """Formats of weights and activations under one quantization method.
 
     Attributes:
         weight: Qwix's type of the stored weight: "nf4", or a JAX dtype.
@@ -63,12 +63,12 @@ METHODS: Mapping[EasyDeLQuantizationMethods, Method] = {
     EasyDeLQuantizationMethods.A4Q: Method(jnp.int4, jnp.int4, grouped=True),
     EasyDeLQuantizationMethods.AQT: Method(jnp.float8_e4m3fn, jnp.float8_e4m3fn, grouped=True),
 }
-"""What each method stands for; no two are the same."""
+"""Formats of each method; no two methods are the same."""
 
 
 @dataclass(frozen=True)
 class QuantizationSettings:
-    """How a model is quantized; hashable, and JSON both ways.
+    """Settings of a model's quantization; hashable, and JSON both ways.
 
     Attributes:
         method: one of `EasyDeLQuantizationMethods`.
@@ -99,7 +99,7 @@ class QuantizationSettings:
         check_pattern("quantization_pattern", self.pattern)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as JSON."""
+        """Return the settings as JSON."""
         return {
             "method": str(self.method),
             "group_size": self.group_size,
@@ -108,7 +108,7 @@ class QuantizationSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the settings that `to_dict` gave.
+        """Return the settings from the result of `to_dict`.
 
         Raises:
             ArgumentError: if something is missing, unknown or wrong.
@@ -118,7 +118,7 @@ class QuantizationSettings:
 
 
 def settings_from_dict(settings_class: Any, data: Mapping[str, Any]) -> Any:
-    """Returns a dataclass of settings made of exactly its fields.
+    """Return a settings dataclass made of a mapping with exactly its fields.
 
     Raises:
         ArgumentError: if something is missing, unknown or wrong.
@@ -134,7 +134,7 @@ def settings_from_dict(settings_class: Any, data: Mapping[str, Any]) -> Any:
 
 
 def check_pattern(argument: str, pattern: Any) -> None:
-    """Checks that an argument is a regular expression.
+    """Check that an argument is a regular expression.
 
     Raises:
         ArgumentError: if it is not.
@@ -148,5 +148,5 @@ def check_pattern(argument: str, pattern: Any) -> None:
 
 
 def group_length(inputs: int, group_size: int) -> int:
-    """Returns how many of a layer's inputs share a scale."""
+    """Return how many of a layer's inputs share a scale."""
     return inputs if group_size == PER_CHANNEL else min(group_size, inputs)

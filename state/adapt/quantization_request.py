@@ -1,4 +1,4 @@
-"""Quantizing a model while it is loaded: what a call asks for, and weights packed one by one."""
+"""Quantization while a model is loaded: the caller's request, and weights packed one by one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cairn.state.paths import named_leaves
 __all__ = ["DEFAULT_BLOCK_SIZE", "QuantizationRequest", "filled", "quantize_layer"]
 
 DEFAULT_BLOCK_SIZE = 128
-"""Inputs that share a scale, where a call that loads does not say."""
+"""Inputs that share a scale, unless the caller of a load says otherwise."""
 
 
 @dataclass(frozen=True)
 class QuantizationRequest:
-    """What the `quantization_*` arguments of a call that loads ask for, checked.
+    """Checked `quantization_*` arguments of a load.
 
     Attributes:
         method: `quantization_method`; None loads what is stored as it is stored.
@@ -73,15 +73,15 @@ class QuantizationRequest:
 
     @property
     def settings(self) -> QuantizationSettings:
-        """The settings of the quantized model; there must be a method."""
+        """Settings of the quantized model; the request must have a method."""
         method = EasyDeLQuantizationMethods(str(self.method))
         pattern = ".*" if self.pattern is None else self.pattern
         return QuantizationSettings(method, self.block_size, pattern)
 
     def check_stored(self, stored: Mapping[str, Any] | None, *, path: object) -> bool:
-        """Says whether there is something to do: not if the checkpoint is quantized so already.
+        """Return whether the load must quantize: not if the checkpoint is quantized in this way.
 
-        A block size or pattern that is not given is any.
+        A block size or pattern that the caller left out matches any.
 
         Raises:
             ArgumentError: if it is quantized in another way.
@@ -107,13 +107,13 @@ class QuantizationRequest:
 
 
 def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings) -> None:
-    """Gives a layer its kernel, quantized where the floating one is: as `model.quantize` does."""
+    """Set a layer's kernel and quantize it on its devices, as `model.quantize` does."""
     layer.kernel.set_value(kernel)
     pack_kernel(layer, settings)
 
 
 def filled(model: Any, found: Mapping[str, Any], settings: QuantizationSettings) -> Any:
-    """Returns a model whose layers are quantized already with its other leaves, by path."""
+    """Return a model whose layers are already quantized, with its other leaves set by path."""
     model.quantization = settings
     graphdef, state = nnx.split(model)
     leaves = [found.get(named.path, named.leaf) for named in named_leaves(state)]

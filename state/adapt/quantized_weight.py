@@ -1,6 +1,6 @@
-"""A weight in few bits: packing, placing and unpacking it. Qwix does the numbers.
+"""Quantized weight: packing, sharding and unpacking it. Qwix does the arithmetic.
 
-The weight is quantized where it is: every device packs its own part.
+The weight is quantized on its devices: each packs its own shard.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = [
 
 
 class PackedParam(nnx.Param[Any]):
-    """A part of a quantized weight. No change of dtype touches it, floating or not."""
+    """Part of a quantized weight. No change of dtype touches it, floating or not."""
 
 
 class QuantizedWeight(nnx.Pytree):
-    """A weight in few bits; it takes the place of the layer's `kernel`.
+    """Quantized weight in place of the layer's `kernel`.
 
     Attributes:
         method: how it is quantized, which also says what happens to the activations.
         array: a `qwix.QArray` of `PackedParam`s: `qvalue` in the weight's own shape, `scale` with
-            one entry per group and channel. What it stands for is `qvalue * scale`, for nf4
+            one entry per group and channel. The weight is `qvalue * scale`, for nf4
             `table[qvalue] * scale`.
     """
 
@@ -69,11 +69,11 @@ class QuantizedWeight(nnx.Pytree):
 
     @property
     def axes(self) -> tuple[str | None, ...] | None:
-        """The weight's logical axis names, if it has any."""
+        """Logical axis names of the weight, if it has any."""
         return axes_of(self.array.qvalue)
 
     def arrays(self) -> Any:
-        """Returns the `qwix.QArray` with plain arrays in it."""
+        """Return the `qwix.QArray` with plain arrays in it."""
         return jax.tree.map(
             lambda param: param.get_value(),
             self.array,
@@ -81,17 +81,16 @@ class QuantizedWeight(nnx.Pytree):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns (a part of) the weight, dequantized."""
+        """Return (a part of) the weight, dequantized."""
         return dequantize(self.arrays())[index]
 
     @classmethod
     def pack(
         cls, param: nnx.Param[Any], contracted: Sequence[int], settings: QuantizationSettings
     ) -> Self:
-        """Quantizes a weight, each part where the weight is.
+        """Quantize a weight, each shard on its device.
 
-        A weight that is sharded is quantized shard by shard; one that is a ShapeDtypeStruct stays
-        abstract.
+        A ShapeDtypeStruct gives an abstract result.
 
         Args:
             param: a floating weight.
@@ -118,7 +117,7 @@ class QuantizedWeight(nnx.Pytree):
         return cls(settings.method, packed)
 
     def unpack(self) -> nnx.Param[Any]:
-        """Returns the weight as a floating parameter of the dtype it had."""
+        """Return the weight as a floating parameter of the dtype that it had."""
         array = self.arrays()
         value = array.qvalue
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -134,10 +133,10 @@ class QuantizedWeight(nnx.Pytree):
 
 
 def check_trainable(params: Any) -> None:
-    """Checks that no parameter is part of a quantized weight.
+    """Check that no parameter is part of a quantized weight.
 
     Raises:
-        OptimizerError: if some are; says how a quantized model is trained.
+        OptimizerError: if some are; it says how to train a quantized model.
     """
     packed = [named.path for named in named_leaves(params) if named.variable_type is PackedParam]
     if packed:
@@ -150,16 +149,16 @@ def check_trainable(params: Any) -> None:
 
 
 def axes_of(param: Any) -> tuple[str | None, ...] | None:
-    """Returns the logical axis names that a parameter carries, None if it carries none."""
+    """Return the logical axis names of a parameter; None if it has none."""
     axes = param.get_metadata().get("axes")
     return None if axes is None else tuple(axes)
 
 
 def dequantize(array: Any) -> jax.Array:
-    """Returns what a `qwix.QArray` of plain arrays stands for, in its scale's dtype.
+    """Return the numbers that a `qwix.QArray` of plain arrays encodes, in its scale's dtype.
 
-    The numbers are those of `qwix.dequantize`. Its lookup of nf4 flattens the weight, which a mesh
-    that splits two dimensions would have to gather; this one keeps the weight's shape.
+    The numbers are those of `qwix.dequantize`. Its nf4 lookup flattens the weight, so a mesh that
+    splits two dimensions would have to gather it; this one keeps the weight's shape.
     """
     import qwix
 
@@ -180,7 +179,7 @@ def dequantize(array: Any) -> jax.Array:
 
 @functools.cache
 def _nf4_table() -> np.ndarray[Any, Any]:
-    """The 16 values of nf4, as Qwix has them."""
+    """Return the 16 values of nf4, as Qwix has them."""
     import qwix
 
     with jax.ensure_compile_time_eval(), qwix_numerics():
@@ -191,7 +190,7 @@ def _nf4_table() -> np.ndarray[Any, Any]:
 
 @contextmanager
 def qwix_numerics() -> Iterator[None]:
-    """Traces what is inside with JAX's usual promotion, which Qwix's own arithmetic counts on."""
+    """Trace the body with JAX's usual promotion, which Qwix's own arithmetic relies on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -203,7 +202,7 @@ def _quantizer(
     method: EasyDeLQuantizationMethods,
     group_size: int,
 ) -> Any:
-    """The function that quantizes weights of one shape; the same object each time, for jit."""
+    """Return the function that quantizes weights of one shape; cached, so that jit can reuse it."""
     import qwix
 
     tiled = contracted[-1]
@@ -225,11 +224,11 @@ def _quantizer(
 def _sharded(
     run: Any, place: NamedSharding, shape: tuple[int, ...], dtype: Any, contracted: tuple[int, ...]
 ) -> Any:
-    """The same function compiled so that every device quantizes its own part of the weight.
+    """Return `run` compiled so that every device quantizes its own shard of the weight.
 
-    Where a group would lie on two devices, the part of the mesh that splits the groups splits
-    the channels meanwhile. Only a weight whose channels it does not divide either is gathered, by
-    itself. Every part of the result ends where the weight is, if it divides.
+    Where a group would span two devices, the mesh axes that split the groups split the channels
+    instead. Only a weight whose channels they do not divide either is gathered, alone. Every part
+    of the result ends with the weight's sharding, if it divides.
     """
     shapes = jax.eval_shape(run, jax.ShapeDtypeStruct(shape, dtype))
     entries = [*place.spec, *[None] * (len(shape) - len(place.spec))]

@@ -1,4 +1,4 @@
-"""What a model is: frozen configurations, JSON in and out, without JAX."""
+"""Model configs: frozen, JSON in and out, without JAX."""
 
 import lazy_loader
 

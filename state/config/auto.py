@@ -17,12 +17,12 @@ class AutoEasyDeLConfig:
 
     @staticmethod
     def known_model_types() -> list[str]:
-        """Every `model_type` that can be read, sorted."""
+        """Return every `model_type` that can be read, sorted."""
         return sorted({*registry.known_families(), *defined_configs()})
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> EDPretrainedConfig:
-        """The config that `to_dict` of any known class described.
+        """Return the config that `to_dict` of any known class described.
 
         Raises:
             ConfigError: `model_type` is absent or unknown; the known ones are listed. Or a value is
@@ -32,7 +32,7 @@ class AutoEasyDeLConfig:
 
     @staticmethod
     def from_hf(data: Mapping[str, Any]) -> EDPretrainedConfig:
-        """The config of a Hugging Face config.json.
+        """Return the config of a Hugging Face config.json.
 
         Raises:
             ConfigError: `model_type` is absent or unknown; the known ones are listed. Or a value is
@@ -42,7 +42,7 @@ class AutoEasyDeLConfig:
 
     @staticmethod
     def hf_keys(data: Mapping[str, Any]) -> frozenset[str]:
-        """The keys that are read of a Hugging Face config.json with this `model_type`.
+        """Return the keys that are read of a Hugging Face config.json with this `model_type`.
 
         Raises:
             ConfigError: `model_type` is absent or unknown; the known ones are listed.

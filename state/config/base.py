@@ -33,7 +33,7 @@ _CLASSES: dict[str, type[EDPretrainedConfig]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class EDPretrainedConfig(Sealed):
-    """What a model is and how it is laid out over devices; the base of every model config.
+    """Base of every model config: the model's shape, and its layout over devices.
 
     A subclass is a frozen dataclass that sets `model_type` and adds its own fields; it is then
     known to `AutoEasyDeLConfig` under that name. Instances are hashable, so that they can be static
@@ -105,7 +105,7 @@ class EDPretrainedConfig(Sealed):
             self.raise_for_problems()
 
     def raise_for_problems(self) -> None:
-        """Checks the fields' values.
+        """Check the fields' values.
 
         Raises:
             ConfigError: some are wrong, or don't go together; all problems are named.
@@ -120,7 +120,7 @@ class EDPretrainedConfig(Sealed):
             )
 
     def problems(self) -> list[str]:
-        """Everything wrong with the fields' values; a subclass adds to its parent's list."""
+        """Return everything wrong with the fields' values; a subclass adds to its parent's list."""
         found = []
         dims, slices = self.sharding_axis_dims, self.sharding_dcn_axis_dims
         names: tuple[Any, ...] = self.sharding_axis_names
@@ -162,14 +162,14 @@ class EDPretrainedConfig(Sealed):
         )
 
     def get_partition_rules(self) -> PartitionRules | None:
-        """Ordered (regex, PartitionSpec) over "/"-joined paths; the first match wins.
+        """Return ordered pairs (regex, PartitionSpec) over "/"-joined paths; the first match wins.
 
         None means: place parameters by the axis names that the model's layers give them.
         """
         return None
 
     def replace(self, **updates: Any) -> Self:
-        """A copy with these fields changed; the copy is checked again.
+        """Return a copy with these fields changed; the copy is checked again.
 
         Raises:
             ConfigError: values that don't go together; or a config that is made of this one's
@@ -179,7 +179,7 @@ class EDPretrainedConfig(Sealed):
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form: every field but the tokenizer's files, and those that are computed.
+        """Return our JSON form: every field but the tokenizer's files, and computed ones.
 
         Raises:
             ConfigError: fields that JSON can't hold, or of which `from_dict` would make others.
@@ -195,7 +195,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_dict` described.
+        """Return the config that `to_dict` described.
 
         Raises:
             ConfigError: unknown fields, or values that don't go together.
@@ -213,7 +213,7 @@ class EDPretrainedConfig(Sealed):
         return cls(**{name: cls._from_json(name, value) for name, value in data.items()})
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a Hugging Face config.json.
+        """Return the content of a Hugging Face config.json.
 
         A config of no known family writes its own fields, under its own `model_type`; nulls only
         where the field's default is another value.
@@ -224,7 +224,7 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_hf` wrote.
+        """Return the config that `to_hf` wrote.
 
         Raises:
             ConfigError: keys that are no fields, and not harmless; or values that don't go
@@ -244,17 +244,17 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """One field's value from JSON; a subclass with enums or nested dataclasses extends this."""
+        """Return one field's value from JSON; subclasses with enums or dataclasses extend this."""
         return tuples(value)
 
 
 def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
-    """Returns the config classes that this process has defined, by their `model_type`."""
+    """Return the config classes that this process has defined, by their `model_type`."""
     return _CLASSES
 
 
 def jsonable(value: Any) -> Any:
-    """A value as JSON has it: dataclasses and mappings as dicts, tuples as lists, enums' values."""
+    """Return a value as JSON: dataclasses and mappings as dicts, tuples as lists, enums' values."""
     if isinstance(value, enum.Enum):
         return jsonable(value.value)
     if isinstance(value, EDPretrainedConfig):
@@ -273,5 +273,5 @@ def _is_integer(value: object) -> bool:
 
 
 def tuples(value: Any) -> Any:
-    """Lists of JSON as tuples, which a hash can be made of; mappings as they are."""
+    """List of JSON as tuples, which a hash can be made of; mappings as they are."""
     return tuple(tuples(item) for item in value) if isinstance(value, list) else value

@@ -179,13 +179,13 @@ class DecoderConfig(EDPretrainedConfig):
         return self.head_size if self.latent is None else self.latent.rotary_dim
 
     def has_window(self, layer: int) -> bool:
-        """Whether a token of this layer sees no more than `sliding_window` tokens."""
+        """Return whether a token of this layer sees no more than `sliding_window` tokens."""
         if self.layer_types is None:
             return self.sliding_window is not None
         return self.layer_types[layer] == WINDOW
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """Rotary positions of this layer; None if it has none."""
+        """Return the rotary positions of a layer; None if it has none."""
         if layer in self.layers_without_rope:
             return None
         own = self.window_rope if self.has_window(layer) else None
@@ -203,11 +203,11 @@ class DecoderConfig(EDPretrainedConfig):
         return None if scalings == {"dynamic"} else self.max_position_embeddings
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer's feed-forward is a mixture of experts."""
+        """Return whether this layer's feed-forward is a mixture of experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
 
     def problems(self) -> list[str]:
-        """Everything wrong with the fields' values."""
+        """Return everything wrong with the fields' values."""
         found = super().problems()
         sizes = (
             "vocab_size",
@@ -281,9 +281,9 @@ class DecoderConfig(EDPretrainedConfig):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form, without options that were added later and say what was so before.
+        """Return our JSON form, without newer options that have their default.
 
-        Earlier versions read what does not use them.
+        So earlier versions can read a config that does not use these options.
 
         Raises:
             ConfigError: as `EDPretrainedConfig.to_dict`.
@@ -300,7 +300,7 @@ class DecoderConfig(EDPretrainedConfig):
         return data
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of config.json for this family, without nulls that say nothing.
+        """Return the content of config.json for this family, without nulls that say nothing.
 
         Raises:
             ConfigError: the family can't express one of the options; each is named.
@@ -334,7 +334,7 @@ class DecoderConfig(EDPretrainedConfig):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """The options that a config.json of a known family stands for.
+        """Return the options that a config.json of a known family stands for.
 
         Raises:
             ConfigError: the family is unknown, or the file asks for what the decoder can't do.

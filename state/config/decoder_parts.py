@@ -1,4 +1,4 @@
-"""What a decoder is made of: every layer with weights by its path, for its modules and its rules.
+"""Parts of a decoder: every layer with weights by its path, for its modules and its rules.
 
 This is the one list. `cairn.state.decoder` builds its modules of it, and who has no JAX knows from
 it which leaves a config describes. JAX-free.
@@ -18,14 +18,14 @@ from cairn.state.placement import DECODER_AXES
 __all__ = ["Part", "PartKind", "decoder_parts", "layer_parts", "leaf_shapes", "parts_below"]
 
 _LATENT_EPS = 1e-6
-"""Of the norms of the short vectors, whatever `rms_norm_eps` is: DeepSeek's code has no other."""
+"""Epsilon of the short vectors' norms, whatever `rms_norm_eps` is: DeepSeek's code fixes it."""
 
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
 
 
 class PartKind(StrEnum):
-    """What a layer does with its weights."""
+    """Kind of operation of a layer with weights."""
 
     LINEAR = "linear"
     EXPERTS = "experts"
@@ -45,7 +45,7 @@ _MAIN_LEAF = {
 
 @dataclass(frozen=True)
 class Part:
-    """One layer with weights.
+    """Layer with weights.
 
     Attributes:
         kind: what it does.
@@ -74,7 +74,7 @@ class Part:
 
 
 def decoder_parts(config: DecoderConfig) -> dict[str, Part]:
-    """Every layer with weights by its path, in the order in which a token passes them."""
+    """Return every layer with weights by its path, in the order in which a token passes them."""
     width = config.hidden_size
     found = {"model/embed_tokens": _part("embed_tokens", config.vocab_size, width)}
     if config.learned_positions:
@@ -90,7 +90,7 @@ def decoder_parts(config: DecoderConfig) -> dict[str, Part]:
 
 
 def layer_parts(config: DecoderConfig, layer: int) -> dict[str, Part]:
-    """The layers with weights of one block, by their paths in it."""
+    """Return the layers with weights of one block, by their paths in it."""
     before, after = config.block != "post", config.block in ("post", "sandwich")
     found: dict[str, Part] = {}
     if before:
@@ -110,7 +110,7 @@ def layer_parts(config: DecoderConfig, layer: int) -> dict[str, Part]:
 
 
 def leaf_shapes(config: DecoderConfig) -> dict[str, Shape]:
-    """Shape of every leaf that `DecoderForCausalLM` has with this config."""
+    """Return the shape of every leaf that `DecoderForCausalLM` has with this config."""
     return {
         f"{path}/{name}" if name else path: shape
         for path, part in decoder_parts(config).items()
@@ -119,7 +119,7 @@ def leaf_shapes(config: DecoderConfig) -> dict[str, Shape]:
 
 
 def parts_below(parts: Mapping[str, Part], prefix: str) -> dict[str, Part]:
-    """Those parts whose paths begin with `prefix/`, by the rest of their paths."""
+    """Return the parts whose paths begin with `prefix/`, by the rest of their paths."""
     start = f"{prefix}/"
     return {
         path.removeprefix(start): part for path, part in parts.items() if path.startswith(start)

@@ -53,7 +53,7 @@ class ExpertsConfig:
     shared_gate: bool = False
 
     def problems(self) -> list[str]:
-        """Everything wrong with the values."""
+        """Return everything wrong with the values."""
         sizes = ("count", "per_token", "intermediate_size", "groups", "groups_per_token")
         found = [
             f"experts.{name} {getattr(self, name)!r} must be a positive integer"

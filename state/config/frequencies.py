@@ -15,7 +15,7 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) -> Frequencies:
-    """Radians per token for each pair of a head's dimensions that turn.
+    """Return the radians per token for each pair of a head's rotated dimensions.
 
     What "dynamic" makes of sequences beyond the original length depends on how long they are, and
     is not here.
@@ -50,7 +50,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, *, long: bool = False) 
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosines and sines are multiplied by.
+    """Return the factor on cosines and sines.
 
     Source: transformers `_compute_yarn_parameters` and `_compute_longrope_parameters`.
     """
@@ -67,12 +67,12 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much YaRN sharpens attention for a context that is `factor` times as long."""
+    """Return YaRN's factor on attention for a context that is `factor` times as long."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def llama3_divisors(rope: RopeConfig, kept: Frequencies) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """What each frequency is divided by: 1 for short waves, `factor` for long ones."""
+    """Return the divisor of each frequency: 1 for short waves, `factor` for long ones."""
     low, high = rope.low_freq_factor or 1.0, rope.high_freq_factor or 1.0
     length = rope.original_max_position_embeddings or 1
     wavelengths = 2 * math.pi / kept.astype(np.float64)
@@ -81,7 +81,7 @@ def llama3_divisors(rope: RopeConfig, kept: Frequencies) -> np.ndarray[Any, np.d
 
 
 def _yarn_kept_share(rope: RopeConfig, dims: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How much of each frequency is kept: 1 for short waves, 0 for long ones."""
+    """Return the share of each frequency that is kept: 1 for short waves, 0 for long ones."""
     length = rope.original_max_position_embeddings or 1
 
     def dimension(turns: float) -> float:

@@ -16,7 +16,7 @@ class FrozenJSON(Mapping[str, Any]):
     __slots__ = ("_data", "text")
 
     def __init__(self, data: Mapping[str, Any] | None = None, *, name: str = "value") -> None:
-        """Takes a mapping of JSON values.
+        """Take a mapping of JSON values.
 
         Raises:
             ArgumentError: if something in it is not JSON; names the argument.
@@ -35,7 +35,7 @@ class FrozenJSON(Mapping[str, Any]):
         self._data = MappingProxyType(json.loads(self.text))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a copy as plain dicts and lists."""
+        """Return a copy as plain dicts and lists."""
         copied: dict[str, Any] = json.loads(self.text)
         return copied
 

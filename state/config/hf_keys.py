@@ -70,7 +70,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, str]] = {
 
 
 def unread_keys(data: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
-    """Returns the entries of a config.json that nothing reads, and that may mean something.
+    """Return the entries of a config.json that nothing reads, and that may mean something.
 
     Args:
         data: the file's content.

@@ -36,7 +36,7 @@ class LatentAttentionConfig:
         return self.content_dim + self.rotary_dim
 
     def problems(self) -> list[str]:
-        """Everything wrong with the values."""
+        """Return everything wrong with the values."""
         sizes = ("key_value_rank", "content_dim", "rotary_dim", "value_dim")
         found = [
             f"latent.{name} {getattr(self, name)!r} must be a positive integer"

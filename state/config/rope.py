@@ -61,11 +61,11 @@ class RopeConfig:
     long_factor: tuple[float, ...] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many dimensions of a head turn."""
+        """Return the number of rotated dimensions of a head."""
         return int(head_dim * self.rotary_fraction)
 
     def problems(self, head_dim: int) -> list[str]:
-        """Everything wrong with the values, for heads of this size."""
+        """Return everything wrong with the values, for heads of this size."""
         found = []
         if self.scaling not in ROPE_SCALINGS:
             found.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")

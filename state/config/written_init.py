@@ -56,19 +56,19 @@ class Sealed:
 
 
 def has_written_init(config_class: type[Any]) -> bool:
-    """Says whether instances of a class are made by an `__init__` that is written by hand."""
+    """Return whether instances of a class are made by an `__init__` that is written by hand."""
     return hasattr(config_class.__init__, "parameters_are_fields")
 
 
 def written_parent(config_class: type[Any]) -> type[Any] | None:
-    """Returns the class whose written `__init__` a dataclass's generated one left out, if any."""
+    """Return the class whose written `__init__` a dataclass's generated one left out, if any."""
     own = [parent for parent in config_class.__mro__ if "__init__" in vars(parent)]
     generated = next(k for k, parent in enumerate(own) if not has_written_init(parent))
     return next((parent for parent in own[generated:] if has_written_init(parent)), None)
 
 
 def adopt_init(cls: type[Any], base: type[Any]) -> None:
-    """Makes the parameters of a class's own `__init__` fields of it.
+    """Make the parameters of a class's own `__init__` fields of it.
 
     Args:
         cls: a subclass of `base`, just defined.
@@ -105,7 +105,7 @@ def adopt_init(cls: type[Any], base: type[Any]) -> None:
 def refuse_changed(
     config: Any, make: Callable[[], Any], excluded: frozenset[str] = frozenset()
 ) -> None:
-    """Checks that a config, made again from its own fields, is the same.
+    """Check that a config, made again from its own fields, is the same.
 
     Args:
         config: the config.
@@ -147,7 +147,7 @@ def refuse_changed(
 
 
 def json_text(config: Any, data: Mapping[str, Any]) -> str:
-    """Returns a config's fields as JSON.
+    """Return a config's fields as JSON.
 
     Raises:
         ConfigError: if JSON can't hold some of them; lists them.
@@ -170,7 +170,7 @@ def json_text(config: Any, data: Mapping[str, Any]) -> str:
 
 
 def _is_same(ours: Any, theirs: Any) -> bool:
-    """Says whether values are equal, whether they are in lists or tuples."""
+    """Return whether values are equal, whether they are in lists or tuples."""
     if isinstance(ours, enum.Enum) or hasattr(ours, "_fields"):
         # Equal to plain text, numbers and tuples, and yet not what `is` and attributes want.
         return type(ours) is type(theirs) and bool(ours == theirs)
@@ -185,7 +185,7 @@ def _is_same(ours: Any, theirs: Any) -> bool:
 
 
 def _not_kept(config_class: type[Any]) -> list[str]:
-    """The parameters of a dataclass that are no fields: its InitVars."""
+    """Return the parameters of a dataclass that are no fields: its InitVars."""
     known = {field.name for field in dataclasses.fields(config_class)}
     _, *parameters = inspect.signature(config_class.__init__).parameters
     return [name for name in parameters if name not in known]
@@ -217,7 +217,7 @@ def _check_parameters(
 
 
 def _finishing(written: Callable[..., None], named: frozenset[str]) -> Callable[..., None]:
-    """Returns an `__init__` that checks and freezes what a written one has made."""
+    """Return an `__init__` that checks and freezes the fields that a written one has set."""
 
     @functools.wraps(written)
     def init(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -266,7 +266,7 @@ def _finish(config: Any, handed_on: Mapping[str, Any]) -> None:
 
 
 def _declares_model_type(cls: type[Any]) -> bool:
-    """Says whether a class sets `model_type` below the generated `__init__`, which knows no such.
+    """Return whether a class sets `model_type` below the generated `__init__`, which knows no such.
 
     That one gives the default of its own class.
     """
@@ -286,7 +286,7 @@ def _is_dropped(field: dataclasses.Field[Any], given: Any, kept: Any) -> bool:
 
 
 def _frozen(value: Any, name: str) -> Any:
-    """A value that can't change and has a hash: lists become tuples, and dicts FrozenJSON."""
+    """Return an immutable, hashable value: lists become tuples, and dicts FrozenJSON."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return tuple(_frozen(item, name) for item in value)
     return FrozenJSON(value, name=name) if type(value) is dict else value

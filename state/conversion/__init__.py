@@ -1,4 +1,4 @@
-"""Rules between our leaves and another format's tensors, read in both directions, without JAX."""
+"""Rules between our leaves and another format's tensors, for both directions, without JAX."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Boxes of tensors that lie in C order somewhere, read there: what is read for them, and in pieces.
+"""Reads of boxes of tensors that are stored in C order, in pieces.
 
 A box is a few long stretches of a tensor's bytes, or many short ones: some columns of a matrix are
-one in each row. What lies between short ones is read along and dropped.
+one stretch in each row. Gaps between short stretches are read too, and dropped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cairn.storage.arrays import aligned_empty
 __all__ = ["covering", "merged", "read_boxes"]
 
 GAP_BYTES: Final = 1 << 20
-"""Between two stretches less than this is read along: a request of a store costs more."""
+"""Gaps of at most this size are read along: another request to a store costs more."""
 
 PIECE_BYTES: Final = 8 << 20
-"""Most bytes that a thread reads at a time, and holds beside the boxes that they belong to."""
+"""Most bytes that a thread reads at a time, and holds besides the boxes that they belong to."""
 
 READERS: Final = 4
 """Threads that read pieces of one tensor."""
 
 
 def covering(shape: Shape, itemsize: int, box: Box) -> Box:
-    """What is read where a box is wanted: itself, or whole rows of which it is some columns.
+    """Return the box that a read of `box` takes: itself, or the whole rows that it lies in.
 
     Args:
         shape: of the tensor.
@@ -54,11 +54,11 @@ def covering(shape: Shape, itemsize: int, box: Box) -> Box:
 
 
 def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
-    """What is read where several boxes are wanted: no two of the result have anything in common.
+    """Return the boxes to read for several boxes, so that no two of them overlap.
 
     Args:
         boxes: of one tensor.
-        cover: what is read for one.
+        cover: gives the box that is read for one.
     """
     found: list[Box] = []
     for box in boxes:
@@ -76,17 +76,17 @@ def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
 def read_boxes(
     shape: Shape, dtype: np.dtype[Any], wanted: Sequence[Box], read: Callable[[int, Array], None]
 ) -> list[Array]:
-    """Boxes of one tensor; what several have in common is read once.
+    """Return boxes of one tensor; read what several share only once.
 
-    Beside them each of `READERS` threads holds at most `PIECE_BYTES`, or one number. Boxes of the
-    same rows may be views of one array, where that is no larger than all of them.
+    Besides them each of `READERS` threads holds at most `PIECE_BYTES`, or one number. Boxes of the
+    same rows may be views of one array, if that is no larger than all of them.
 
     Args:
         shape: of the tensor.
         dtype: of its numbers.
         wanted: none of them empty.
-        read: fills an array of one axis with its numbers from an index on, in C order. Called from
-            several threads.
+        read: fills an array of one axis with the tensor's numbers from an index on, in C order.
+            Called from several threads.
     """
     found: dict[int, Array] = {}
     for cover in merged(wanted, lambda box: covering(shape, dtype.itemsize, box)):
@@ -112,7 +112,7 @@ def _fill(
     shape: Shape,
     read: Callable[[int, Array], None],
 ) -> None:
-    """Reads those pieces of which some box has a part: into its place, where all of it has one."""
+    """Read the pieces that overlap a box; one that lies whole in a box goes straight into it."""
 
     def fill(piece: Box) -> None:
         start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))
@@ -140,7 +140,7 @@ def _fill(
 
 
 def _within(box: Box, outer: Box) -> Any:
-    """A box as a part of one around it; of what has no axes, all."""
+    """Return a box relative to a box around it; for no axes, everything."""
     inner = (
         slice(part.start - whole.start, part.stop - whole.start)
         for part, whole in zip(box, outer, strict=True)
@@ -149,7 +149,7 @@ def _within(box: Box, outer: Box) -> Any:
 
 
 def _pieces(shape: Shape, box: Box, limit: int) -> Iterator[Box]:
-    """A box in parts, each of which is one stretch of at most `limit` numbers."""
+    """Yield a box in parts, each of which is one stretch of at most `limit` numbers."""
     if not shape:
         yield ()
         return

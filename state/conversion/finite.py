@@ -1,4 +1,4 @@
-"""How many numbers of a block are NaN or infinite, at the speed of memory. JAX-free."""
+"""Count of the NaN and infinite numbers of a block, at the speed of memory. JAX-free."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cairn.state.conversion.ops import Array
 __all__ = ["count_nonfinite"]
 
 _AT_ONCE: Final = 1 << 16
-"""Elements: what is made of them on the way stays in the processor's cache."""
+"""Elements counted at a time, so that intermediate arrays stay in the processor's cache."""
 
 
 def count_nonfinite(block: Array) -> int:
-    """How many elements are NaN or infinite; 0 of what is not floating.
+    """Return how many elements are NaN or infinite; 0 for dtypes that are not floating.
 
     Args:
         block: any shape, C order; dtypes of ml_dtypes with 8 or 16 bits included.
@@ -53,7 +53,7 @@ def _exponent_bits(dtype: np.dtype) -> int:
 
 @cache
 def _bad_bytes(dtype: np.dtype) -> Array:
-    """Which of the 256 values of a byte are NaN or infinite; some such formats have neither."""
+    """Return which of the 256 values of a byte are NaN or infinite; some formats have neither."""
     values = np.arange(256, dtype=np.uint8).view(dtype)
     try:
         ml_dtypes.finfo(dtype)

@@ -1,8 +1,8 @@
 """Invertible operations between tensors of another format and leaves of ours.
 
 NumPy only. An operation works on the tensors of one rule, so memory is bounded by the largest rule
-and not by the model; shapes are known without touching numbers. Each says of which boxes of theirs
-a box of ours is made (`part`), so that a process reads no more than its devices hold.
+and not by the model; shapes are known without touching numbers. `part` tells which boxes of their
+tensors make a box of ours, so that a process reads no more than its devices hold.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Shape = tuple[int, ...]
 
 
 class Op(Protocol):
-    """An invertible operation from tensors of theirs to leaves of ours."""
+    """Invertible operation from tensors of theirs to leaves of ours."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """Our leaves, made of their tensors."""
+        """Return our leaves, made of their tensors."""
         ...
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """Their tensors, made of our leaves: exactly undoes `to_ours`."""
+        """Return their tensors, made of our leaves: the exact inverse of `to_ours`."""
         ...
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """The shapes that `to_ours` would give; ValueError if theirs don't fit."""
+        """Return the shapes of `to_ours`'s result; ValueError if theirs don't fit."""
         ...
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """The shapes that `to_theirs` would give; ValueError if ours don't fit."""
+        """Return the shapes of `to_theirs`'s result; ValueError if ours don't fit."""
         ...
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """How a box of one of our leaves is made; of all of theirs where nothing better is known.
+        """Return how to make a box of one of our leaves; by default from all of their tensors.
 
         Args:
             theirs: shapes of their tensors.
-            leaf: number of the leaf among those that `to_ours` gives.
+            leaf: index of the leaf in the result of `to_ours`.
             box: of that leaf; not empty.
         """
         reads = tuple((number, whole_box(shape)) for number, shape in enumerate(theirs))
@@ -52,75 +52,75 @@ class Op(Protocol):
 
 @dataclass(frozen=True)
 class Rename:
-    """Same numbers under another name."""
+    """Numbers as they are, under another name."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """Their tensors as they are."""
+        """Return their tensors as they are."""
         return list(theirs)
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """Our leaves as they are."""
+        """Return our leaves as they are."""
         return list(ours)
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         return list(theirs)
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         return list(ours)
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """The same box."""
+        """Return the box of the tensor itself."""
         return Part(((leaf, box),), _first)
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Swaps the last two axes: PyTorch keeps [out, in], we keep [in, out]."""
+    """Swap of the last two axes: PyTorch keeps [out, in], we keep [in, out]."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """Each tensor with its last two axes swapped."""
+        """Return each tensor with its last two axes swapped."""
         return [np.swapaxes(array, -1, -2) for array in theirs]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """Each leaf with its last two axes swapped."""
+        """Return each leaf with its last two axes swapped."""
         return self.to_ours(ours)
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """Each shape with its last two axes swapped."""
+        """Return each shape with its last two axes swapped."""
         for shape in theirs:
             _require(len(shape) >= 2, f"at least 2 axes to transpose, found shape {shape}")
         return [(*shape[:-2], shape[-1], shape[-2]) for shape in theirs]
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Each shape with its last two axes swapped."""
+        """Return each shape with its last two axes swapped."""
         return self.our_shapes(ours)
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """The box with its last two axes swapped."""
+        """Return the box with its last two axes swapped."""
         swapped = (*box[:-2], box[-1], box[-2])
         return Part(((leaf, swapped),), lambda arrays: np.swapaxes(arrays[0], -1, -2))
 
 
 @dataclass(frozen=True)
 class Split:
-    """One fused tensor of theirs is several leaves of ours, `sizes` long along `axis`."""
+    """Split of a fused tensor of theirs into leaves of ours, `sizes` long along `axis`."""
 
     sizes: tuple[int, ...]
     axis: int = 0
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """The pieces."""
+        """Split the tensor."""
         (fused,) = theirs
         return list(np.split(fused, np.cumsum(self.sizes)[:-1], axis=self.axis))
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """The pieces, joined."""
+        """Join the leaves."""
         return [np.concatenate(list(ours), axis=self.axis)]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """One shape for each size."""
+        """Return one shape for each size."""
         (fused,) = theirs
         _require(
             len(fused) > self.axis and fused[self.axis] == sum(self.sizes),
@@ -129,7 +129,7 @@ class Split:
         return [(*fused[: self.axis], n, *fused[self.axis + 1 :]) for n in self.sizes]
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """The joined shape."""
+        """Return the joined shape."""
         found = [shape[self.axis] if len(shape) > self.axis else None for shape in ours]
         rest = {(*shape[: self.axis], *shape[self.axis + 1 :]) for shape in ours}
         _require(
@@ -140,35 +140,35 @@ class Split:
         return [(*first[: self.axis], sum(self.sizes), *first[self.axis + 1 :])]
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """The box, where its piece begins."""
+        """Return the box, shifted to where the leaf begins in the fused tensor."""
         return Part(((0, shifted(box, self.axis, sum(self.sizes[:leaf]))),), _first)
 
 
 @dataclass(frozen=True)
 class Fuse:
-    """Several tensors of theirs are one leaf of ours, joined along `axis`."""
+    """Join of several tensors of theirs into one leaf of ours, along `axis`."""
 
     sizes: tuple[int, ...]
     axis: int = 0
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """The tensors, joined."""
+        """Join the tensors."""
         return Split(self.sizes, self.axis).to_theirs(theirs)
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """The leaf, cut."""
+        """Split the leaf."""
         return Split(self.sizes, self.axis).to_ours(ours)
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """The joined shape."""
+        """Return the joined shape."""
         return Split(self.sizes, self.axis).their_shapes(theirs)
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """One shape for each size."""
+        """Return one shape for each size."""
         return Split(self.sizes, self.axis).our_shapes(ours)
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """Of each tensor that the box reaches into, what it has of it."""
+        """Return the overlap of the box with each tensor that it reaches into."""
         reads, start = [], 0
         for number, shape in enumerate(theirs):
             shared = common(shifted(box, self.axis, -start), whole_box(shape))
@@ -179,21 +179,21 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Stack:
-    """`count` tensors of theirs (one per expert, say) are one leaf of ours with a leading axis."""
+    """Stack of `count` tensors of theirs (such as experts) into one leaf with a leading axis."""
 
     count: int
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """The tensors, stacked."""
+        """Stack the tensors."""
         return [np.stack(list(theirs))]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """The layers of the leaf."""
+        """Return the leaf's entries along its leading axis."""
         (stacked,) = ours
         return list(stacked)
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """The stacked shape."""
+        """Return the stacked shape."""
         _require(
             len(theirs) == self.count and len(set(theirs)) == 1,
             f"{self.count} tensors of one shape, found shapes {list(theirs)}",
@@ -201,7 +201,7 @@ class Stack:
         return [(self.count, *theirs[0])]
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """One shape for each tensor."""
+        """Return one shape for each tensor."""
         (stacked,) = ours
         _require(
             len(stacked) >= 1 and stacked[0] == self.count,
@@ -210,7 +210,7 @@ class Stack:
         return [stacked[1:]] * self.count
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """The same box of each tensor of its layers."""
+        """Return the inner box of each tensor that the box covers."""
         numbers, inner = box[0], box[1:]
         reads = tuple((number, inner) for number in range(numbers.start, numbers.stop))
         return Part(reads, lambda arrays: np.stack(list(arrays)))
@@ -218,14 +218,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class RotaryRows:
-    """Rows of each head that turn: x0 y0 x1 y1 ... in theirs, x0 x1 ... y0 y1 ... in ours.
+    """Order of each head's rotated rows: x0 y0 x1 y1 ... in theirs, x0 x1 ... y0 y1 ... in ours.
 
-    Who rotates neighbouring pairs has them so, who rotates across two halves as we do.
+    Code that rotates neighbouring pairs stores them so; ours rotates across two halves.
 
     Attributes:
         heads: heads that follow each other along the leading axis.
-        start: row of each head with which the turning ones begin.
-        turning: how many they are; None: all from there on.
+        start: first rotated row of each head.
+        turning: number of rotated rows; None: all from `start` on.
     """
 
     heads: int
@@ -233,15 +233,15 @@ class RotaryRows:
     turning: int | None = None
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """Rows in halves."""
+        """Return rows in halves."""
         return [self._reorder(array, halves=True) for array in theirs]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """Rows interleaved."""
+        """Return rows interleaved."""
         return [self._reorder(array, halves=False) for array in ours]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         for shape in theirs:
             divides = bool(shape) and shape[0] % self.heads == 0
             rows = shape[0] // self.heads if divides else 0
@@ -253,11 +253,11 @@ class RotaryRows:
         return list(theirs)
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         return self.our_shapes(ours)
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """All rows between the first and the last that it takes: of whole heads just theirs."""
+        """Return all rows from the first to the last that the box takes."""
         order = self._reorder(np.arange(theirs[leaf][0]), halves=True)
         return _of_rows(leaf, order[box[0]], box)
 
@@ -274,29 +274,29 @@ class RotaryRows:
 
 @dataclass(frozen=True)
 class SplitGroups:
-    """One fused tensor of theirs has groups of rows; in each, `sizes` rows are of leaf after leaf.
+    """Split of a fused tensor with groups of rows; each group has `sizes` rows of leaf after leaf.
 
-    The rows of a leaf of ours are those of all groups.
+    A leaf of ours has its rows of all groups.
     """
 
     groups: int
     sizes: tuple[int, ...]
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """The pieces, each of all groups."""
+        """Split the tensor; each leaf takes its rows of all groups."""
         (fused,) = theirs
         grouped = fused.reshape(self.groups, -1, *fused.shape[1:])
         pieces = np.split(grouped, np.cumsum(self.sizes)[:-1], axis=1)
         return [piece.reshape(-1, *fused.shape[1:]) for piece in pieces]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """The pieces, joined group by group."""
+        """Join the leaves group by group."""
         rest = ours[0].shape[1:]
         grouped = [array.reshape(self.groups, -1, *rest) for array in ours]
         return [np.concatenate(grouped, axis=1).reshape(-1, *rest)]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """One shape for each size."""
+        """Return one shape for each size."""
         (fused,) = theirs
         _require(
             bool(fused) and fused[0] == self.groups * sum(self.sizes),
@@ -305,7 +305,7 @@ class SplitGroups:
         return [(self.groups * size, *fused[1:]) for size in self.sizes]
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """The joined shape."""
+        """Return the joined shape."""
         rows = [shape[0] if shape else None for shape in ours]
         wanted = [self.groups * size for size in self.sizes]
         _require(
@@ -315,7 +315,7 @@ class SplitGroups:
         return [(sum(wanted), *ours[0][1:])]
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """All rows between the first and the last that it takes: other leaves take the rest."""
+        """Return all rows from the first to the last that the box takes, other leaves' too."""
         ((total, *_),) = theirs
         start = sum(self.sizes[:leaf])
         grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]
@@ -324,32 +324,32 @@ class SplitGroups:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """Two leaves of ours alternate along the last axis of one tensor of theirs."""
+    """Two leaves of ours that alternate along the last axis of one tensor of theirs."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """The even columns, and the odd ones."""
+        """Return the even columns, and the odd ones."""
         (both,) = theirs
         return [both[..., 0::2], both[..., 1::2]]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """The columns in turns."""
+        """Return the leaves' columns in turns."""
         first, second = ours
         return [np.stack([first, second], axis=-1).reshape(*first.shape[:-1], -1)]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """Half of the last axis each."""
+        """Return half of the last axis for each."""
         (both,) = theirs
         _require(bool(both) and both[-1] % 2 == 0, f"an even last axis, found shape {both}")
         return [(*both[:-1], both[-1] // 2)] * 2
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Twice the last axis."""
+        """Return twice the last axis."""
         first, second = ours
         _require(bool(first) and first == second, f"two equal shapes, found {list(ours)}")
         return [(*first[:-1], 2 * first[-1])]
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """The columns of both, from the first that it takes to the last."""
+        """Return the columns of both leaves, from the first that the box takes to the last."""
         columns = slice(2 * box[-1].start + leaf, 2 * box[-1].stop - 1 + leaf)
         return Part(((0, (*box[:-1], columns)),), lambda arrays: arrays[0][..., ::2])
 
@@ -361,35 +361,35 @@ class Chain:
     ops: tuple[Op, ...]
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """All operations, in order."""
+        """Apply all operations, in order."""
         arrays = list(theirs)
         for op in self.ops:
             arrays = op.to_ours(arrays)
         return arrays
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """All operations undone, last first."""
+        """Undo all operations, last first."""
         arrays = list(ours)
         for op in reversed(self.ops):
             arrays = op.to_theirs(arrays)
         return arrays
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """Through all operations, in order."""
+        """Return the shapes after all operations, in order."""
         shapes = list(theirs)
         for op in self.ops:
             shapes = op.our_shapes(shapes)
         return shapes
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Back through all operations."""
+        """Return the shapes before all operations, last first."""
         shapes = list(ours)
         for op in reversed(self.ops):
             shapes = op.their_shapes(shapes)
         return shapes
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """Back through all operations."""
+        """Trace the box back through all operations."""
         shapes = [list(theirs)]
         for op in self.ops[:-1]:
             shapes.append(op.our_shapes(shapes[-1]))
@@ -405,18 +405,18 @@ def _first(arrays: Sequence[Array]) -> Array:
 
 
 def _of_rows(tensor: int, rows: Array, box: Box) -> Part:
-    """A box of some rows of a tensor, in their order; what lies between these is read along."""
+    """Return a part of some rows, in their order; it also reads the rows between them."""
     first = int(rows.min())
     between = slice(first, int(rows.max()) + 1)
     return Part(((tensor, (between, *box[1:])),), lambda arrays: arrays[0][rows - first])
 
 
 def _chained(ops: Sequence[Op], shapes: Sequence[Sequence[Shape]], leaf: int, box: Box) -> Part:
-    """`Chain.part`.
+    """Compute `Chain.part`.
 
     Args:
         ops: those up to the one that makes the leaf.
-        shapes: what goes into each of them.
+        shapes: input shapes of each of them.
         leaf: number of the leaf.
         box: of it.
     """

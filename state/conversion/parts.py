@@ -1,4 +1,4 @@
-"""Boxes of tensors, and of which boxes of theirs a box of a leaf of ours is made. NumPy only."""
+"""Boxes of tensors, and the boxes of theirs that make a box of a leaf of ours. NumPy only."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Part:
-    """How a box of one leaf of ours is made.
+    """Recipe of a box of one leaf of ours.
 
     Attributes:
-        reads: boxes of theirs that it takes: number of the tensor, and which box of it.
-        make: the box of ours, of those boxes in their order; perhaps a view of them.
+        reads: boxes of theirs that it takes: number of the tensor, and box of it.
+        make: makes the box of ours from those boxes in their order; perhaps a view of them.
     """
 
     reads: tuple[tuple[int, Box], ...]
@@ -39,23 +39,23 @@ class Part:
 
 
 def whole_box(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
+    """Return the box of a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
 def box_shape(box: Box) -> tuple[int, ...]:
-    """Its shape."""
+    """Return the shape of a box."""
     return tuple(part.stop - part.start for part in box)
 
 
 def shifted(box: Box, axis: int, by: int) -> Box:
-    """A box, moved along one axis."""
+    """Return a box, moved along one axis."""
     part = box[axis]
     return (*box[:axis], slice(part.start + by, part.stop + by), *box[axis + 1 :])
 
 
 def hull(boxes: Sequence[Box]) -> Box:
-    """The least box around some."""
+    """Return the bounding box of some boxes."""
     return tuple(
         slice(min(part.start for part in parts), max(part.stop for part in parts))
         for parts in zip(*boxes, strict=True)
@@ -63,7 +63,7 @@ def hull(boxes: Sequence[Box]) -> Box:
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """What two boxes share; None if nothing."""
+    """Return the intersection of two boxes; None if it is empty."""
     both = [
         slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
     ]
@@ -71,5 +71,5 @@ def common(one: Box, other: Box) -> Box | None:
 
 
 def elements(box: Box) -> int:
-    """How many numbers are in it."""
+    """Return the number of elements in a box."""
     return math.prod(box_shape(box))

@@ -1,8 +1,8 @@
-"""Rule tables between our leaves and another format's tensors, read in both directions.
+"""Rule tables between our leaves and another format's tensors, for both directions.
 
 A table is a list of `Rule`s. Each names leaves of ours ("/"-joined paths), tensors of theirs, and
-an invertible operation between the two. `match` holds a table against the leaves and tensors that
-are really there, and lists everything that does not fit before any weight is read.
+an invertible operation between the two. `match` compares a table with the leaves and tensors that
+exist, and lists everything that does not fit before any weight is read.
 
 JAX-free.
 """
@@ -21,7 +21,7 @@ from cairn.state.errors import ConversionError
 
 @dataclass(frozen=True)
 class Rule:
-    """These leaves of ours are made of those tensors of theirs.
+    """Rule that makes these leaves of ours from those tensors of theirs.
 
     Names may hold placeholders such as "{layer}"; `expand` fills them.
     """
@@ -32,7 +32,7 @@ class Rule:
 
     @staticmethod
     def one(ours: str, theirs: str, op: Op = RENAME) -> Rule:
-        """The common case: one leaf, one tensor."""
+        """Return a rule of one leaf and one tensor, the common case."""
         return Rule((ours,), (theirs,), op)
 
 
@@ -54,7 +54,7 @@ class RuleTable:
 
 
 def expand(rules: Iterable[Rule], **counts: int) -> tuple[Rule, ...]:
-    """Fills placeholders: `expand(rules, layer=2)` repeats each rule with "{layer}" twice.
+    """Fill placeholders: `expand(rules, layer=2)` repeats each rule with "{layer}" twice.
 
     Neighbouring rules with a placeholder are repeated together, so that all of layer 0 comes
     before all of layer 1; the first name in `counts` is the outermost.
@@ -86,7 +86,7 @@ def match(
     theirs: Mapping[str, Shape] | None = None,
     path: str,
 ) -> tuple[Rule, ...]:
-    """Holds a table against what is there, in both directions.
+    """Match a table with the leaves and tensors that exist, in both directions.
 
     Args:
         table: the rules.

@@ -1,8 +1,8 @@
-"""Rule tables run backwards as streams: our leaves in, their tensors out, block by block. JAX-free.
+"""Rule tables run backwards as streams: our leaves in, their tensors out, in blocks. JAX-free.
 
-A leaf may be stored in a checkpoint or lie in memory; both come as a `Leaf`. Renamed, transposed,
-joined, unstacked and interleaved leaves stream in bounded memory; other operations hold one rule's
-leaves at a time.
+A leaf may be stored in a checkpoint or lie in memory; both are a `Leaf`. Renamed, transposed,
+joined, unstacked and interleaved leaves stream in bounded memory; other operations need one rule's
+leaves whole.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Leaf(Protocol):
-    """One of our leaves, wherever it is."""
+    """Leaf of ours, wherever it is stored."""
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Shape of the leaf."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype, `ml_dtypes` included."""
+        """Dtype of the leaf, `ml_dtypes` included."""
         ...
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Consecutive C-order blocks of it, or of it with the last two axes swapped.
+        """Yield consecutive C-order blocks of the leaf, or of it with the last two axes swapped.
 
         Args:
             max_bytes: most bytes of a block, or one row.
             transpose: swap them.
-            at: of the part with this number along the leading axis alone.
+            at: take only the part with this number along the leading axis.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MemoryLeaf:
-    """A leaf that lies in host memory, or that `fetch` brings there when it is needed.
+    """Leaf that lies in host memory, or that `fetch` brings there when it is needed.
 
     Attributes:
         shape: its shape.
         dtype: its dtype.
-        fetch: gives the part with a number along its leading axis, or of None all of it.
+        fetch: returns the part with a number along its leading axis, or for None all of it.
     """
 
     shape: Shape
@@ -72,7 +72,7 @@ class MemoryLeaf:
     fetch: Callable[[int | None], Any]
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """Consecutive C-order blocks."""
+        """Return consecutive C-order blocks."""
         whole: Array = np.asarray(self.fetch(at))
         return cut(np.swapaxes(whole, -1, -2) if transpose else whole, max_bytes)
 
@@ -85,7 +85,7 @@ def streams(
     joined: np.dtype[Any] | None = None,
     path: str,
 ) -> list[TensorSource]:
-    """Their tensors, in the order of the rules.
+    """Return their tensors, in the order of the rules.
 
     Args:
         rules: from `weight_rules.match`, so that every leaf is there and fits.
@@ -122,7 +122,7 @@ def streams(
 
 
 def cut(array: Array, max_bytes: int) -> Iterator[Array]:
-    """An array as consecutive C-order blocks of at most `max_bytes` (or one row) each."""
+    """Yield an array as consecutive C-order blocks of at most `max_bytes` (or one row) each."""
     if array.ndim == 0 or array.nbytes <= max_bytes:
         yield np.ascontiguousarray(array)
         return
@@ -133,7 +133,7 @@ def cut(array: Array, max_bytes: int) -> Iterator[Array]:
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether a dtype is floating, `ml_dtypes` included; complex ones are not."""
+    """Return whether a dtype is floating, `ml_dtypes` included; complex ones are not."""
     found: np.dtype[Any] = np.dtype(dtype)
     try:
         ml_dtypes.finfo(found)
@@ -143,7 +143,7 @@ def is_floating(dtype: Any) -> bool:
 
 
 def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:
-    """A floating dtype from its name, from a NumPy or JAX dtype; None stays None.
+    """Return a floating dtype from its name, or from a NumPy or JAX dtype; None stays None.
 
     Raises:
         ArgumentError: anything else; the known names are listed.
@@ -177,7 +177,7 @@ class _Stream(Protocol):
 def _several_dtypes(
     rules: Sequence[Rule], leaves: Mapping[str, Leaf], *, castable: bool
 ) -> list[str]:
-    """A line for each rule whose leaves differ in dtype, if they are not all floating and cast."""
+    """Return a line for each rule whose leaves differ in dtype and can't be cast to one."""
     problems = []
     for rule in rules:
         dtypes = {name: np.dtype(leaves[name].dtype) for name in rule.ours}
@@ -189,7 +189,7 @@ def _several_dtypes(
 
 
 class _CastLeaf:
-    """A leaf in another dtype."""
+    """Leaf in another dtype."""
 
     def __init__(self, leaf: Leaf, dtype: np.dtype[Any]) -> None:
         self.leaf, self.dtype = leaf, dtype
@@ -201,7 +201,7 @@ class _CastLeaf:
 
 
 class _View:
-    """A leaf or one part of it, perhaps with the last two axes swapped."""
+    """Leaf or one part of it, perhaps with the last two axes swapped."""
 
     def __init__(self, leaf: Leaf, *, transpose: bool = False, at: int | None = None) -> None:
         self.leaf = leaf
@@ -220,7 +220,7 @@ class _View:
         return _View(self.leaf, transpose=not self.transpose, at=self.at)
 
     def parts(self) -> list[_View]:
-        """Its parts along the leading axis."""
+        """Return the leaf's parts along the leading axis."""
         return [_View(self.leaf, at=number) for number in range(self.shape[0])]
 
 
@@ -256,7 +256,7 @@ class _InTurns:
 
 
 class _Whole:
-    """One output of an operation that needs its inputs whole."""
+    """Output of an operation that needs its inputs whole."""
 
     def __init__(self, op: Op, parts: Sequence[_Stream], index: int, shape: Shape) -> None:
         self.op, self.parts, self.index, self.shape = op, parts, index, shape
@@ -287,7 +287,7 @@ class _Cast:
 
 
 def whole(stream: _Stream) -> Array:
-    """A stream as one array."""
+    """Return a stream as one array."""
     out = np.empty(stream.shape, stream.dtype)
     flat, at = out.reshape(-1), 0
     for block in stream.blocks(1 << 24):

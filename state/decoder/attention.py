@@ -46,7 +46,7 @@ class Attention(nnx.Module):
         cache: KVCache | None,
         layer: int | jax.Array,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """The layer's contribution to the residual stream, and the cache with its new tokens."""
+        """Return the layer's contribution to the residual stream, and the cache with new tokens."""
         query, key, value = self.project(x, angles)
         if cache is not None:
             cache, key, value = cache.write(layer, key, value)
@@ -71,7 +71,7 @@ class Attention(nnx.Module):
     def project(
         self, x: Float[Array, "B T D"], angles: Angles | None
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K V"]]:
-        """Queries and keys, turned, and values."""
+        """Return rotated query and keys, and values."""
         query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm == "whole":
             query, key = self.q_norm(query), self.k_norm(key)
@@ -95,7 +95,7 @@ def grouped_attention(
     sinks: Float[Array, " N"] | None = None,
     precision: Any = None,
 ) -> Float[Array, "B T N V"]:
-    """`softmax(scale query key^T) value` over the slots that `mask` allows.
+    """Compute `softmax(scale query key^T) value` over the slots that `mask` allows.
 
     Query head n attends with key/value head n // (N / K); G below counts the query heads of one
     group. The softmax runs in float32. A token that may attend to nothing (padding) gets the mean

@@ -1,4 +1,4 @@
-"""Where attention's activations go while a step is compiled."""
+"""Placement of attention's activations while a step is compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["place_keys", "place_queries"]
 
 
 def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
-    """Queries, or what they attended to, (batch, tokens, heads, head size), where they belong.
+    """Place queries, or attended values, (batch, tokens, heads, head size), on the mesh.
 
     Args:
         array: the values; outside of a compilation over a mesh they come back as they are.
@@ -29,7 +29,7 @@ def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -
 
 
 def place_keys(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
-    """Keys or values, (batch, tokens, key/value heads, head size), where they belong.
+    """Place keys or values, (batch, tokens, key/value heads, head size), on the mesh.
 
     Args:
         array: the values; outside of a compilation over a mesh they come back as they are.
@@ -62,7 +62,7 @@ def _place(
 
 
 def _fitting(entry: Any, size: int, mesh: AbstractMesh, taken: set[str]) -> Any:
-    """Returns the mesh axes of a dimension; one that they don't divide is the compiler's choice.
+    """Return the mesh axes of a dimension; one that they don't divide is the compiler's choice.
 
     A batch of one row is no mistake, as a weight that can't be split would be.
     """

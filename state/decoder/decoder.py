@@ -62,7 +62,7 @@ class Block(nnx.Module):
         cache: KVCache | None,
         layer: int | jax.Array,
     ) -> tuple[Float[Array, "B T D"], KVCache | None, Float[Array, "B T E"] | None]:
-        """The residual stream after this block, the cache, and the logits of its router."""
+        """Return the residual stream after this block, the cache, and the logits of its router."""
         inputs = self._normed("input_layernorm", x)
         attended, cache = self.self_attn(inputs, angles, mask, cache, layer)
         attended = self._normed("attention_output_norm", attended) * self.scale
@@ -108,7 +108,7 @@ class Decoder(nnx.Module):
         cache: KVCache | None,
         stacked_layers: Any = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None, list[Float[Array, "B T E"]]]:
-        """The last hidden states, the cache with the new tokens, and the routers' logits."""
+        """Return the last hidden states, the cache with the new tokens, and the routers' logits."""
         batch, tokens = input_ids.shape
         if cache is None:
             self._check_length(tokens)
@@ -146,7 +146,7 @@ class Decoder(nnx.Module):
     def _per_layer(
         self, positions: jax.Array, mask: jax.Array, cache: KVCache | None
     ) -> tuple[PerLayer, PerLayer]:
-        """Angles and masks of the layers."""
+        """Return the angles and masks of the layers."""
         config = self.config
         numbers = range(config.num_hidden_layers)
         ropes = [config.rope_of(number) for number in numbers]
@@ -167,7 +167,7 @@ class Decoder(nnx.Module):
         return make_per_layer(ropes, angles), make_per_layer(windows, masks)
 
     def stack_layers(self) -> list[Any]:
-        """Every leaf of the layers as one array over all of them: what a scan goes through.
+        """Return every leaf of the layers stacked into one array, for a scan to go through.
 
         Layers of different kinds (some with experts, some quantized) can't be in one array. Where
         kinds repeat in turns, each turn's layers have one array per place in the turn.
@@ -247,7 +247,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         precision: Any = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        """Makes new weights from `rngs` (seed 0 by default).
+        """Make new weights from `rngs` (seed 0 by default).
 
         Args:
             config: shape and options.
@@ -278,7 +278,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         logits_to_keep: int | None = None,
         stacked_layers: Any = None,
     ) -> CausalLMOutput:
-        """Logits of every token, and the loss if labels are given.
+        """Return logits of every token, and the loss if labels are given.
 
         Args:
             input_ids: token ids (batch, tokens).
@@ -321,7 +321,10 @@ class DecoderForCausalLM(EasyDeLBaseModule):
     def prepare_inputs_for_generation(
         self, input_ids: Array, max_length: int, attention_mask: Array | None = None
     ) -> dict[str, Any]:
-        """The forward pass's arguments for the prompt: logits of the last token, layers stacked."""
+        """Return the forward pass's arguments for the prompt.
+
+        They ask for the last token's logits only, and hold the layers stacked if they are scanned.
+        """
         inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
         taken = inspect.signature(type(self).__call__).parameters
         if "logits_to_keep" in taken:
@@ -333,7 +336,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
     def _balance(
         self, routers: list[jax.Array], attention_mask: Array | None
     ) -> Float[Array, ""] | None:
-        """How evenly the routers spread tokens over experts; None without experts."""
+        """Return how evenly the routers spread tokens over experts; None without experts."""
         experts = self.config.experts
         if experts is None or not routers:
             return None

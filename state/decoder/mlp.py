@@ -25,7 +25,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Feeding(nnx.Module):
-    """What `down` is given: `act(gate) * up`, or `act(up)` without a gate.
+    """Input of `down`: `act(gate) * up`, or `act(up)` without a gate.
 
     Source: arXiv 2002.05202 (GLU variants); for "clamped_silu" arXiv 2508.10925 (gpt-oss): `(up +
     1) gate sigmoid(1.702 gate)`, gate and up clamped.
@@ -39,7 +39,7 @@ class Feeding(nnx.Module):
                 setattr(self, name, make_part(parts[name], config, **options))
 
     def inner(self, up: jax.Array, gate: jax.Array | None) -> jax.Array:
-        """The inner activations."""
+        """Return the inner activations."""
         if self.limit is not None and gate is not None:
             gate = jnp.minimum(gate, self.limit)
             up = jnp.clip(up, -self.limit, self.limit)
@@ -52,7 +52,7 @@ class MLP(Feeding):
     """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The layer's contribution to the residual stream."""
+        """Return the layer's contribution to the residual stream."""
         gate = self.gate_proj(x) if hasattr(self, "gate_proj") else None
         out: jax.Array = self.down_proj(self.inner(self.up_proj(x), gate))
         return out
@@ -64,7 +64,7 @@ class Experts(Feeding):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R D"]:
-        """Each row through its expert; as `ExpertsLinear`."""
+        """Apply to each row its expert, as `ExpertsLinear` does."""
         gate = self.gate_proj(rows, counts, expert) if hasattr(self, "gate_proj") else None
         inner = self.inner(self.up_proj(rows, counts, expert), gate)
         out: jax.Array = self.down_proj(inner, counts, expert)
@@ -100,7 +100,7 @@ class MixtureOfExperts(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"]
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T E"]]:
-        """The layer's contribution to the residual stream, and the router's logits."""
+        """Return the layer's contribution to the residual stream, and the router's logits."""
         settings, width = self.settings, x.shape[-1]
         logits = self.router(x.astype(jnp.float32))
         chosen, weights = self._route(logits.reshape(-1, settings.count))
@@ -120,7 +120,7 @@ class MixtureOfExperts(nnx.Module):
         return out, logits
 
     def _route(self, logits: Float[Array, "R E"]) -> tuple[Int[Array, "R K"], Float[Array, "R K"]]:
-        """The experts of each token, and what each counts for."""
+        """Return the experts of each token, and their weights."""
         settings = self.settings
         softmax = settings.score == "softmax"
         scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
@@ -136,7 +136,7 @@ class MixtureOfExperts(nnx.Module):
         return chosen, weights * settings.scale
 
     def _allowed(self, wanted: Float[Array, "R E"]) -> jax.Array:
-        """Whether an expert is in one of the best groups of a token."""
+        """Return whether an expert is in one of the best groups of a token."""
         settings = self.settings
         grouped = wanted.reshape(wanted.shape[0], settings.groups, -1)
         best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "max" else 2)

@@ -35,7 +35,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(start(shape, param_dtype), axes=axes)
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """The normalised tokens, in the dtype of `x`."""
+        """Return the normalised tokens, in the dtype of `x`."""
         wide = x.astype(jnp.float32)
         variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(variance + self.eps)
@@ -67,7 +67,7 @@ class LayerNorm(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(shape, param_dtype), axes=axes)
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """The normalised tokens, in the dtype of `x`."""
+        """Return the normalised tokens, in the dtype of `x`."""
         wide = x.astype(jnp.float32)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)

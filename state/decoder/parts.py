@@ -20,7 +20,7 @@ class Untrained(nnx.Variable[Any]):
 
 
 class ExpertsLinear(nnx.Module):
-    """One linear layer for each expert: a kernel [experts, in, out], and a bias [experts, out]."""
+    """Linear layers of experts: a kernel [experts, in, out], and a bias [experts, out]."""
 
     def __init__(
         self, part: Part, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
@@ -34,7 +34,7 @@ class ExpertsLinear(nnx.Module):
     def __call__(
         self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
     ) -> Float[Array, "R F"]:
-        """Each row through its expert.
+        """Apply to each row its expert.
 
         Args:
             rows: sorted by their experts.
@@ -55,7 +55,7 @@ def make_part(
     precision: Any,
     rngs: nnx.Rngs,
 ) -> Any:
-    """The module, or the variable, of a part; axis names go along as metadata.
+    """Return the module, or the variable, of a part; axis names go along as metadata.
 
     Args:
         part: what it is.

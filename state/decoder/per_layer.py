@@ -1,4 +1,4 @@
-"""What differs from layer to layer, for a block that is traced once for many of them."""
+"""Values that differ from layer to layer, for a block that is traced once for many of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PerLayer:
     which: tuple[int, ...]
 
     def of(self, layer: int | jax.Array) -> Any:
-        """The value of a layer; of one that is traced it is chosen while the step runs."""
+        """Return the value of a layer; for a traced layer number it is chosen at run time."""
         if len(self.values) == 1:
             return self.values[0]
         if isinstance(layer, int):
@@ -37,7 +37,7 @@ class PerLayer:
 
 
 def make_per_layer(keys: Sequence[Any], values: dict[Any, Any]) -> PerLayer:
-    """The values that layers have by key.
+    """Return the layers' values, looked up by their keys.
 
     Args:
         keys: of each layer.
@@ -69,7 +69,7 @@ class Run:
 
 
 def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
-    """The layers as runs, each as long as can be: alike one by one, or turn by turn."""
+    """Return the layers as runs, each as long as can be: alike one by one, or turn by turn."""
     found: list[Run] = []
     first = 0
     while first < len(layers):
@@ -87,7 +87,7 @@ def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
 
 
 def _repeats(graphdefs: Sequence[Any], first: int, length: int) -> int:
-    """How often the layers from `first` on repeat in turns of so many."""
+    """Return how often the `length` layers from `first` on repeat in a row."""
     turn, count = list(graphdefs[first : first + length]), 1
     while list(graphdefs[first + count * length : first + (count + 1) * length]) == turn:
         count += 1

@@ -12,7 +12,7 @@ from cairn.state.config import RopeConfig, attention_factor, inverse_frequencies
 def rotary_angles(
     positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Cosines and sines of every token's rotation, in float32.
+    """Return the cosines and sines of every token's rotation, in float32.
 
     With the scalings "dynamic" and "longrope" they depend on how long the sequence is: on the
     largest of the positions.
@@ -28,7 +28,7 @@ def rotate(
     x: Float[Array, "B T N H"],
     angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
 ) -> Float[Array, "B T N H"]:
-    """Rotates each pair (x[i], x[i + half]) of every head by its token's angle.
+    """Rotate each pair (x[i], x[i + half]) of every head by its token's angle.
 
     A head's dimensions beyond the first 2 x half stay. Runs in float32 and comes back in the dtype
     of `x`.

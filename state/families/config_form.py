@@ -55,7 +55,7 @@ class Refused:
 
 
 def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
-    """Keys that most families have -> option, and what it is where the key is absent.
+    """Return keys that most families have -> option, and its value where the key is absent.
 
     Args:
         **changes: other keys, or None for one that the family does not have.
@@ -74,7 +74,7 @@ def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
 def windows_from_hf(
     data: Mapping[str, Any], options: Mapping[str, Any], windowed: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Which layers have a window: as `layer_types` says, else as the family has it.
+    """Return the layers' kinds, with or without window: from `layer_types`, else the family's.
 
     Args:
         data: config.json, which may have `layer_types`.
@@ -90,7 +90,7 @@ def windows_from_hf(
 
 @dataclass(frozen=True)
 class ConfigForm:
-    """How the options of a decoder lie in a family's config.json.
+    """Mapping of a decoder's options to a family's config.json.
 
     Attributes:
         model_type: as in config.json.
@@ -159,7 +159,7 @@ class ConfigForm:
         return found
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json -> options of the decoder.
+        """Return the decoder's options of a config.json.
 
         Raises:
             ConfigError: keys are missing, or ask for what the decoder does not do.
@@ -200,7 +200,7 @@ class ConfigForm:
         return {**options, "hf_extra": extra}
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        """Options of the decoder -> config.json."""
+        """Return the config.json of a decoder's options."""
         data = dict(config.hf_extra)
         data |= {key: getattr(config, option) for key, option in self.sizes.items()}
         data |= {key: getattr(config, option) for key, (option, _) in self.options.items()}
@@ -221,14 +221,14 @@ class ConfigForm:
         return data
 
     def _fraction(self, data: Mapping[str, Any]) -> tuple[str, float] | None:
-        """The key of the share of each head that turns, and what it is where there is no number."""
+        """Return the key of the rotated share of a head, and its value where it is no number."""
         if self.rotary_fraction is None:
             return None
         key, usual = self.rotary_fraction
         return key, 1.0 if key in self.nulls and key in data and data[key] is None else usual
 
     def _with_theta(self, data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """config.json with the base of the rotary positions under its usual key."""
+        """Return config.json with the base of the rotary positions under its usual key."""
         key = self.rotary_theta
         if key == "rope_theta":
             return data
@@ -274,7 +274,7 @@ class ConfigForm:
 
 
 def _inert_rope(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys beside the scaling of rotary positions that change no number, as they are kept."""
+    """Return keys of the rotary scaling that change no number, to keep them."""
     nested = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
     found = {key: rope[key] for rope in nested if rope for key in INERT_ROPE_KEYS & rope.keys()}
     return {"rope_parameters": found} if found else {}

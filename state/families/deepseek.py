@@ -43,7 +43,7 @@ LATENT_KEYS = frozenset(
 def read_latent(
     data: Mapping[str, Any], options: Mapping[str, Any], *, query_rank: int
 ) -> dict[str, Any]:
-    """Latent attention and its rotary positions.
+    """Read latent attention and its rotary positions.
 
     Args:
         data: config.json.
@@ -95,7 +95,7 @@ def read_experts(
     first_dense: int | None,
     **choices: Any,
 ) -> dict[str, Any]:
-    """The experts.
+    """Return the experts.
 
     Args:
         data: config.json.
@@ -120,7 +120,7 @@ def read_experts(
 
 
 def write_experts(config: DecoderConfig) -> dict[str, Any]:
-    """The keys of the experts.
+    """Return the keys of the experts.
 
     Raises:
         ConfigError: the config has none.
@@ -140,7 +140,7 @@ def write_experts(config: DecoderConfig) -> dict[str, Any]:
 
 
 def write_latent(config: DecoderConfig) -> dict[str, Any]:
-    """All of these keys.
+    """Return all of these keys.
 
     Raises:
         ConfigError: the config has no latent attention, or no experts.
@@ -194,7 +194,7 @@ EXPERT_PARTS: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-"""What the layers of the experts are called."""
+"""Names of the experts' layers."""
 
 _OURS = Names(
     parts={
@@ -209,12 +209,12 @@ _OURS = Names(
 
 
 def deepseek_names(config: DecoderConfig) -> Names:
-    """What the layers are called; those beyond the model's own predict further tokens."""
+    """Return the layers' names; layers beyond the model's own predict further tokens."""
     return without_further_tokens(_OURS, config)
 
 
 def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
-    """The same, but layers beyond the model's own, which predict further tokens, are left out."""
+    """Return names that tolerate layers beyond the model's own, which predict further tokens."""
     beyond = rf"model\.layers\.({'|'.join(map(str, _beyond(config)))})\..*"
     return dataclasses.replace(names, tolerated=(*names.tolerated, beyond))
 

@@ -38,20 +38,20 @@ class KeysAndValues(Op):
     value: int
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
-        """One kernel."""
+        """Return the kernel."""
         keys, values = theirs
         joined = np.concatenate([np.swapaxes(keys, 1, 2), values], axis=1)
         return [joined.reshape(-1, joined.shape[-1]).T]
 
     def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
-        """Keys and values."""
+        """Return keys and values."""
         (kernel,) = ours
         joined = kernel.T.reshape(-1, self.content + self.value, kernel.shape[0])
         keys, values = np.split(joined, [self.content], axis=1)
         return [np.swapaxes(keys, 1, 2), values]
 
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
-        """The kernel's."""
+        """Return the shape of the kernel."""
         keys, values = theirs
         heads, width = keys[0], keys[1] if len(keys) == 3 else 0
         wanted = [(heads, width, self.content), (heads, self.value, width)]
@@ -60,7 +60,7 @@ class KeysAndValues(Op):
         return [(width, heads * (self.content + self.value))]
 
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
-        """Those of keys and values."""
+        """Return the shapes of keys and values."""
         ((width, out),) = ours
         heads = out // (self.content + self.value)
         return [(heads, width, self.content), (heads, self.value, width)]
@@ -117,7 +117,7 @@ def _read_v2(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek_gguf(version: int) -> GGUFForm:
-    """The form of a version: V3 chooses experts by sigmoids, V2 by a softmax."""
+    """Return the form of a version: V3 chooses experts by sigmoids, V2 by a softmax."""
     third = version == 3
     return GGUFForm(
         "deepseek2",

@@ -39,7 +39,7 @@ Source: peft 0.21, `_MOE_TARGET_MODULE_MAPPING`; transformers 5.
 
 
 def experts_of(config: DecoderConfig) -> ExpertsConfig:
-    """The experts of a config whose family has them.
+    """Return the experts of a config whose family has them.
 
     Raises:
         ConfigError: it has none.
@@ -55,12 +55,12 @@ def experts_of(config: DecoderConfig) -> ExpertsConfig:
 
 
 def dense_layers(data: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Numbers of the layers without experts, as `decoder_sparse_step` and `mlp_only_layers` say."""
+    """Return the layers without experts, from `decoder_sparse_step` and `mlp_only_layers`."""
     step, only = data.get("decoder_sparse_step") or 1, data.get("mlp_only_layers") or []
     numbers = range(options["num_hidden_layers"])
     return tuple(number for number in numbers if number in only or (number + 1) % step)
 
 
 def write_dense_layers(experts: ExpertsConfig) -> dict[str, Any]:
-    """The same, as keys."""
+    """Return the keys of config.json that name the layers without experts."""
     return {"decoder_sparse_step": 1, "mlp_only_layers": list(experts.dense_layers)}

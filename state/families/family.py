@@ -1,4 +1,4 @@
-"""What the rest of the code knows of a family, and where it is looked up.
+"""Description of a model family, and its look-up.
 
 A family is a module of the folder `known` that defines `FAMILY`; that it is there makes it known.
 """
@@ -20,7 +20,7 @@ from cairn.state.families.names import Names
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the code knows of a family.
+    """Description of a model family, for the rest of the code.
 
     Attributes:
         form: how its options lie in config.json.
@@ -59,7 +59,7 @@ class Family:
         return self.form.nulls
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json -> keyword arguments of `DecoderConfig`.
+        """Return the keyword arguments of `DecoderConfig` for a config.json.
 
         Raises:
             ConfigError: keys are missing, or ask for what the decoder does not do.
@@ -67,20 +67,20 @@ class Family:
         return self.form.read_options(data)
 
     def write_config(self, config: DecoderConfig) -> dict[str, Any]:
-        """`DecoderConfig` -> config.json."""
+        """Return the config.json of a `DecoderConfig`."""
         return self.form.write_config(config)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table against Hugging Face's tensor names."""
+        """Return the table against Hugging Face's tensor names."""
         return self.names_of(config).rules(config)
 
     def names_of(self, config: DecoderConfig) -> Names:
-        """What the layers of a model are called."""
+        """Return the names of a model's layers."""
         return self.names if isinstance(self.names, Names) else self.names(config)
 
 
 def get_family(model_type: str) -> Family:
-    """The family of a `model_type`.
+    """Return the family of a `model_type`.
 
     Raises:
         ConfigError: unknown; the known ones are listed.
@@ -90,7 +90,7 @@ def get_family(model_type: str) -> Family:
 
 
 def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Family:
-    """The family of a GGUF file, which has a GGUF form.
+    """Return the family of a GGUF file, which has a GGUF form.
 
     Raises:
         ConfigError: none has that architecture, and the known ones are listed; or none of its

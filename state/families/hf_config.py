@@ -58,7 +58,7 @@ and videos are shared out, where those of text are all alike."""
 
 
 def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
-    """These keys of a config.
+    """Return these keys of a config with their values.
 
     Raises:
         ConfigError: some are absent; all of them are named.
@@ -75,7 +75,7 @@ def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[s
 
 
 def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) -> list[str]:
-    """What a config.json says that a family does not read; each with its value and the reason.
+    """Return the entries of a config.json that a family does not read, with value and reason.
 
     Args:
         data: the file's content.
@@ -98,7 +98,7 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
 
 
 def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
-    """Our name of an activation.
+    """Return our name of an activation.
 
     Raises:
         ConfigError: unknown; the known ones are listed.
@@ -114,7 +114,7 @@ def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
 
 
 def activation_to_hf(name: str, *preferred: Any) -> str:
-    """Hugging Face's name of one of our activations.
+    """Return Hugging Face's name of one of our activations.
 
     Args:
         name: ours.
@@ -133,7 +133,7 @@ def rope_from_hf(
     original: int | None = None,
     older_names: Mapping[str, str] = MappingProxyType({}),
 ) -> RopeConfig:
-    """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+    """Read rotary positions from `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
     Args:
         data: the file's content.
@@ -212,9 +212,9 @@ def rope_from_hf(
 def _one_rope(
     data: Mapping[str, Any], where: str, older_names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What all keys together say of rotary positions, its `type` as `rope_type`.
+    """Return the rotary settings of all keys together, with `type` as `rope_type`.
 
-    Which of two that differ counts depends on the version of transformers.
+    Keys must not differ: which one counts would depend on the version of transformers.
 
     Raises:
         ConfigError: two differ, or one is no object, or holds text where a number belongs.
@@ -267,7 +267,7 @@ def _wrong_kind(name: str, value: Any, key: str) -> list[str]:
 
 
 def _is_null(name: str, data: Mapping[str, Any]) -> bool:
-    """Whether rotary positions have this key, and it is null."""
+    """Return whether the rotary settings have this key with the value null."""
     said = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
     return any(isinstance(one, Mapping) and name in one and one[name] is None for one in said)
 
@@ -277,7 +277,7 @@ def _is_number(value: object) -> bool:
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
-    """The keys that transformers 5 reads, and those that transformers 4 reads."""
+    """Return the rotary keys of transformers 5, and those of transformers 4."""
     parameters = rope_parameters(rope)
     data: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": rope.theta}
     if rope.scaling != "default":
@@ -287,7 +287,7 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
 
 
 def rope_parameters(rope: RopeConfig) -> dict[str, Any]:
-    """What transformers 5 has in `rope_parameters`, or in its entry for a kind of layers."""
+    """Return `rope_parameters` of transformers 5, or its entry for one kind of layers."""
     needed, possible = _KINDS[rope.scaling]
     usual = RopeConfig()
     found: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}

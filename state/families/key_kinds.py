@@ -1,4 +1,4 @@
-"""What kind of value a key of config.json holds: the same in every family that has it. JAX-free.
+"""Kinds of values of config.json's keys: the same in every family that has a key. JAX-free.
 
 A value of another kind is refused before anything is made of it: `transformers` refuses most of
 them too, and what it does not refuse it computes with (a text is true, an empty list is false).
@@ -136,7 +136,7 @@ stand in its file."""
 
 
 def wrong_kinds(data: Mapping[str, Any], known: Set[str], own: Mapping[str, Kind]) -> list[str]:
-    """What has a value of another kind than its key holds; each with the value and the kind.
+    """Return the entries whose value is of another kind than the key takes, with value and kind.
 
     Args:
         data: the content of config.json.

@@ -18,7 +18,7 @@ __all__ = ["ropes_by_layer", "written_ropes"]
 def ropes_by_layer(
     data: Mapping[str, Any], where: str, *, theta: float, window_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Rotary positions of layers without a window, and of those with one.
+    """Return the rotary positions of layers without a window, and of those with one.
 
     Args:
         data: config.json.
@@ -59,13 +59,13 @@ def ropes_by_layer(
 
 
 def written_ropes(config: DecoderConfig) -> dict[str, dict[str, Any]]:
-    """`rope_parameters`: an entry for each kind of layers."""
+    """Return `rope_parameters`, with an entry for each kind of layers."""
     rope = config.rope or RopeConfig()
     local = config.window_rope or rope
     return {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)}
 
 
 def _entry(entry: Any, theta: Any) -> dict[str, Any]:
-    """Rotary positions of a kind of layers; transformers 4 wrote their base alone, beside."""
+    """Return the rotary settings of a kind of layers; transformers 4 wrote their base apart."""
     said = isinstance(entry, Mapping) and "rope_theta" in entry
     return {"rope_parameters": entry, "rope_theta": None if said else theta}

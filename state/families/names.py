@@ -31,7 +31,7 @@ EXPERTS: Mapping[str, str] = MappingProxyType(
         for name in ("gate_proj", "up_proj", "down_proj")
     }
 )
-"""What most families call the layers of their experts."""
+"""Names that most families give the layers of their experts."""
 
 
 SANDWICH: Mapping[str, str] = MappingProxyType(
@@ -41,7 +41,7 @@ SANDWICH: Mapping[str, str] = MappingProxyType(
         "mlp_output_norm": "post_feedforward_layernorm",
     }
 )
-"""What families that normalise on both sides of attention and MLP call these norms."""
+"""Names of norms in families that normalise on both sides of attention and MLP."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Names:
-    """What a family's layers are called in its files.
+    """Names of a family's layers in its files.
 
     Attributes:
         top: paths of ours outside of the blocks -> their names.
@@ -106,7 +106,7 @@ class Names:
     no_adapters: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table of a config."""
+        """Return the table of a config."""
         whole = decoder_parts(config)
         rules = self._of("model/embed_tokens", whole["model/embed_tokens"], config)
         if "model/embed_positions" in whole:
@@ -154,7 +154,7 @@ class Names:
     def _named(
         self, path: str, name: str, theirs: str, part: Part, config: DecoderConfig
     ) -> list[Rule]:
-        """A rule for each leaf of a part."""
+        """Return a rule for each leaf of a part."""
         rules = []
         for leaf in part.leaves:
             op: Op = RENAME
@@ -201,7 +201,7 @@ class Names:
 
 
 def fused_op(parts: Sequence[Part], leaf: str, kernel: Op) -> Op:
-    """Cuts one layer's weight or bias into several by its outputs."""
+    """Return the operation that splits a fused weight or bias by the layers' outputs."""
     sizes = tuple(part.shape[-1] for part in parts)
     if leaf == "bias":
         return Split(sizes)

@@ -1,4 +1,4 @@
-"""Which layers of Qwen2 and Qwen3 have a window; JAX-free."""
+"""Windowed layers of Qwen2 and Qwen3; JAX-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QWEN_WINDOW_KEYS = frozenset(
 
 
 def read_windows(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The window and its layers: those from `max_window_layers` on, if it is used."""
+    """Return the window, and its layers: those from `max_window_layers` on, if it is used."""
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
     first = data.get("max_window_layers", 28)
     found = windows_from_hf(data, options, lambda layer: window is not None and layer >= first)
@@ -24,7 +24,7 @@ def read_windows(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 
 def write_windows(config: DecoderConfig) -> dict[str, Any]:
-    """The keys of the window."""
+    """Return the keys of config.json that describe the window."""
     numbers = range(config.num_hidden_layers)
     windowed = [number for number in numbers if config.has_window(number)]
     return {

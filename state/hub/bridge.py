@@ -34,7 +34,7 @@ class EasyBridgeMixin:
 
     @classmethod
     def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
-        """Returns the class that `from_pretrained` makes of a config; this one."""
+        """Return the class that `from_pretrained` builds for a config: this one."""
         return cls
 
     @classmethod
@@ -63,10 +63,10 @@ class EasyBridgeMixin:
         text_only: bool = False,
         verbose: bool = False,
     ) -> Self:
-        """A model with pretrained weights, each slice read and placed by itself.
+        """Return a model with pretrained weights; each slice is read and placed alone.
 
-        A process reads what its devices hold, and a slice that several of them hold once. With
-        several processes all must call this, unless `mesh` has devices of one alone.
+        A process reads what its devices hold, and reads a slice that several of them hold once.
+        With several processes all must call this, unless `mesh` has devices of one alone.
 
         Where config.json ties the output head to the embedding, and the files hold two different
         weights, both are loaded, untied, with a warning.
@@ -79,7 +79,8 @@ class EasyBridgeMixin:
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
                 ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
-                "run@alias", "run/steps/N"); or a hub id such as "org/name", also as "hf://org/name".
+                "run@alias", "run/steps/N"); or a hub id such as "org/name", also as
+                "hf://org/name".
             dtype: of the computation.
             param_dtype: of the floating weights; None keeps the stored dtypes, and gives
                 dequantized weights the one that config.json names.
@@ -197,7 +198,7 @@ class EasyBridgeMixin:
         *,
         float_dtype: Any = None,
     ) -> list[str]:
-        """Writes config.json, safetensors and tokenizer files that transformers loads.
+        """Write config.json, safetensors and tokenizer files that transformers loads.
 
         Leaves go to the host one after the other. With several processes all must call this; the
         first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
@@ -229,7 +230,7 @@ class EasyBridgeMixin:
         *,
         base_model_name_or_path: str | None = None,
     ) -> list[str]:
-        """Writes the model's adapters as `peft` loads them: `PeftModel.from_pretrained(base, dir)`.
+        """Write the model's adapters as `peft` loads them: `PeftModel.from_pretrained(base, dir)`.
 
         The weights beside them are not written. With several processes all must call this; the
         first one writes.
@@ -259,7 +260,7 @@ class EasyBridgeMixin:
         token: str | None = None,
         local_files_only: bool = False,
     ) -> Self:
-        """Gives the model the adapters of a folder that `save_adapter` or `peft` wrote.
+        """Load the adapters of a folder that `save_adapter` or `peft` wrote into the model.
 
         Values and dtypes are the file's. The model gets adapters where the file has some, unless
         it has just these already. A dropout that the adapters were trained with is not applied.
@@ -299,7 +300,7 @@ class EasyBridgeMixin:
         max_shard_size: int | str = "5GB",
         float_dtype: Any = None,
     ) -> str:
-        """Uploads what `save_pretrained` writes; the URL of the commit.
+        """Upload the files that `save_pretrained` writes; return the URL of the commit.
 
         With several processes all must call this; the first one uploads.
 
@@ -331,7 +332,7 @@ class EasyBridgeMixin:
             return processes.agree(upload)
 
     def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
-        """The weights as PyTorch tensors, for `load_state_dict(strict=True)` of transformers.
+        """Return the weights as PyTorch tensors, for transformers' `load_state_dict(strict=True)`.
 
         Every dtype stays as it is, bfloat16 included. Tied weights come under both names, sharing
         memory.
@@ -356,7 +357,7 @@ class EasyBridgeMixin:
         return tensors | aliases
 
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
-        """The `transformers` model with these weights, in evaluation mode.
+        """Return the `transformers` model with these weights, in evaluation mode.
 
         It generates as the model's generation_config.json says, else as its config.json.
 
@@ -401,7 +402,7 @@ class EasyBridgeMixin:
 
 
 def _found(pretrained: Pretrained) -> list[Any]:
-    """What processes have to agree on, in JSON."""
+    """Return the facts of a pretrained model that all processes must agree on, as JSON."""
     weights = pretrained.weights
     dtypes = {name: str(dtype) for name, dtype in weights.dtypes.items()}
     return [pretrained.config.to_dict(), dict(weights.shapes), dtypes]

@@ -55,7 +55,7 @@ class _Weights:
         self.fetched: dict[str, Array] = {}
 
     def fetch(self, path: str, at: int | None = None) -> Array:
-        """A weight, or the part of it with a number along its leading axis."""
+        """Return a weight, or the part of it with a number along its leading axis."""
         ready = self.fetched.get(path)
         if ready is not None:
             return ready if at is None else ready[at]
@@ -72,7 +72,7 @@ class _Weights:
 def model_streams(
     model: Any, *, float_dtype_name: Any = None
 ) -> tuple[RuleTable, list[TensorSource]]:
-    """A model's weights under Hugging Face's names, and the table that they went by.
+    """Return a model's weights under Hugging Face's names, and the table that they went by.
 
     Raises:
         ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
@@ -89,7 +89,7 @@ def write_folder(
     *,
     float_dtype: Any,
 ) -> list[str]:
-    """Weights first, config.json last, so that a folder that has it is complete.
+    """Write weights first and config.json last: a folder that has config.json is complete.
 
     One that was there goes before the first file is replaced. See `WholeFolder` for two writers.
 
@@ -134,7 +134,7 @@ def write_folder(
 
 
 def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
-    """The weights on process 0; the others take part in gathering, and keep nothing."""
+    """Gather the weights to process 0; the others take part, and keep nothing."""
     fetched = {}
     for path in paths:
         array = weights.fetch(path)
@@ -144,7 +144,7 @@ def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
 
 
 def _on_first(write: Callable[[], object]) -> None:
-    """Has process 0 write; all return once it has, or raise what it raised."""
+    """Run a write on process 0; all processes return after it, or raise its error."""
 
     def written() -> None:
         write()
@@ -166,7 +166,7 @@ def _streams(
 
 
 def _check_form(model: Any, dtype: Any) -> None:
-    """Adapters and quantized weights have no place among a model's tensors."""
+    """Refuse adapters and quantized weights, which have no place among a model's tensors."""
     # A class that has the bridge alone knows of neither.
     lora, quantization = getattr(model, "lora", None), getattr(model, "quantization", None)
     if lora is not None:
@@ -187,7 +187,7 @@ def _check_form(model: Any, dtype: Any) -> None:
 
 
 def _remove_stale(files: Files, *, keep: set[str]) -> None:
-    """Weights of an earlier save, which readers would mix with these; no other files."""
+    """Remove weights of an earlier save, which readers would mix with these; no other files."""
     for entry in files.list(""):
         ours = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
         if ours and not entry.is_dir and entry.name not in keep:

@@ -58,7 +58,7 @@ def write_adapter(
     *,
     base_model_name_or_path: str | None,
 ) -> list[str]:
-    """Writes a model's adapters; the names of the files. All processes must call this.
+    """Write a model's adapters and return the files' names. All processes must call this.
 
     Raises:
         ArgumentError: the model has no adapters.
@@ -108,7 +108,7 @@ def read_adapter(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> None:
-    """Gives a model the adapters of a folder, bit for bit; see `EasyBridgeMixin.load_adapter`.
+    """Load the adapters of a folder into a model, bit for bit; see `EasyBridgeMixin.load_adapter`.
 
     Raises:
         NotFoundError: nothing is there, or no safetensors.
@@ -147,7 +147,7 @@ def read_adapter(
 
 
 def _kernels(model: Any) -> dict[str, Shape]:
-    """Shape of every kernel that can have adapters, by path; also of those that are quantized."""
+    """Return the shape of every kernel that can have adapters, by path, quantized ones too."""
     return {f"{path}/kernel": tuple(layer.kernel.shape) for path, layer in adaptable_layers(model)}
 
 
@@ -159,7 +159,7 @@ def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
 def _modules_found(
     folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
 ) -> tuple[dict[str, Pair], dict[str, Array]]:
-    """`lora_A.weight` and `lora_B.weight` of every module in the file, and weights beside them.
+    """Return each module's `lora_A.weight` and `lora_B.weight`, and the weights beside them.
 
     Raises:
         ConversionError: tensors that are no plain LoRA of these modules; all are listed.
@@ -250,7 +250,7 @@ def _settings(
     *,
     path: str,
 ) -> LoraSettings:
-    """One rank, one scale and one pattern for all layers.
+    """Return one rank, one scale and one pattern for all layers.
 
     Raises:
         ConversionError: ranks or scales differ between layers.
@@ -281,7 +281,7 @@ def _settings(
 
 
 def _pattern(paths: list[str], others: set[str]) -> str:
-    """A regular expression that is found in these paths and in no others."""
+    """Return a regular expression that is found in these paths and in no others."""
     shapes = dict.fromkeys(re.sub(r"(?<=/)\d+(?=/)", r"\\d+", re.escape(path)) for path in paths)
     pattern = f"^(?:{'|'.join(shapes)})$"
     if any(re.search(pattern, path) for path in others):
@@ -290,7 +290,7 @@ def _pattern(paths: list[str], others: set[str]) -> str:
 
 
 def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path: str) -> None:
-    """Puts adapters into a model, which gets its layers for them if it has none.
+    """Put adapters into a model; add adapter layers first if it has none.
 
     Raises:
         ArgumentError: the model has adapters of another size, or elsewhere.

@@ -26,7 +26,7 @@ from cairn.state.weights import Pretrained, WeightSource, rule_table
 from cairn.storage.training import processes
 
 _TOGETHER_BYTES: Final = 1 << 30
-"""Of weights, over all processes, that are read before the processes meet."""
+"""Bytes of weights, over all processes, that are read before the processes meet."""
 
 _PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 
@@ -35,7 +35,7 @@ Placement = Callable[[Any], Mapping[str, Sharding]]
 
 
 def is_weight(path: Any, node: Any) -> bool:
-    """Says whether a variable is written to a pretrained folder.
+    """Return whether a variable is written to a pretrained folder.
 
     All are but random streams, caches, and what a forward pass has left behind. Statistics, such
     as the running averages of a BatchNorm, are no parameters, and yet the model computes with them.
@@ -55,7 +55,7 @@ def load_weights(
     place: Placement,
     quantization: QuantizationSettings | None = None,
 ) -> Model:
-    """A model with the weights that were found.
+    """Return a model with the weights that were found.
 
     Slice by slice is read, cast on the host and put where `place` says; each process reads what its
     devices hold. The host holds a slice, or those slices of a rule that share bytes, and the one on
@@ -142,7 +142,7 @@ def load_weights(
 def _read(
     source: WeightSource, rules: Sequence[tuple[Rule, Sequence[Target]]]
 ) -> dict[str, jax.Array]:
-    """The leaves of some rules by path, each where it is read to."""
+    """Return the leaves of some rules by path, each where it is read to."""
     found: dict[str, jax.Array] = {}
     for rule, targets in rules:
         arrays = read_rule(source, rule, targets, read_places(source, rule, targets))
@@ -151,7 +151,7 @@ def _read(
 
 
 def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[int]]:
-    """Numbers of the rules that are read before the processes meet: leaves of `least` bytes."""
+    """Yield numbers of rules in batches of at least `least` bytes; processes meet after each."""
     batch: list[int] = []
     size = 0
     for number, rule in enumerate(targets):
@@ -205,7 +205,7 @@ def _refuse_several_dtypes(
 
 
 def put(values: Array, dtype: np.dtype[Any], sharding: Sharding) -> jax.Array:
-    """A host array on its devices; each device gets a copy of its own part only."""
+    """Return a host array on its devices; each device gets a copy of its own part only."""
 
     def part(index: Any) -> Array:
         return np.array(values[index], dtype=dtype, order="C")
@@ -221,7 +221,7 @@ def placement(
     auto_shard_model: bool,
     device: Any,
 ) -> Placement:
-    """Decides where weights go: with `auto_shard_model` over the mesh, else all on one device.
+    """Decide where weights go: over the mesh with `auto_shard_model`, else all on one device.
 
     Raises:
         ArgumentError: one device and a mesh are both asked for, or one device of many processes.
@@ -252,7 +252,7 @@ def placement(
 
 
 def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a weight that may be cast: of what is no parameter, that of the class."""
+    """Return the dtype of a weight that may be cast; the class decides for other variables."""
     if not is_floating(stored):
         return stored
     is_parameter = leaf.variable_type is not None and issubclass(leaf.variable_type, nnx.Param)

@@ -1,4 +1,4 @@
-"""Which process reads what of pretrained weights, and how it gets to where it belongs.
+"""Division of pretrained weights among processes for reading, and their exchange afterwards.
 
 Each process reads the slices that its devices hold. Where such slices are columns of the tensors
 in the file, so that every process would have to read nearly all rows, the rows are shared out
@@ -33,7 +33,7 @@ _SPARE_BYTES: Final = 256
 
 
 class Target(NamedTuple):
-    """What a leaf is to be.
+    """Target of a leaf: shape, dtype and sharding.
 
     Attributes:
         path: of the leaf.
@@ -49,14 +49,15 @@ class Target(NamedTuple):
 
 
 def spans_processes(places: Iterable[Sharding]) -> bool:
-    """Whether some leaf has parts on devices of another process."""
+    """Return whether some leaf has parts on devices of another process."""
     return any(not place.is_fully_addressable for place in places)
 
 
 def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> list[Sharding]:
-    """Where each leaf of a rule is read to: its own place, or one from which it gets there.
+    """Return where each leaf of a rule is read to: its own sharding, or a cheaper one.
 
-    The same on every process: it follows from shapes and places alone.
+    From the latter the leaf is then exchanged to its own. Every process returns the same: it
+    follows from shapes and shardings alone.
     """
     own = [target.place for target in targets]
     if not spans_processes(own):
@@ -71,7 +72,7 @@ def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> 
 def read_rule(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> list[jax.Array]:
-    """The leaves of a rule in those places; `exchanged` takes them from there to their own.
+    """Read the leaves of a rule into these shardings; `exchanged` then moves them to their own.
 
     Each slice goes to all local devices that hold it as soon as it is read, and the next one is
     read meanwhile; when this returns all have arrived.
@@ -99,7 +100,7 @@ def read_rule(
 
 
 def exchanged(array: jax.Array, target: Target) -> jax.Array:
-    """A leaf as `read_rule` gave it, in its own place. All processes must call this."""
+    """Return a leaf as `read_rule` gave it, in its own place. All processes must call this."""
     if array.sharding == target.place:
         return array
     moved: jax.Array = _exchange(target.place, target.dtype)(array)
@@ -117,7 +118,7 @@ def _exchange(place: Sharding, dtype: np.dtype[Any]) -> Callable[[jax.Array], ja
 
 
 def _along(target: Target, axis: int) -> Sharding:
-    """The place with all that divides the leaf dividing this axis; the place itself if it can't."""
+    """Return the sharding with all axes on this dimension; unchanged if they don't divide it."""
     place = target.place
     if (
         not isinstance(place, NamedSharding)
@@ -145,7 +146,7 @@ def _along(target: Target, axis: int) -> Sharding:
 def _cost(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> int:
-    """Bytes that one process reads; those of the others are alike, as their devices are."""
+    """Return the bytes that one process reads; the others read as many."""
     wanted = []
     for leaf, (target, place) in enumerate(zip(targets, places, strict=True)):
         indices: Mapping[Any, Any] = place.devices_indices_map(target.shape)
@@ -162,7 +163,7 @@ _Key = tuple[tuple[int, int], ...]
 
 
 def _holders(shape: Sequence[int], place: Sharding) -> dict[_Key, tuple[Box, list[jax.Device]]]:
-    """Every box of a leaf that devices of this process hold, and these."""
+    """Return each box of a leaf that this process's devices hold, with these devices."""
     found: dict[_Key, tuple[Box, list[jax.Device]]] = {}
     for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
         box = _box(index, shape)
@@ -180,7 +181,7 @@ def _key(box: Box) -> _Key:
 
 
 def _own(values: Array, dtype: np.dtype[Any]) -> Array:
-    """An array in C order that nobody else has: JAX may use its memory as it is."""
+    """Return a C-order array that nobody else uses: JAX may take its memory as it is."""
     root = values
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -197,7 +198,7 @@ def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _assembled(target: Target, place: Sharding, held: dict[jax.Device, jax.Array]) -> jax.Array:
-    """An array of what each local device holds of it."""
+    """Return an array assembled from the parts of each local device."""
     dtype = target.dtype if place == target.place else _bits(target.dtype)
     known = jax.dtypes.canonicalize_dtype(dtype)
     if known != dtype:

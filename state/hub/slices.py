@@ -51,9 +51,9 @@ class _Read(NamedTuple):
 def read_slices(
     source: WeightSource, rule: Rule, wanted: Sequence[Slice]
 ) -> Iterator[tuple[Slice, Array]]:
-    """Each slice with its numbers, in any order; those may be views of what others are made of.
+    """Yield each slice with its numbers, in any order; they may be views of shared arrays.
 
-    What is held are the slices that share bytes, or one, and what it is made of.
+    Memory holds only slices that share bytes, or one slice, and the boxes that they are made of.
     """
     empty = [one for one in wanted if 0 in box_shape(one.box)]
     for one in empty:
@@ -68,7 +68,7 @@ def read_slices(
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """The one that holds the numbers of all, exactly; they are one, or floating."""
+    """Return the dtype that holds all numbers exactly; the dtypes are equal, or floating."""
     different = dict.fromkeys(dtypes)
     try:
         return np.result_type(*different)
@@ -84,7 +84,7 @@ def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
 
 
 def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> int:
-    """How many bytes `read_slices` reads, as the tensors' dtypes count them."""
+    """Return the bytes that `read_slices` reads, by the tensors' dtypes."""
     filled = [one for one in wanted if 0 not in box_shape(one.box)]
     covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
     return sum(
@@ -105,7 +105,7 @@ def _reads(parts: Sequence[Part], numbers: Iterable[int] | None = None) -> list[
 
 
 def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
-    """What is read of each tensor."""
+    """Return the boxes to read, by tensor."""
     boxes: dict[int, list[Box]] = {}
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)
@@ -116,7 +116,7 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
 
 
 def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[list[int]]:
-    """Numbers of the slices; those of one batch share bytes, those of two don't."""
+    """Return the numbers of slices in batches; only slices of one batch share bytes."""
     reads = _reads(parts)
     covers = _covers(source, rule, reads)
     batch_of = {number: {number} for number in range(len(parts))}
@@ -133,7 +133,7 @@ def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[li
 def _arrays(
     source: WeightSource, rule: Rule, parts: Sequence[Part], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
-    """By the number of the slice the boxes that it takes, read."""
+    """Return the boxes that each slice takes, read, by the slice's number."""
     reads = _reads(parts, numbers)
     places: dict[int, list[int]] = {}
     for place, one in enumerate(reads):

@@ -1,4 +1,4 @@
-"""The one decoder as a Linen model, through Flax's own bridge."""
+"""The decoder as a Linen model, through Flax's own bridge."""
 
 import functools
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ __all__ = ["LinenDecoderForCausalLM", "linen_decoder"]
 
 
 def linen_decoder(config: DecoderConfig, settings: Any) -> linen.Module:
-    """Returns `DecoderForCausalLM` as a Linen module.
+    """Return `DecoderForCausalLM` as a Linen module.
 
     `module.init(key, input_ids)` makes parameters, and `module.apply({"params": params}, ...)`
-    takes what the NNX module's call takes. Their tree is that of the NNX module: layers have
+    takes the arguments of the NNX module's call. Their tree is that of the NNX module: layers have
     numbers as keys.
 
     Args:
         config: shape and options.
-        settings: as `cairn.state.adapt.models.module_settings` gives them.
+        settings: result of `cairn.state.adapt.models.module_settings`.
     """
     return nnx.bridge.to_linen(_build, config, settings=FrozenJSON(settings), metadata_fn=None)
 
@@ -39,8 +39,8 @@ def linen_decoder(config: DecoderConfig, settings: Any) -> linen.Module:
 class LinenDecoderForCausalLM(EDPretrainedModel):
     """The decoder of all families, for code that is written for Linen.
 
-    The same layers as `DecoderForCausalLM`, not a second implementation: `to_nnx` and `from_nnx`
-    go between the two without copying an array.
+    It has the layers of `DecoderForCausalLM`, not a second implementation: `to_nnx` and `from_nnx`
+    convert between the two without copying an array.
 
         model = LinenDecoderForCausalLM.from_pretrained("org/name")
         state = TrainState.create(params=model.params, tx=tx, apply_fn=model)
@@ -62,18 +62,18 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         precision: Any = None,
         settings: Any = None,
     ) -> None:
-        """Makes the model; the arguments that are not listed are `EDPretrainedModel`'s.
+        """Make the model; arguments that are not listed are `EDPretrainedModel`'s.
 
         Args:
             config: shape and options.
-            module: by default what `linen_decoder` makes.
+            module: by default the result of `linen_decoder`.
             input_shape: (batch, tokens) of the input that the module is initialised with.
             seed: of the initial parameters.
             dtype: dtype of the computation.
             _do_init: make new parameters.
             param_dtype: dtype of the parameters.
             precision: of matrix multiplications.
-            settings: all settings at once, as `cairn.state.adapt.models.module_settings` gives
+            settings: all settings at once, as `cairn.state.adapt.models.module_settings` returns
                 them; instead of `dtype`, `param_dtype` and `precision`.
         """
         if settings is None:
@@ -98,7 +98,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         past_key_values: KVCache | None = None,
         params: Any = None,
     ) -> CausalLMOutput:
-        """Logits of every token, and the loss if labels are given; compiled.
+        """Return logits of every token, and the loss if labels are given; compiled.
 
         Args:
             input_ids: token ids (batch, tokens).
@@ -136,17 +136,17 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         params: Any = None,
         **arguments: Any,
     ) -> GenerationOutput:
-        """Continues each prompt; the arguments are those of `DecoderForCausalLM.generate`."""
+        """Continue each prompt; the arguments are those of `DecoderForCausalLM.generate`."""
         return self.to_nnx(params).generate(input_ids, attention_mask, **arguments)
 
     # -- parts ---------------------------------------------------------------------------------
 
     def get_input_embeddings(self, params: Any = None) -> Any:
-        """Returns the matrix that tokens are looked up in, (vocabulary, hidden)."""
+        """Return the matrix that tokens are looked up in, (vocabulary, hidden)."""
         return self._fitting(params)["model"]["embed_tokens"]["embedding"]
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replaces that matrix; with tied embeddings it is the output's too.
+        """Replace the input embeddings; if they are tied, they are the output's too.
 
         Raises:
             ArgumentError: if it has another shape.
@@ -154,7 +154,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         self._set(("model", "embed_tokens", "embedding"), self._matrix(value))
 
     def get_output_embeddings(self, params: Any = None) -> Any:
-        """Returns the matrix that gives logits, (vocabulary, hidden); tied: the input's.
+        """Return the matrix that gives logits, (vocabulary, hidden); if tied, the input's.
 
         Raises:
             ArgumentError: if it is quantized.
@@ -167,7 +167,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         return kernel.T
 
     def set_output_embeddings(self, value: Any) -> None:
-        """Replaces that matrix; with tied embeddings it is the input's too.
+        """Replace the output embeddings; if they are tied, they are the input's too.
 
         Raises:
             ArgumentError: if it has another shape, or the present one is quantized.
@@ -180,12 +180,12 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         self._set(("lm_head", "kernel"), self._matrix(value).T)
 
     def get_decoder(self, params: Any = None) -> dict[str, Any]:
-        """Returns the parameters of embedding, layers and final norm: all but the output head."""
+        """Return the parameters of embedding, layers and final norm: all but the output head."""
         decoder: dict[str, Any] = self._fitting(params)["model"]
         return decoder
 
     def set_decoder(self, value: Any) -> None:
-        """Replaces these parameters.
+        """Replace the parameters of embedding, layers and final norm.
 
         Raises:
             TreeStructureError: if they are not exactly the decoder's; lists every difference.
@@ -193,7 +193,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         self.params = {**self.params, "model": value}
 
     def init_cache(self, batch_size: int, max_length: int) -> KVCache:
-        """Returns an empty cache with room for `max_length` tokens in each row.
+        """Return an empty cache with room for `max_length` tokens in each row.
 
         Raises:
             ArgumentError: if a size is below 1.
@@ -204,7 +204,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
     # -- the NNX form --------------------------------------------------------------------------
 
     def to_nnx(self, params: Any = None) -> DecoderForCausalLM:
-        """Returns the same model as an NNX module, around the same arrays."""
+        """Return this model as an NNX module, around the same arrays."""
         graphdef, state = self._graph
         given = rebuild(state, self._fitting(params), path="params")
         model: DecoderForCausalLM = nnx.merge(graphdef, given)
@@ -212,7 +212,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
 
     @classmethod
     def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
-        """Returns the Linen form of a decoder, around the same arrays.
+        """Return the Linen form of a decoder, around the same arrays.
 
         Raises:
             ArgumentError: if it is no decoder.
@@ -229,7 +229,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
 
     @classmethod
     def nnx_class(cls) -> type[DecoderForCausalLM]:
-        """Returns the class that `from_pretrained` loads through."""
+        """Return the class that `from_pretrained` loads through."""
         return DecoderForCausalLM
 
     @functools.cached_property
@@ -246,7 +246,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         return functools.reduce(_merged, variables.values())
 
     def params_with_axes(self) -> Any:
-        """Returns the abstract parameters; one with axis names is an `nnx.Param` that has them."""
+        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
         return _as_dict(self._graph[1])
 
     def _matrix(self, value: Any) -> Any:
@@ -281,10 +281,10 @@ def _forward(module: linen.Module, params: Any, input_ids: jax.Array, inputs: An
 
 
 def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderForCausalLM:
-    """The NNX module that the bridge wraps.
+    """Build the NNX module that the bridge wraps.
 
-    When the Linen module is applied, all of its weights come from the caller: then it is built
-    without arrays, rather than with random ones that are thrown away.
+    When the Linen module is applied, the caller passes all weights. Then this builds it without
+    arrays, rather than with random ones that would be thrown away.
     """
     outer = wrappers.current_linen_module()
     if outer is not None and not outer.is_initializing():
@@ -295,7 +295,7 @@ def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderFo
 
 
 def _merged(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Two nested dicts of different leaves as one."""
+    """Merge two nested dicts of different leaves."""
     both = {**one, **other}
     return {
         key: _merged(one[key], other[key]) if key in one and key in other else value
@@ -304,7 +304,7 @@ def _merged(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _as_dict(node: Any) -> Any:
-    """An NNX State as nested plain dicts, with its Variables as they are."""
+    """Return an NNX State as nested plain dicts, with its Variables as they are."""
     if isinstance(node, nnx.Variable):
         return node
     return {key: _as_dict(inner) for key, inner in node.items()}

@@ -1,4 +1,4 @@
-"""EDPretrainedModel: the base of models in Flax Linen, with their parameters beside them."""
+"""EDPretrainedModel: base of models in Flax Linen, which keeps parameters beside the module."""
 
 import json
 import os
@@ -32,15 +32,15 @@ __all__ = ["EDPretrainedModel", "model_markdown"]
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_A_MODEL = frozenset({"seed"})
-"""Attributes that say how one model was made, and nothing of what it computes."""
+"""Attributes that say how one model was made, and do not affect what it computes."""
 
 
 class EDPretrainedModel:
     """A Linen module, its configuration and its parameters.
 
-    The parameters are a nested dict at `params`; every method that needs them takes others as
-    `params=`, so that a function of them can be differentiated and compiled. A subclass says how
-    the module is called (`__call__`), where its embeddings are, and how its caches are made:
+    The parameters are a nested dict at `params`; every method that needs them accepts others as
+    `params=`, so that a function of them can be differentiated and compiled. A subclass defines
+    the module's call (`__call__`), its embeddings, and its caches:
 
         class MyModel(EDPretrainedModel):
             module_class = MyModule   # MyModule(config, dtype=dtype) is the Linen module
@@ -83,17 +83,17 @@ class EDPretrainedModel:
         dtype: Any = jnp.float32,
         _do_init: bool = True,
     ) -> None:
-        """Makes the model.
+        """Make the model.
 
         Args:
             config: shape and options.
-            module: takes integers of `input_shape`; its `params` are the model's. By default what
-                `module_class` makes.
+            module: takes integers of `input_shape`; its `params` are the model's. By default the
+                module that `module_class` makes.
             input_shape: of the input that the module is initialised with.
             seed: of the initial parameters.
             dtype: dtype of the computation, as the module has it.
-            _do_init: make new parameters; without, the model is abstract, and they are passed to
-                each call or set as `params`.
+            _do_init: make new parameters. If False, the model is abstract: pass parameters to each
+                call, or set `params`.
         """
         self._config = config
         self.input_shape = tuple(input_shape)
@@ -123,7 +123,7 @@ class EDPretrainedModel:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters.
+        """Parameters of the model.
 
         Raises:
             NotInitializedError: if the model was made with `_do_init=False` and has none yet.
@@ -144,7 +144,7 @@ class EDPretrainedModel:
 
     @property
     def params_shape_tree(self) -> dict[str, Any]:
-        """The parameters' shapes and dtypes; nothing is computed."""
+        """Shapes and dtypes of the parameters; nothing is computed."""
         if not hasattr(self, "_shapes"):
             tree = self.params_with_axes()
             self._shapes: dict[str, Any] = jax.tree.map(
@@ -161,7 +161,7 @@ class EDPretrainedModel:
         return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
     def init_weights(self, rng: jax.Array, input_shape: tuple[int, ...] | None = None) -> Any:
-        """Returns new parameters.
+        """Return new parameters.
 
         Args:
             rng: a JAX key.
@@ -177,7 +177,7 @@ class EDPretrainedModel:
     def get_named_sharding(
         self, partition_rules: Any = None, mesh: Mesh | None = None
     ) -> dict[str, NamedSharding | Any]:
-        """Returns the parameters' tree with a NamedSharding in place of each leaf.
+        """Return the parameters' tree with a NamedSharding in place of each leaf.
 
         Args:
             partition_rules: pairs of a regular expression and a PartitionSpec; by default the
@@ -204,43 +204,43 @@ class EDPretrainedModel:
     # -- what a subclass defines ---------------------------------------------------------------
 
     def __call__(self, input_ids: jax.Array, *args: Any, params: Any = None, **inputs: Any) -> Any:
-        """Runs the forward pass; the subclass's own."""
+        """Run the forward pass; subclasses define it."""
         raise self._undefined("__call__")
 
     def get_input_embeddings(self, params: Any = None) -> Any:
-        """Returns the matrix that tokens are looked up in, (vocabulary, hidden)."""
+        """Return the matrix that tokens are looked up in, (vocabulary, hidden)."""
         raise self._undefined("get_input_embeddings")
 
     def set_input_embeddings(self, value: Any) -> None:
-        """Replaces the matrix that tokens are looked up in."""
+        """Replace the matrix that tokens are looked up in."""
         raise self._undefined("set_input_embeddings")
 
     def get_output_embeddings(self, params: Any = None) -> Any:
-        """Returns the matrix that gives logits, (vocabulary, hidden)."""
+        """Return the matrix that gives logits, (vocabulary, hidden)."""
         raise self._undefined("get_output_embeddings")
 
     def set_output_embeddings(self, value: Any) -> None:
-        """Replaces the matrix that gives logits."""
+        """Replace the matrix that gives logits."""
         raise self._undefined("set_output_embeddings")
 
     def get_decoder(self, params: Any = None) -> Any:
-        """Returns the decoder's parameters."""
+        """Return the decoder's parameters."""
         raise self._undefined("get_decoder")
 
     def set_decoder(self, value: Any) -> None:
-        """Replaces the decoder's parameters."""
+        """Replace the decoder's parameters."""
         raise self._undefined("set_decoder")
 
     def init_cache(self, batch_size: int, max_length: int) -> Any:
-        """Returns an empty cache with room for `max_length` tokens in each row."""
+        """Return an empty cache with room for `max_length` tokens in each row."""
         raise self._undefined("init_cache")
 
     def to_nnx(self, params: Any = None) -> EasyDeLBaseModule:
-        """Returns the same model as an NNX module, around the same arrays.
+        """Return this model as an NNX module, around the same arrays.
 
         Raises:
-            ArgumentError: if the config does not make the module, or plain attributes, that this
-                model has.
+            ArgumentError: if the config alone does not give this model's module or plain
+                attributes.
         """
         own: Any = type(self)
         made = linen_model(own, self.config, self.dtype)
@@ -274,7 +274,7 @@ class EDPretrainedModel:
 
     @classmethod
     def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
-        """Returns the Linen form of an NNX module, around the same arrays.
+        """Return the Linen form of an NNX module, around the same arrays.
 
         Raises:
             ArgumentError: if it is no NNX form of this class.
@@ -293,7 +293,7 @@ class EDPretrainedModel:
 
     @classmethod
     def nnx_class(cls) -> type[EasyDeLBaseModule]:
-        """Returns the class of the NNX form, which loads, saves and trains it."""
+        """Return the class of the NNX form, which loads, saves and trains it."""
         if cls._nnx_class is None:
             raise NotImplementedError(f"{cls.__name__} does not define nnx_class")
         return cls._nnx_class
@@ -301,13 +301,13 @@ class EDPretrainedModel:
     # -- generation ----------------------------------------------------------------------------
 
     def can_generate(self) -> bool:
-        """Whether the model makes caches, and so can generate text."""
+        """Return whether the model makes caches, and so can generate text."""
         return type(self).init_cache is not EDPretrainedModel.init_cache
 
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """Returns what the call takes besides the prompt, to begin to generate.
+        """Return the arguments of the first call of a generation, without the prompt.
 
         Args:
             input_ids: integers (batch, tokens).
@@ -340,11 +340,11 @@ class EDPretrainedModel:
         }
 
     def update_inputs_for_generation(self, outputs: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the next call takes besides one new token of each row.
+        """Return the arguments of the next call of a generation, without the new tokens.
 
         Args:
             outputs: of the last call; they carry the `cache`.
-            inputs: what the last call took.
+            inputs: the last call's arguments.
         """
         return {
             **inputs,
@@ -361,7 +361,7 @@ class EDPretrainedModel:
         tx: optax.GradientTransformation | None = None,
         **create_arguments: Any,
     ) -> EasyDeLState:
-        """Returns a training state of this model.
+        """Return a training state of this model.
 
         Args:
             params: by default the model's.
@@ -373,13 +373,13 @@ class EDPretrainedModel:
         return state
 
     def to_pytorch(self, params: Any = None) -> Any:
-        """Returns the `transformers` model with these weights, in evaluation mode."""
+        """Return the `transformers` model with these weights, in evaluation mode."""
         return self.to_nnx(params).to_pytorch()
 
     def to_8bit(
         self, params: Any = None, *, group_size: int = 64, quantization_pattern: str = ".*"
     ) -> Self:
-        """Returns the model with its matrices in int8 (method "8bit"); this one stays as it is.
+        """Return the model with its matrices in int8 (method "8bit"); this one stays as it is.
 
         The new model runs, generates and saves a state; it can't be trained.
 
@@ -399,7 +399,7 @@ class EDPretrainedModel:
         *,
         float_dtype: Any = None,
     ) -> list[str]:
-        """Writes config.json, safetensors and tokenizer files that transformers loads.
+        """Write config.json, safetensors and tokenizer files that transformers loads.
 
         Args:
             save_directory: a folder, here or in a store.
@@ -418,7 +418,7 @@ class EDPretrainedModel:
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | StoreURI, **arguments: Any
     ) -> Self:
-        """Returns a model with pretrained weights, each one read and placed by itself.
+        """Return a model with pretrained weights; each is read and placed alone.
 
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store, or a hub
@@ -437,7 +437,7 @@ class EDPretrainedModel:
     # -- text ----------------------------------------------------------------------------------
 
     def _md_info(self) -> str:
-        """Returns a page of Markdown: the configuration, and every parameter's shape and dtype."""
+        """Return a page of Markdown: the configuration, and every parameter's shape and dtype."""
         name = f"{type(self).__name__} ({self.config.model_type or 'no model type'})"
         return model_markdown(name, self.config.to_dict(), self.params_shape_tree)
 
@@ -450,7 +450,7 @@ class EDPretrainedModel:
         )
 
     def __str__(self) -> str:
-        """The configuration and the module, for people."""
+        """Return the configuration and the module as text for people."""
         fields = "\n".join(f"  {key} = {value}" for key, value in self.config.to_dict().items())
         return f"{self!r}\n{fields}"
 
@@ -461,9 +461,9 @@ class EDPretrainedModel:
         return unfreeze(variables.get("params", {}))
 
     def needed_collections(self) -> dict[str, list[str]]:
-        """What the module needs besides parameters and caches: paths of variables, by collection.
+        """Return the variables that the module needs besides parameters and caches, by collection.
 
-        Collections that it only writes to, as `sow` does, are none of them.
+        Collections that it only writes to, as `sow` does, are not included.
         """
         if type(self)._init_variables is not EDPretrainedModel._init_variables:
             return {}  # who initialises it with other inputs says what is of it
@@ -485,12 +485,12 @@ class EDPretrainedModel:
         return {}
 
     def params_with_axes(self) -> Any:
-        """Returns the abstract parameters; one with axis names is an `nnx.Param` that has them."""
+        """Return the abstract parameters; those with axis names are `nnx.Param`s with them."""
         boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
         return jax.tree.map(_with_axes, boxed, is_leaf=_is_box)
 
     def _fitting(self, params: Any) -> Any:
-        """Returns the given parameters, or else the model's, in the model's own tree.
+        """Return the given parameters, or else the model's, in the model's own tree.
 
         Raises:
             TreeStructureError: if they are not exactly the model's; lists every difference.
@@ -501,7 +501,7 @@ class EDPretrainedModel:
         return rebuild(self.params_shape_tree, params, path=path)
 
     def _param_dtype(self, params: Any) -> np.dtype[Any]:
-        """The dtype that most of the floating parameters have."""
+        """Return the most common dtype of the floating parameters."""
         tree = self.params if params is None else params
         dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree)]
         floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
@@ -523,7 +523,7 @@ def _with_axes(node: Any) -> Any:
 
 
 def model_markdown(name: str, config: Mapping[str, Any], params: Any) -> str:
-    """Returns a page about a model.
+    """Return a Markdown page about a model.
 
     Args:
         name: its title.

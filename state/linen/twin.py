@@ -1,8 +1,8 @@
-"""The NNX form of a Linen model: what saves, loads, trains and exports it.
+"""NNX form of a Linen model, which saves, loads, trains and exports it.
 
-A class of ours is made for each `EDPretrainedModel` and registered under its name, so that a
-checkpoint of it is found again by that name. It has the parameters, under the paths that Linen
-gives them, and calls the Linen model with them.
+For each `EDPretrainedModel` a class is made here and registered under its name, so that a load
+finds it by that name. It has the parameters, under the paths that Linen gives them, and calls the
+Linen model with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LinenTwin", "linen_model", "make_twin"]
 
 
 class LinenTwin:
-    """What makes an `EasyDeLBaseModule` the NNX form of a Linen model.
+    """Mixin that makes an `EasyDeLBaseModule` the NNX form of a Linen model.
 
     Attributes:
         linen_class: its class; `linen_class(config, dtype=..., _do_init=False)` makes it.
@@ -40,12 +40,12 @@ class LinenTwin:
         precision: Any = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        """Makes new parameters, the floating ones of `param_dtype`.
+        """Make new parameters, the floating ones of `param_dtype`.
 
         Raises:
-            ConfigError: if a parameter's name is that of something else in a module, or the Linen
+            ConfigError: if a parameter's name is already an attribute of the module, or the Linen
                 module needs variables that are no parameters, which would be lost.
-            ArgumentError: if a precision is asked for, which the Linen module alone decides.
+            ArgumentError: if the caller gives a precision, which the Linen module alone decides.
         """
         if precision is not None:
             raise ArgumentError(
@@ -84,7 +84,7 @@ class LinenTwin:
 
 
 def make_twin(linen_class: type[Any]) -> type[EasyDeLBaseModule]:
-    """Returns the class that is the NNX form of a Linen model's class."""
+    """Return the class that is the NNX form of a Linen model's class."""
 
     def forward(self: Any, *arguments: Any, **inputs: Any) -> Any:
         model = linen_model(self.linen_class, self.config, self.dtype)
@@ -111,7 +111,7 @@ def make_twin(linen_class: type[Any]) -> type[EasyDeLBaseModule]:
 
 @functools.lru_cache(maxsize=64)
 def linen_model(linen_class: Any, config: Any, dtype: Any) -> Any:
-    """Returns the Linen model of a config, without parameters.
+    """Return the Linen model of a config, without parameters.
 
     Raises:
         ConfigError: if the class can't be made of a config alone.
@@ -130,7 +130,7 @@ def linen_model(linen_class: Any, config: Any, dtype: Any) -> Any:
 
 
 def _as_variables(tree: Mapping[str, Any], axes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts of arrays as NNX nodes; a leaf keeps the axis names that it has in `axes`."""
+    """Convert nested dicts of arrays to NNX nodes; leaves keep their axis names in `axes`."""
     nodes: dict[str, Any] = {}
     for name, value in tree.items():
         named = axes[name]

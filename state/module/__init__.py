@@ -1,4 +1,4 @@
-"""What every NNX model can do: sharding, adaptation, loss, generation, state."""
+"""Capabilities of every NNX model: sharding, adaptation, loss, generation, state."""
 
 import lazy_loader
 

@@ -26,16 +26,15 @@ __all__ = ["ModuleAdaptationMixin"]
 
 
 class ModuleAdaptationMixin:
-    """Quantizes and adapts; the methods change the module in place and return it.
+    """Quantization and adapters of a module; the methods change it in place and return it.
 
-    What can be quantized or adapted are the layers of the classes `nnx.Linear`,
-    `nnx.LinearGeneral` and `nnx.Einsum`, an untied output head among them. Embeddings, norms,
-    biases, a head that is tied to the embedding, and layers that `nnx.vmap` made as one stay as
-    they are.
+    Layers of the classes `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` can be quantized or
+    adapted, an untied output head among them. Embeddings, norms, biases, a head that is tied to the
+    embedding, and layers that `nnx.vmap` stacked stay as they are.
 
     Attributes:
         quantization: how the module is quantized, None if it is not.
-        lora: which adapters the module has, None if it has none.
+        lora: settings of the module's adapters, None if it has none.
     """
 
     quantization: QuantizationSettings | None = None
@@ -43,12 +42,12 @@ class ModuleAdaptationMixin:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some weights are quantized."""
+        """True if some weights are quantized."""
         return has_variables(self, PackedParam)
 
     @property
     def lora_is_enabled(self) -> bool:
-        """Whether the model has low-rank adapters."""
+        """True if the model has low-rank adapters."""
         return has_variables(self, nnx.LoRAParam)
 
     def quantize(
@@ -57,11 +56,10 @@ class ModuleAdaptationMixin:
         group_size: int = 64,
         quantization_pattern: str = ".*",
     ) -> Self:
-        """Quantizes weights, each where it is: a sharded model is never gathered.
+        """Quantize weights, each on its devices: a sharded model is never gathered.
 
-        Adapters stay floating; only the weights beside them are quantized. So do embeddings, norms
-        and, with a warning, the weights of experts. Quantized weights can't be trained: add
-        adapters for that.
+        Adapters, embeddings and norms stay floating, and so do, with a warning, the weights of
+        experts. Quantized weights can't be trained: add adapters for that.
 
         Args:
             method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the module
@@ -72,7 +70,7 @@ class ModuleAdaptationMixin:
         Raises:
             ArgumentError: if the model is quantized already, the method is unknown, the pattern
                 matches no layer, or the group size does not divide the inputs of one. The model
-                is as it was.
+                is unchanged.
         """
         settings = QuantizationSettings(
             EasyDeLQuantizationMethods(method), group_size, quantization_pattern
@@ -89,9 +87,9 @@ class ModuleAdaptationMixin:
         return self
 
     def dequantize(self) -> Self:
-        """Makes the quantized weights floating again, of the dtype they had.
+        """Make the quantized weights floating again, in the dtype that they had.
 
-        What quantization rounded away does not come back.
+        Rounding errors of the quantization stay.
 
         Raises:
             ArgumentError: if the model is not quantized.
@@ -116,23 +114,23 @@ class ModuleAdaptationMixin:
         rngs: nnx.Rngs | None = None,
         lora_dtype: Any = jnp.float32,
     ) -> Self:
-        """Adds low-rank adapters to layers; only the adapters are trained from then on.
+        """Add low-rank adapters to layers; only the adapters are trained from then on.
 
-        A layer's output gets `(alpha / rank) (x A) B` added, computed in the layer's dtype. A is
-        random and B zero, so that the model computes what it did until they are trained. On a
+        `(alpha / rank) (x A) B` is added to a layer's output, computed in the layer's dtype. A is
+        random and B zero, so the model's outputs are unchanged until they are trained. On a
         quantized model this is QLoRA.
 
         Args:
             lora_rank: columns of A and rows of B.
             lora_alpha: by default the rank, for a scale of 1.
             lora_pattern: regular expression, searched in the "/"-joined path of each layer.
-            rngs: source of A (seed 0 by default).
-            lora_dtype: of A and B. In float32 they take steps that bfloat16 would round away,
-                whatever the weights are in; None for the dtype of each layer's weight.
+            rngs: random stream for A (seed 0 by default).
+            lora_dtype: of A and B. float32 keeps small updates that bfloat16 would round away,
+                whatever the weights' dtype; None takes the dtype of each layer's weight.
 
         Raises:
             ArgumentError: if the model has adapters already, the rank is below 1, the dtype not
-                floating, or the pattern matches no layer. The model is as it was.
+                floating, or the pattern matches no layer. The model is unchanged.
         """
         alpha: Any = lora_rank if lora_alpha is None else lora_alpha
         settings = LoraSettings(lora_rank, alpha, lora_pattern, lora_dtype)
@@ -148,9 +146,9 @@ class ModuleAdaptationMixin:
         return self
 
     def split_lora_params(self) -> tuple[nnx.State[Any, Any], nnx.State[Any, Any]]:
-        """Returns the parameters as (base, adapters); the module stays as it is.
+        """Return the parameters as (base, adapters); the module stays as it is.
 
-        Later changes of the module are its own: both stay as they are.
+        Later changes of the module do not change what is returned.
 
         Raises:
             ArgumentError: if the model has no adapters.
@@ -160,13 +158,13 @@ class ModuleAdaptationMixin:
         return own_variables(base), own_variables(adapters)
 
     def merge_lora_params(self, lora: Any = None) -> Self:
-        """Merges adapters back: a given tree into the module, or the module's own into its weights.
+        """Put the given adapters into the module, or merge the module's own into its weights.
 
         Args:
             lora: adapters as `split_lora_params` returned them, or a nested dict of the same
-                paths and shapes: they become the module's. None: what the adapters do is added to
-                the weights, and the adapters start again at nothing (B is zero). The model
-                computes the same, and can be trained further.
+                paths and shapes: they become the module's. None: the adapters' effect is added to
+                the weights, and B is set to zero. The model computes the same, and can be trained
+                further.
 
         Raises:
             ArgumentError: if the model has no adapters; or, without `lora`, if it is quantized, or
@@ -190,13 +188,13 @@ class ModuleAdaptationMixin:
         return self
 
     def unwrap_lora_to_layers(self) -> Self:
-        """Merges the adapters into the weights for good and removes them.
+        """Merge the adapters into the weights and remove them.
 
-        A quantized model becomes a floating one: merged weights are no longer what few bits hold.
+        A quantized model becomes floating: merged weights do not fit the quantized format.
 
         Raises:
             ArgumentError: if the model has no adapters, or layers with adapters share their kernel
-                with others; lists these. The model is as it was.
+                with others; lists these. The model is unchanged.
         """
         self._require_lora("unwrap_lora_to_layers")
         check_mergeable(self)

@@ -1,8 +1,8 @@
-"""EasyDeLBaseModule: what every NNX model of ours can do, whatever its layers are.
+"""EasyDeLBaseModule: base of every NNX model, whatever its layers are.
 
 A subclass fills in `__init__` (its layers) and `__call__` (its forward pass), and nothing else. If
 its `__call__` does not name `labels` itself, this class takes them out of the call and adds the
-loss to what the forward pass returns.
+loss to the outputs of the forward pass.
 """
 
 import inspect
@@ -68,7 +68,7 @@ class EasyDeLBaseModule(
         precision: Any = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        """Remembers the settings. `rngs` is for the subclass's layers; it is not kept."""
+        """Store the settings. `rngs` is for the subclass's layers; it is not kept."""
         self.config = config
         self.dtype = floating_dtype(dtype, argument="dtype")
         self.param_dtype = floating_dtype(param_dtype, argument="param_dtype")
@@ -84,10 +84,10 @@ class EasyDeLBaseModule(
 
     @classmethod
     def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
-        """Returns the class that `from_pretrained` makes of a config: this one, or the decoder.
+        """Return the class that `from_pretrained` builds for a config: this one, or the decoder.
 
         Raises:
-            ArgumentError: if this is the base class, and the config of no known family.
+            ArgumentError: if this is the base class, and the config is of no known family.
         """
         if cls is not EasyDeLBaseModule:
             return cls
@@ -101,7 +101,7 @@ class EasyDeLBaseModule(
         )
 
     def __call__(self, input_ids: jax.Array, **kwargs: Any) -> Any:
-        """Runs the forward pass; the subclass's own."""
+        """Run the forward pass; subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__")
 
     # -- information ---------------------------------------------------------------------------
@@ -131,12 +131,12 @@ class EasyDeLBaseModule(
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the parameters hold."""
+        """Number of elements of all parameters."""
         return sum(prod(named.leaf.shape) for named in named_leaves(nnx.state(self, nnx.Param)))
 
     @property
     def module_dtype(self) -> np.dtype[Any]:
-        """The dtype that most of the floating parameters' elements have."""
+        """Dtype of most elements of the floating parameters."""
         counts: dict[np.dtype[Any], int] = {}
         for named in named_leaves(nnx.state(self, nnx.All(nnx.Param, nnx.Not(PackedParam)))):
             if jnp.issubdtype(named.leaf.dtype, jnp.floating):
@@ -148,49 +148,49 @@ class EasyDeLBaseModule(
 
     @property
     def trainable_filter(self) -> type[nnx.Variable[Any]]:
-        """The Variables that training changes: the adapters if there are any, else all."""
+        """Type of the Variables that training changes: adapters if any, else all parameters."""
         trainable: type[nnx.Variable[Any]] = nnx.LoRAParam if self.lora_is_enabled else nnx.Param
         return trainable
 
     @property
     def graphdef(self) -> Any:
-        """The static part of the module."""
+        """Static part of the module."""
         return nnx.graphdef(self)
 
     @property
     def graphstate(self) -> nnx.State[Any, Any]:
-        """The parameters that training changes; later changes of the module are its own."""
+        """Parameters that training changes; later changes of the module do not change them."""
         parameters: nnx.State[Any, Any] = own_variables(nnx.state(self, self.trainable_filter))
         return parameters
 
     @property
     def graphother(self) -> nnx.State[Any, Any]:
-        """Everything that is in the module's state and not in `graphstate`."""
+        """Rest of the module's state, without `graphstate`."""
         others: nnx.State[Any, Any] = own_variables(nnx.split(self, self.trainable_filter, ...)[2])
         return others
 
     def split_module(self) -> tuple[Any, nnx.State[Any, Any]]:
-        """Returns the module as (graphdef, state); later changes of the module are its own."""
+        """Return the module as (graphdef, state), which later changes do not touch."""
         graphdef, state = nnx.split(self)
         return graphdef, own_variables(state)
 
     def merge_module(self, graphdef: Any, state: nnx.State[Any, Any]) -> Self:
-        """Returns a module made of a graphdef and a state, as `split_module` gave them."""
+        """Return the module of a graphdef and a state, as `split_module` gave them."""
         merged: Self = nnx.merge(graphdef, state)
         return merged
 
     def split_params(self) -> nnx.State[Any, Any]:
-        """Returns the parameters as an NNX State; later changes of the module are its own."""
+        """Return the parameters as an NNX State; later changes of the module do not change it."""
         params: nnx.State[Any, Any] = own_variables(nnx.state(self, nnx.Param))
         return params
 
     def split_params_dict(self) -> dict[str, Any]:
-        """Returns the parameters as a nested dict of arrays."""
+        """Return the parameters as a nested dict of arrays."""
         pure: dict[str, Any] = nnx.to_pure_dict(self.split_params())
         return pure
 
     def merge_params(self, params: Any) -> Self:
-        """Puts parameters, an NNX State or a nested dict, into the module and returns it.
+        """Put parameters, an NNX State or a nested dict, into the module and return it.
 
         Raises:
             TreeStructureError: if they are not exactly the module's; lists every difference.
@@ -200,7 +200,7 @@ class EasyDeLBaseModule(
         return self
 
     def merge_params_dict(self, params_dict: Mapping[Any, Any]) -> Self:
-        """Puts a nested dict of parameters into the module and returns it.
+        """Put a nested dict of parameters into the module and return it.
 
         Raises:
             TreeStructureError: if they are not exactly the module's; lists every difference.
@@ -210,9 +210,9 @@ class EasyDeLBaseModule(
     # -- dtype ---------------------------------------------------------------------------------
 
     def to_dtype(self, dtype: Any) -> Self:
-        """Casts the floating leaves to a dtype, in place, and returns the module.
+        """Cast the floating leaves to a dtype, in place, and return the module.
 
-        Integers stay, and quantized weights with all their parts.
+        Integers and all parts of quantized weights stay as they are.
 
         Raises:
             ArgumentError: if there is no such dtype, or it is not floating.
@@ -227,11 +227,11 @@ class EasyDeLBaseModule(
         return self
 
     def half(self) -> Self:
-        """Casts the floating leaves to float16."""
+        """Cast the floating leaves to float16."""
         return self.to_dtype(jnp.float16)
 
     def float(self) -> Self:
-        """Casts the floating leaves to float32."""
+        """Cast the floating leaves to float32."""
         return self.to_dtype(jnp.float32)
 
     # -- loss and state ------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class EasyDeLBaseModule(
         *,
         auxiliary_loss: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Returns the loss of logits against labels, and its parts; see `causal_lm_loss`."""
+        """Return the loss of logits against labels, and its parts; see `causal_lm_loss`."""
         return causal_lm_loss(logits, labels, config, auxiliary_loss=auxiliary_loss)
 
     def to_state(
@@ -252,10 +252,10 @@ class EasyDeLBaseModule(
         optimizer: optax.GradientTransformation | None = None,
         **create_arguments: Any,
     ) -> EasyDeLState:
-        """Returns the training state of this model.
+        """Return the training state of this model.
 
         Args:
-            optimizer: its state is initialised where the parameters are; None to leave it out.
+            optimizer: its state is initialised on the parameters' devices; None to leave it out.
             create_arguments: more arguments of `EasyDeLState.create`.
         """
         return EasyDeLState.create(
@@ -264,7 +264,7 @@ class EasyDeLBaseModule(
 
 
 def _checked_precision(precision: Any) -> Any:
-    """Returns a precision that JAX knows.
+    """Return the precision, after a check that JAX knows it.
 
     Raises:
         ArgumentError: a name that it does not know.

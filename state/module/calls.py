@@ -25,18 +25,18 @@ _STATIC_NAMES = {"bool", "int", "str", "bytes", "LossConfig", "Callable"}
 
 
 class ModuleCallMixin:
-    """What a jitted function around a forward pass needs: its static arguments, its pure form."""
+    """Static arguments and pure form of a forward pass, for functions under jit."""
 
     def get_static_arguments(self) -> tuple[str, ...]:
-        """Returns the names of the forward pass's arguments that must be static under jit.
+        """Return the names of the forward pass's arguments that must be static under jit.
 
-        They are read off its signature; see `static_arguments`. For `jax.jit(static_argnames=)` of
-        a function that takes the forward pass's arguments by name.
+        They follow from its signature; see `static_arguments`. Pass them to
+        `jax.jit(static_argnames=)` of a function that takes the forward pass's arguments by name.
         """
         return static_arguments(type(self).__call__)
 
     def prepare_inputs_for_call(self, **inputs: Any) -> dict[str, Any]:
-        """Returns the inputs of a call: those that are None left out, static ones as plain values.
+        """Return the inputs of a call without those that are None, static ones as plain values.
 
         Raises:
             ArgumentError: a static argument is an array under trace, or can't be hashed.
@@ -49,12 +49,12 @@ class ModuleCallMixin:
         }
 
     def pure_transform_fn(self, **static: Any) -> Callable[[Any, Mapping[str, Any]], Any]:
-        """Returns `fn(params, inputs)`: the forward pass without side effects, for jit and grad.
+        """Return `fn(params, inputs)`: the forward pass without side effects, for jit and grad.
 
-        `params` is what `params` or `split_params()` give; `inputs` are arguments by name. The
-        rest of the module (random streams, running averages) is as it was when this was called:
-        each call of `fn` starts from it, so that dropout draws the same numbers again, and what
-        the forward pass changes there is dropped. The module itself never changes.
+        `params` is the value of `params` or `split_params()`; `inputs` are arguments by name. The
+        rest of the module (random streams, running averages) is copied now: each call of `fn`
+        starts from the copy, so dropout draws the same numbers again, and changes of the forward
+        pass to it are dropped. The module itself never changes.
 
         Args:
             static: static arguments of every call, which jit could not take among `inputs`.
@@ -85,11 +85,11 @@ class ModuleCallMixin:
 
 
 def static_arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a function's parameters that hold no array, so that jit must take them as static.
+    """Return the parameters of a function that hold no array, so that jit must take them as static.
 
-    A parameter is static if its annotation says so: bool, int, str, bytes, an enum, a dtype, a
-    class, a callable, a `LossConfig` or a model config, or one of these or None. Without an
-    annotation its default value decides, and an integer then is no sign.
+    A parameter is static if its annotation is bool, int, str, bytes, an enum, a dtype, a class, a
+    callable, a `LossConfig` or a model config, or one of these or None. Without an annotation its
+    default value decides, and an integer default then does not make it static.
     """
     parameters = inspect.signature(forward).parameters.values()
     try:

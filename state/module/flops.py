@@ -1,4 +1,4 @@
-"""FlopsMixin: how many floating point operations a forward pass takes."""
+"""FlopsMixin: number of floating point operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FlopsMixin:
         config: EDPretrainedConfig
 
     def flops_per_token(self, batch_size: int, sequence_length: int) -> float:
-        """Operations of the forward pass per token; training takes about three times as many.
+        """Return the forward pass's operations per token; training takes about three times as many.
 
         Args:
             batch_size: rows.
@@ -39,11 +39,11 @@ class FlopsMixin:
         return self._flop(self.config, batch_size, sequence_length) / max(tokens, 1)
 
     def _flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
-        """Operations of one forward pass over a batch: matrix products, a multiply-add is two.
+        """Return the operations of one forward pass over a batch; a multiply-add is two.
 
         With a DecoderConfig this is `decoder_flops`, without adapters. Any other model's forward
         pass is traced on shapes alone, and its matrix products and convolutions are counted, scans
-        with all of their steps. What is elementwise (norms, softmax) does not count in either.
+        with all of their steps. Neither counts elementwise operations (norms, softmax).
 
         Args:
             config: the model's own, or another of its class.
@@ -86,17 +86,17 @@ class FlopsMixin:
 
 
 def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) -> int:
-    """Operations of one forward pass of the decoder: matrix products, a multiply-add is two.
+    """Return the operations of the decoder's matrix products in one forward pass.
 
-    With B rows of S tokens, L layers, model size D, N heads and K key/value heads of size H, feed-
-    forward size F and vocabulary V, a decoder as Llama's has::
+    A multiply-add is two operations. With B rows of S tokens, L layers, model size D, N heads and K
+    key/value heads of size H, feed-forward size F and vocabulary V, a decoder like Llama's takes::
 
         2 B S (L (D N H + 2 D K H + N H D + 2 S N H + 3 D F) + D V)
 
-    Of others each product that a token takes part in counts, of experts those that it goes to. The
-    attention term 2 S N H counts every pair of tokens, though half of them, and with a window more,
-    are masked: that is what is computed. The output head counts whether tied or not; looking up
-    embeddings is free.
+    Other decoders count each product that a token takes part in, and only the experts that it goes
+    to. The attention term 2 S N H counts every pair of tokens, though half of them, and more with a
+    window, are masked: they are computed nevertheless. The output head counts whether tied or not;
+    looking up embeddings is free.
 
     Source: PaLM (arXiv 2204.02311, appendix B), with grouped heads, a gated feed-forward layer and
         the forward pass alone.
@@ -115,14 +115,14 @@ def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) 
 
 
 def matmul_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Operations of all matrix products and convolutions in one call; a multiply-add is two.
+    """Return the operations of all matrix products and convolutions in one call.
 
-    The function is only traced, on `jax.ShapeDtypeStruct`s if wanted. A scan's body counts once
-    for each of its steps, of a conditional's branches the largest one.
+    A multiply-add is two operations. The function is only traced; `jax.ShapeDtypeStruct`s will do
+    as arguments. A scan's body counts once for each step, a conditional's largest branch once.
 
     Raises:
         ArgumentError: a product in a loop whose number of steps is only known when it runs, or in
-            a kernel that can't be looked into.
+            a kernel that can't be inspected.
     """
     return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -155,7 +155,7 @@ def _count_equation(equation: Any) -> int:
 
 
 def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The functions that an equation calls; JAX exports this itself from 0.10 on."""
+    """Yield the functions that an equation calls; JAX exports this itself from 0.10 on."""
     for value in params.values():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, ClosedJaxpr):

@@ -30,12 +30,13 @@ from cairn.state.module.kv_cache import KVCache
 
 
 class GenerationOutput(struct.PyTreeNode):
-    """What `generate` returns.
+    """Tokens that `generate` returns.
 
     Attributes:
         sequences: int32 (batch, tokens): each prompt as it was given, then the new tokens, then
-            padding. Ends with the longest row.
-        lengths: int32 (batch,): how many tokens each row got, the end-of-sequence token included.
+            padding up to the end of the longest row.
+        lengths: int32 (batch,): number of new tokens of each row, the end-of-sequence token
+            included.
     """
 
     sequences: jax.Array
@@ -43,7 +44,7 @@ class GenerationOutput(struct.PyTreeNode):
 
 
 class EasyGenerationMixin:
-    """Generation for any causal language model; fast for those that take a `cache`."""
+    """Text generation for any causal language model; fast for those that take a `cache`."""
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig
@@ -51,7 +52,7 @@ class EasyGenerationMixin:
         init_operations_cache: Callable[..., KVCache]
 
     def can_generate(self) -> bool:
-        """Whether the forward pass takes what `generate` passes: `input_ids`, `attention_mask`."""
+        """Return whether the forward pass takes `input_ids` and `attention_mask`."""
         parameters = inspect.signature(type(self).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return "input_ids" in parameters and ("attention_mask" in parameters or takes_any)
@@ -72,15 +73,15 @@ class EasyGenerationMixin:
         generation_config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> GenerationOutput:
-        """Continues each prompt.
+        """Continue each prompt.
 
-        What is not said here is as the model's generation_config.json says, and what neither says
-        takes the likeliest token each time. Prompts are padded to a few lengths ("buckets") inside,
-        so that nearby lengths share one compilation. The model runs in evaluation mode (no dropout,
-        running averages), and it is not changed.
+        Settings that the call leaves out come from the model's generation_config.json. Without
+        either, the likeliest token is taken each time. Prompts are padded to a few lengths
+        ("buckets"), so that nearby lengths share one compilation. The model runs in evaluation mode
+        (no dropout, running averages), and it is not changed.
 
-        With the same key, a row's tokens depend on its prompt and its number in the batch; not on
-        the other rows, nor on padding, but for the rounding of their logits.
+        With the same key, a row's tokens depend on its prompt and its number in the batch, but not
+        on the other rows or on padding, apart from rounding of the logits.
 
         Args:
             input_ids: integers (batch, tokens).
@@ -93,18 +94,18 @@ class EasyGenerationMixin:
             temperature: divides the logits, 1 by default; 0 takes the likeliest token.
             top_p: draw from the likeliest tokens whose probabilities sum up to this.
             top_k: draw from this many likeliest tokens, 0 for all. By default 50 where the file or
-                `generation_config` is there and says nothing of it, as in transformers, else all.
-            eos_token_id: stop a row at one of these; by default those of the file, or where there
-                is none those of the config; () for none.
-            pad_token_id: what follows a row's end; by default found in the same way, else its
+                `generation_config` exists and does not set it, as in transformers, else all.
+            eos_token_id: stop a row at one of these; by default those of the file, or without a
+                file those of the config; () for none.
+            pad_token_id: token after a row's end; by default found in the same way, else its
                 first end-of-sequence token, else 0.
             rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
             generation_config: settings by name instead of the model's file; {} for none.
             **settings: any other of `max_length`, `min_length`, `min_new_tokens`, `min_p`,
                 `repetition_penalty`, `no_repeat_ngram_size`, `bad_words_ids`, `sequence_bias`,
                 `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`,
-                `forced_eos_token_id` and `remove_invalid_values`. A length counts a prompt as it is
-                given, with its padding; nothing else counts padding as tokens.
+                `forced_eos_token_id` and `remove_invalid_values`. A length counts a prompt with its
+                padding; no other setting counts padding as tokens.
 
         Raises:
             ArgumentError: an argument out of range, arguments that contradict, settings here or in
@@ -155,7 +156,7 @@ class EasyGenerationMixin:
     def prepare_inputs_for_generation(
         self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
     ) -> dict[str, Any]:
-        """The forward pass's arguments for the prompt, with an empty cache of `max_length` slots.
+        """Return the forward pass's arguments for the prompt, with an empty cache.
 
         Args:
             input_ids: integers (batch, tokens), padded on the left.
@@ -171,7 +172,7 @@ class EasyGenerationMixin:
     def update_inputs_for_generation(
         self, outputs: Any, next_tokens: jax.Array, inputs: dict[str, Any]
     ) -> dict[str, Any]:
-        """The forward pass's arguments for the next token of each row.
+        """Return the forward pass's arguments for the next token of each row.
 
         Args:
             outputs: of the last forward pass.

@@ -1,4 +1,4 @@
-"""The arguments of `generate`, checked and in the form that the compiled loop takes."""
+"""Checked arguments of `generate`, in the form that the compiled loop takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGEST = int(np.iinfo(np.int32).max)
 def checked_prompt(
     input_ids: Any, attention_mask: Any, vocabulary: int | None
 ) -> tuple[HostArray, HostArray]:
-    """The prompt as int32 and the mask as bool, both (batch, tokens).
+    """Return the prompt as int32 and the mask as bool, both (batch, tokens).
 
     Raises:
         ArgumentError: no token ids, rows of different lengths, ids outside of the vocabulary, a
@@ -74,9 +74,9 @@ def checked_prompt(
 
 
 def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | None) -> int:
-    """The most tokens to add, if the longest prompt leaves that much room.
+    """Return the most tokens to add, if the longest prompt leaves that much room.
 
-    What the model's own settings say gives way to the room that there is.
+    A length from the model's own settings is shortened to the room that there is.
 
     Args:
         mask: bool (batch, tokens), False for padding.
@@ -122,7 +122,7 @@ def checked_sampling(
     top_k: int | None,
     min_p: float | None = None,
 ) -> Sampling:
-    """How tokens are chosen.
+    """Return the settings of sampling: the way that tokens are chosen.
 
     Raises:
         ArgumentError: no number, a value out of range, or `do_sample` contradicts the others.
@@ -162,7 +162,7 @@ def checked_sampling(
 
 
 def checked_integer(name: str, value: Any, *, least: int) -> int:
-    """The value as an int.
+    """Return the value as an int.
 
     Raises:
         ArgumentError: it is no integer, below `least`, or too large for JAX.
@@ -174,7 +174,7 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
 
 
 def end_tokens(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens that end a row: those of the settings, else none.
+    """Return the tokens that end a row: those of the settings, else none.
 
     Raises:
         ArgumentError: they are no integers.
@@ -183,7 +183,7 @@ def end_tokens(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def padding_token(settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
-    """The token after a row's end: that of the settings, or the first of `eos`.
+    """Return the token after a row's end: that of the settings, or the first of `eos`, or 0.
 
     Raises:
         ArgumentError: it is no integer.
@@ -194,7 +194,7 @@ def padding_token(settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
 def checked_rules(
     settings: Mapping[str, Any], *, width: int, eos: tuple[int, ...], vocabulary: int | None
 ) -> Rules | None:
-    """What changes logits before a token is chosen; None if nothing does.
+    """Return the rules that change logits before a token is chosen; None if there are none.
 
     Args:
         settings: of generation.
@@ -257,7 +257,7 @@ def checked_rules(
 
 
 def _refuse_suppressed(rules: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Tokens that are forced and never chosen: no token would be left, and the first one come."""
+    """Refuse forced tokens that are all suppressed: with no token left, token 0 would be chosen."""
     suppressed = {int(token) for token in rules.get("suppressed", ())}
     for name, rule in (("forced_bos_token_id", "first"), ("forced_eos_token_id", "last")):
         if rule in rules and {int(token) for token in rules[rule]} <= suppressed:
@@ -270,7 +270,7 @@ def _refuse_suppressed(rules: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
 
 def _sequence_bias(value: Any, vocabulary: int | None) -> dict[tuple[int, ...], float]:
-    """Biases by sequence: from a dict by tuples, or pairs of a list and a number, as in JSON."""
+    """Return biases by sequence, from a dict by tuples, or from JSON pairs of list and number."""
     if value is None:
         return {}
     pairs = [*value.items()] if isinstance(value, Mapping) else value
@@ -305,7 +305,7 @@ def _sequences(name: str, value: Any, vocabulary: int | None) -> list[tuple[int,
 
 
 def _biases(biases: Mapping[tuple[int, ...], float]) -> tuple[Biases, ...]:
-    """Biases in groups of one length, the shortest first: the order of words compiles nothing."""
+    """Return biases in groups of equal length, shortest first: reordered words don't recompile."""
     groups: dict[int, list[tuple[int, ...]]] = {}
     for sequence in biases:
         groups.setdefault(len(sequence), []).append(sequence)
@@ -333,13 +333,13 @@ def _in_vocabulary(name: str, tokens: Sequence[int], vocabulary: int | None) -> 
 
 
 def config_value(config: Any, name: str) -> Any:
-    """A field of the config, or of the config.json that it was read from; None if in neither."""
+    """Return a field of the config, or of the config.json behind it; None if neither has it."""
     extra = getattr(config, "hf_extra", {})
     return getattr(config, name, extra.get(name))
 
 
 def longest_sequence(config: Any) -> int | None:
-    """Tokens that a model can take at most; None for no limit."""
+    """Return the most tokens that a model can take; None for no limit."""
     if hasattr(config, "longest_sequence"):
         own: int | None = config.longest_sequence
         return own
@@ -348,7 +348,7 @@ def longest_sequence(config: Any) -> int | None:
 
 
 def sampling_key(rng: Any) -> jax.Array:
-    """A JAX key from a key, a seed or `nnx.Rngs`; that of seed 0 from None.
+    """Return a JAX key from a key, a seed or `nnx.Rngs`; from None the key of seed 0.
 
     Raises:
         ArgumentError: it is none of these.
@@ -381,7 +381,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _index(value: Any) -> int | None:
-    """The value as an int; None if it is no integer. True and False are none."""
+    """Return the value as an int; None if it is no integer. True and False are none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:

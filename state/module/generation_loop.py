@@ -14,25 +14,25 @@ from flax import nnx, struct
 from cairn.state.module.sampling import NO_TOKEN, Rules, greedy, sample
 
 Made = tuple[jax.Array, jax.Array]
-"""New tokens (batch, room) and how many of them each row has."""
+"""New tokens (batch, room), and how many each row has."""
 
 _SMALLEST_BUCKET = 16
 _LARGEST_DOUBLING = 256
 
 
 class Stop(struct.PyTreeNode):
-    """What ends a row: one of the tokens `eos`; what follows it: `pad`."""
+    """Tokens `eos` that end a row, and the token `pad` that follows its end."""
 
     eos: jax.Array
     pad: jax.Array
 
     def now(self, tokens: jax.Array) -> jax.Array:
-        """Which rows end with these tokens."""
+        """Return which rows end with these tokens, as a mask."""
         return (tokens[:, None] == self.eos[None, :]).any(axis=1)
 
 
 class Sampling(struct.PyTreeNode):
-    """How tokens are chosen. `random` is static: greedy and sampled are two programs."""
+    """Settings that choose tokens. `random` is static: greedy and sampled are two programs."""
 
     temperature: jax.Array
     top_p: jax.Array
@@ -41,7 +41,7 @@ class Sampling(struct.PyTreeNode):
     random: bool = struct.field(pytree_node=False)
 
     def choose(self, logits: jax.Array, key: jax.Array) -> jax.Array:
-        """The next token of each row."""
+        """Return the next token of each row."""
         if not self.random:
             return greedy(logits)
         return sample(
@@ -55,7 +55,7 @@ class Sampling(struct.PyTreeNode):
 
 
 def bucket(length: int) -> int:
-    """The padded length that a length shares with its neighbours."""
+    """Return the padded length that nearby lengths share."""
     if length <= _LARGEST_DOUBLING:
         return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
     return -(-length // _LARGEST_DOUBLING) * _LARGEST_DOUBLING
@@ -70,7 +70,7 @@ def with_cache(
     limit: jax.Array,
     **rest: Any,
 ) -> Made:
-    """New tokens of a model that keeps keys and values.
+    """Generate new tokens with a model that keeps keys and values.
 
     Args:
         graphdef: of the model.
@@ -97,7 +97,7 @@ def without_cache(
     limit: jax.Array,
     **rest: Any,
 ) -> Made:
-    """New tokens of a model that sees all tokens again at each step."""
+    """Generate new tokens with a model that processes all tokens again at each step."""
     # Free slots on the right: a model without a cache may count positions from the first slot.
     tokens = prompt.shape[1]
     right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
@@ -118,7 +118,7 @@ def cached(
     *,
     room: int,
 ) -> Made:
-    """The compiled part of `with_cache`; `room` is the bucket of `limit`."""
+    """Run the compiled part of `with_cache`; `room` is the bucket of `limit`."""
     model = _evaluated(graphdef, state)
     inputs = model.prepare_inputs_for_generation(prompt, prompt.shape[1] + room, mask)
     outputs = model(**inputs)
@@ -156,7 +156,7 @@ def recomputed(
     *,
     room: int,
 ) -> Made:
-    """The compiled part of `without_cache`; the first new token goes into the slot `start`."""
+    """Run the compiled part of `without_cache`; the first new token goes to slot `start`."""
 
     def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:
         model = _evaluated(graphdef, state)
@@ -193,7 +193,7 @@ def _tokens(prompt: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _evaluated(graphdef: Any, state: Any) -> Any:
-    """A new module each time: what a forward pass changes in it must not outlive its trace."""
+    """Return a new module for evaluation: a forward pass's changes must not outlive its trace."""
     model = nnx.merge(graphdef, state, copy=True)
     model.eval()
     return model
@@ -213,18 +213,18 @@ def _loop(
     sampling: Sampling,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """The new tokens (batch, room), padded, and how many there are in each row.
+    """Return the new tokens (batch, room), padded, and how many there are in each row.
 
     Args:
         logits: of the first new token.
-        carry: what `logits_after` needs of its last call.
+        carry: state that `logits_after` passes from call to call.
         logits_after: next logits from the tokens, their number and the carry.
         limit: most tokens to add.
         so_far: tokens of each row, `NO_TOKEN` elsewhere, with slots for the new ones.
         start: slot of the first new token.
         room: the bucket of `limit`.
-        stop: what ends a row.
-        rules: what changes logits; None for nothing.
+        stop: end tokens and padding.
+        rules: rules that change logits; None for none.
         sampling: how tokens are chosen.
         key: a JAX key.
     """
@@ -250,7 +250,7 @@ def _loop(
             seen = jax.lax.dynamic_update_slice(seen, tokens[:, None], (jnp.int32(0), at))
         lengths = lengths + (~done).astype(jnp.int32)
         done = done | stop.now(tokens)
-        # The last token's successor is never looked at: no forward pass for it.
+        # No forward pass after the last token: nobody needs its logits.
         last = (step + 1 >= limit) | done.all()
         logits, carry = jax.lax.cond(
             last,

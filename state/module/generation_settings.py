@@ -1,7 +1,7 @@
-"""What generation_config.json says of generation, and what a call of `generate` says over it.
+"""Settings of generation from generation_config.json, and those of a `generate` call over them.
 
-A setting acts, or changes nothing that is returned, or is refused by name. The names, their meaning
-and the values that change nothing are those of transformers' `GenerationConfig`.
+Each setting takes effect, or changes nothing in the result, or is refused by name. The names, their
+meaning and their neutral values are those of transformers' `GenerationConfig`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cairn.state.module.generation_arguments import config_value
 from cairn.state.weights import GENERATION_FILE, parse_json
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
-"""Settings that act where tokens are drawn at random."""
+"""Settings that take effect where tokens are drawn at random."""
 
 SETTINGS: Final = frozenset(
     {
@@ -25,7 +25,7 @@ SETTINGS: Final = frozenset(
         *("forced_bos_token_id", "forced_eos_token_id", "eos_token_id", "pad_token_id"),
     }
 )
-"""Settings that act."""
+"""Settings that take effect."""
 
 _ONLY_RANDOM: Final[Mapping[str, Any]] = {
     "epsilon_cutoff": 0.0,
@@ -79,21 +79,21 @@ _HARMLESS: Final = frozenset(
 """Settings of a file that change no token."""
 
 _LOSSY_CACHE: Final = ("cache_implementation", "quantized")
-"""The one cache that changes tokens."""
+"""The one cache setting that changes tokens."""
 
 _USUAL_TOP_K: Final = 50
-"""What transformers draws from where settings say nothing of it."""
+"""Default `top_k` of transformers, where settings leave it out."""
 
 
 def merged_settings(
     config: Any, generation_config: Mapping[str, Any] | None, call: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings that act, by name; those of the call win.
+    """Return the settings that take effect, by name; those of the call win.
 
     Args:
         config: of the model; it may have a generation_config.json, or such keys in config.json.
         generation_config: instead of these; None for the model's own.
-        call: what the caller says; None says nothing.
+        call: the caller's settings; None leaves one out.
 
     Raises:
         ConversionError: the file holds no JSON object.
@@ -123,9 +123,9 @@ def merged_settings(
 
 
 def _own(config: Any) -> dict[str, Any]:
-    """What the model came with: the file, else such keys of its config.json, as in old models.
+    """Return the model's own settings: of the file, else of its config.json, as in old models.
 
-    Where there is a file, the end and padding tokens of the config are for training alone.
+    If there is a file, the config's end and padding tokens are for training alone.
     """
     raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
     if raw is not None:
@@ -147,7 +147,7 @@ def _given(config: Any, generation_config: Any) -> dict[str, Any]:
 
 
 def _of_config(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that leave the end and padding tokens to the config."""
+    """Return the settings; end and padding tokens that they leave out come from the config."""
     said = _said(settings)
     usual = {"top_k": _USUAL_TOP_K} if said else {}
     tokens = {name: config_value(config, name) for name in ("eos_token_id", "pad_token_id")}
@@ -159,7 +159,7 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Lengths: one that the call gives silences both of the file; new tokens go before lengths."""
+    """Return lengths: one in the call hides both of the file; new tokens go before lengths."""
     chosen: dict[str, Any] = {}
     for names in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
         source = call if any(name in call for name in names) else own
@@ -170,7 +170,7 @@ def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of sampling: a call that gives some draws at random, and so does `do_sample`."""
+    """Return settings of sampling; those in the call turn it on, and so does `do_sample`."""
     given = {name: call.get(name) for name in SAMPLING}
     asked = any(value is not None for value in given.values())
     do_sample = call.get("do_sample", None if asked else own.get("do_sample"))

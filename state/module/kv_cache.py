@@ -1,4 +1,4 @@
-"""The keys and values of the tokens seen so far."""
+"""Cache of the keys and values of the tokens so far."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KVCache(struct.PyTreeNode):
         starts: jax.Array | None = None,
         value_dim: int | None = None,
     ) -> KVCache:
-        """A cache without tokens; slots before `starts` (left padding) are never attended to."""
+        """Return a cache without tokens; none attends to slots before `starts` (left padding)."""
         shape = (layers, batch_size, max_length, kv_heads)
         sizes = (head_dim, head_dim if value_dim is None else value_dim)
         if starts is None:
@@ -59,10 +59,10 @@ class KVCache(struct.PyTreeNode):
         return int(self.valid.shape[1])
 
     def check_room(self, tokens: int) -> None:
-        """Checks that as many more tokens have a slot; how full a traced cache is, nobody knows.
+        """Check that the cache has slots for more tokens; a traced cache's fill is unknown.
 
         Raises:
-            ArgumentError: they have none.
+            ArgumentError: it has too few.
         """
         traced = isinstance(self.length, jax.core.Tracer)
         written = 0 if traced else int(self.length)
@@ -75,12 +75,12 @@ class KVCache(struct.PyTreeNode):
             )
 
     def positions(self, tokens: int) -> Int[Array, "B T"]:
-        """Positions of the next `tokens` tokens of each row; padding has position 0."""
+        """Return the positions of the next `tokens` tokens of each row; padding has position 0."""
         slots = self.length + jnp.arange(tokens, dtype=jnp.int32)
         return jnp.maximum(slots[None, :] - self.starts[:, None], 0)
 
     def mask_tokens(self, attention_mask: Array) -> KVCache:
-        """Marks which of the next tokens are padding."""
+        """Mark which of the next tokens are padding."""
         update = attention_mask.astype(jnp.bool_)
         old = jax.lax.dynamic_slice(self.valid, (jnp.int32(0), self.length), update.shape)
         new = jax.lax.dynamic_update_slice(self.valid, old & update, (jnp.int32(0), self.length))
@@ -88,15 +88,15 @@ class KVCache(struct.PyTreeNode):
         return masked
 
     def visible(self, tokens: int) -> Bool[Array, "B T S"]:
-        """Which slots each of the next `tokens` tokens may attend to."""
+        """Return which slots each of the next `tokens` tokens may attend to, as a mask."""
         return causal_mask(tokens, None, self)[None, :, :] & self.valid[:, None, :]
 
     def write(
         self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K V"]
     ) -> tuple[KVCache, Float[Array, "B S K H"], Float[Array, "B S K V"]]:
-        """Puts one layer's new keys and values into the next slots.
+        """Put one layer's new keys and values into the next slots.
 
-        Returns the cache, and that layer's keys and values. `length` moves only by `advance`.
+        Returns the cache, and that layer's keys and values. Only `advance` moves `length`.
         """
         zero = jnp.int32(0)
         at = (jnp.asarray(layer, jnp.int32), zero, self.length, zero, zero)
@@ -108,7 +108,7 @@ class KVCache(struct.PyTreeNode):
         return self.replace(keys=keys, values=values), whole[0], whole[1]
 
     def advance(self, tokens: int) -> KVCache:
-        """Counts the tokens that every layer has now written."""
+        """Count the tokens that every layer has now written."""
         advanced: KVCache = self.replace(length=self.length + jnp.int32(tokens))
         return advanced
 
@@ -116,12 +116,12 @@ class KVCache(struct.PyTreeNode):
 def causal_mask(
     tokens: int, window: int | None, cache: KVCache | None = None
 ) -> Bool[Array, "T S"]:
-    """Which slots each of the next tokens sees, padding aside: none after its own.
+    """Return which slots each of the next tokens sees, apart from padding: none after its own.
 
     Args:
-        tokens: how many there are.
-        window: how many slots each sees at most, its own included; None: all before it.
-        cache: whose slots they come into; None: the tokens themselves are the slots.
+        tokens: number of tokens.
+        window: most slots that each token sees, its own included; None: all before it.
+        cache: the cache whose slots they take; None: the tokens themselves are the slots.
     """
     first = jnp.int32(0) if cache is None else cache.length
     own = (first + jnp.arange(tokens, dtype=jnp.int32))[:, None]

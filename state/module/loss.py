@@ -1,6 +1,6 @@
-"""The loss of causal language models: equal to transformers', plus z-loss and a router's.
+"""Loss of causal language models: equal to transformers', plus z-loss and a router's loss.
 
-`with_loss` gives it to a forward pass that returns logits alone.
+`with_loss` adds it to a forward pass that returns logits alone.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from cairn.state.module.outputs import CausalLMOutput
 __all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss", "with_loss"]
 
 IGNORE_INDEX = -100
-"""Labels with this value count for nothing (PyTorch's convention)."""
+"""Labels with this value are ignored (PyTorch's convention)."""
 
 LOSS_TYPES = ("cross_entropy",)
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """How the loss of a language model is put together.
+    """Parts of a language model's loss.
 
     Attributes:
         loss_type: "cross_entropy".
@@ -58,9 +58,9 @@ def causal_lm_loss(
     *,
     auxiliary_loss: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Cross entropy of each token given those before it, averaged over the tokens that count.
+    """Return the cross entropy of each token given those before it, averaged over counted tokens.
 
-    Logits at position t are held against the label at t + 1; labels equal to `IGNORE_INDEX` do not
+    Logits at position t are compared with the label at t + 1; labels equal to `IGNORE_INDEX` do not
     count. The sums run in float32 whatever the dtype of the logits. A batch in which no token
     counts has loss 0 and gradients of 0 (PyTorch gives NaN for both). A label outside of the
     vocabulary makes the loss NaN: under jit nothing can be raised (PyTorch raises IndexError).
@@ -131,10 +131,10 @@ def causal_lm_loss(
 
 
 def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a forward pass that knows of no labels, so that it takes `labels` and `loss_config`.
+    """Wrap a forward pass without labels, so that it takes `labels` and `loss_config`.
 
     With labels, the outputs get `loss` and its parts, `metrics`; logits alone become a
-    `CausalLMOutput`. Outputs with an `auxiliary_loss` give it to the module's `compute_loss`.
+    `CausalLMOutput`. Outputs with an `auxiliary_loss` pass it to the module's `compute_loss`.
     """
     signature = inspect.signature(forward)
     names_config = "loss_config" in signature.parameters
@@ -172,7 +172,7 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parts(outputs: Any) -> Mapping[str, Any]:
-    """Logits, and the auxiliary loss if there is one, of whatever a forward pass returns."""
+    """Return logits, and the auxiliary loss if there is one, of a forward pass's outputs."""
     if isinstance(outputs, Mapping):
         return outputs
     return {

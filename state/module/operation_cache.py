@@ -1,4 +1,4 @@
-"""OperationCacheMixin: room for the keys and values of generated tokens."""
+"""OperationCacheMixin: caches for the keys and values of generated tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cairn.state.module.kv_cache import KVCache
 
 
 class OperationCacheMixin:
-    """Makes the caches that a model's forward pass takes as `cache=`."""
+    """Caches that a model's forward pass takes as `cache=`."""
 
     if TYPE_CHECKING:
         config: EDPretrainedConfig
@@ -23,7 +23,7 @@ class OperationCacheMixin:
 
     @property
     def takes_cache(self) -> bool:
-        """Whether the forward pass takes `cache=`; generation recomputes everything otherwise."""
+        """True if the forward pass takes `cache=`; otherwise generation recomputes everything."""
         return "cache" in inspect.signature(type(self).__call__).parameters
 
     def init_operations_cache(
@@ -33,7 +33,7 @@ class OperationCacheMixin:
         starts: jax.Array | None = None,
         dtype: Any = None,
     ) -> KVCache:
-        """An empty cache.
+        """Return an empty cache.
 
         Args:
             batch_size: rows.

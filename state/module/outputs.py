@@ -1,4 +1,4 @@
-"""What a language model's forward pass returns."""
+"""Outputs of a language model's forward pass."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The auxiliary loss of a mixture of experts: how evenly the router spreads tokens."""
+"""Auxiliary loss of a mixture of experts: how evenly the router spreads tokens."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ def load_balancing_loss(
     top_k: int = 2,
     attention_mask: jax.Array | None = None,
 ) -> jax.Array:
-    """`E sum_e f_e P_e`: smallest, at `top_k`, when tokens and probabilities are spread evenly.
+    """Return `E sum_e f_e P_e`: at least `top_k`, if tokens and probabilities spread evenly.
 
     f_e is the share of tokens that have expert e among their `top_k`; P_e is the mean of the
     router's probability of e. Both are taken over the tokens of all layers together. Gradients
     flow through P only. The sums run in float32; if every token is padding, the loss is 0.
 
-    Give it to `compute_loss(auxiliary_loss=...)`, or return it in
+    Pass it to `compute_loss(auxiliary_loss=...)`, or return it in
     `CausalLMOutput(auxiliary_loss=...)`; `LossConfig.auxiliary_loss_coefficient` weighs it.
 
     Args:

@@ -1,6 +1,6 @@
-"""Choosing the next token: rules that change its logits, then the likeliest one, or a draw.
+"""Choice of the next token: rules that change its logits, then the likeliest token, or a draw.
 
-The rules, and the order in which they act, are those of transformers' logits processors.
+The rules and their order are those of transformers' logits processors.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 NO_TOKEN = -1
-"""In a row of tokens: padding, and slots that are still free."""
+"""Marker of padding, and of slots that are still free, in a row of tokens."""
 
 
 class Biases(struct.PyTreeNode):
-    """What is added to the logit of a token after tokens that end a row; all of one length.
+    """Biases on the logit of a token that follows certain tokens; all sequences have one length.
 
     Attributes:
         after: the tokens before it, (biases, tokens).
         token: the token, (biases,).
-        bias: what is added, (biases,).
+        bias: the number added to its logit, (biases,).
     """
 
     after: jax.Array
@@ -30,7 +30,7 @@ class Biases(struct.PyTreeNode):
     def added(
         self, logits: Float[Array, "B V"], tokens: Int[Array, "B T"], at: Int[Array, ""]
     ) -> Float[Array, "B V"]:
-        """The logits, with the biases that apply to each row."""
+        """Return the logits, with the biases that apply to each row."""
         tail = _tail(tokens, at, self.after.shape[1])
         matches = (tail[:, None, :] == self.after[None, :, :]).all(axis=-1)
         none = jnp.zeros_like(self.bias)
@@ -39,17 +39,17 @@ class Biases(struct.PyTreeNode):
 
 
 class Rules(struct.PyTreeNode):
-    """What changes logits before a token is chosen; what is None or empty leaves them alone.
+    """Rules that change logits before a token is chosen; None or an empty value turns a rule off.
 
     Attributes:
         biases: added to logits of tokens that would complete a sequence.
         penalty: divides the logits of tokens that the row has, and multiplies negative ones.
-        ngram: no sequence of so many tokens comes twice in a row; 0 for any.
-        forbidden: as biases, after these rules.
+        ngram: no sequence of this many tokens comes twice in a row; 0 for no limit.
+        forbidden: biases that are added after the rules above.
         least: new tokens before an end token may come.
-        first: the first token.
-        last: the tokens of which the last one of a row is.
-        finite: NaN becomes 0, and what is infinite the largest number.
+        first: forced first token.
+        last: forced tokens, one of which a row of full length ends with.
+        finite: NaN becomes 0, and infinities the largest numbers.
         suppressed: tokens that are never chosen.
         suppressed_first: tokens that are not chosen as new token number `beginning`.
         beginning: from 0.
@@ -77,7 +77,7 @@ class Rules(struct.PyTreeNode):
         limit: Int[Array, ""],
         eos: Int[Array, " E"],
     ) -> Float[Array, "B V"]:
-        """The logits of the next token, float32.
+        """Return the logits of the next token, float32.
 
         Args:
             logits: as the model gives them.
@@ -114,13 +114,13 @@ class Rules(struct.PyTreeNode):
 
 
 def _tail(tokens: Int[Array, "B T"], at: Int[Array, ""], length: int) -> Int[Array, "B L"]:
-    """The last tokens before a slot; `NO_TOKEN` where a row has fewer."""
+    """Return the last tokens before a slot; `NO_TOKEN` where a row has fewer."""
     wide = jnp.pad(tokens, ((0, 0), (length, 0)), constant_values=NO_TOKEN)
     return jax.lax.dynamic_slice_in_dim(wide, at, length, axis=1)
 
 
 def _marked(tokens: Int[Array, "B T"], vocabulary: int) -> Bool[Array, "B V"]:
-    """Which tokens of the vocabulary are in each row; `NO_TOKEN` is in none."""
+    """Return which tokens of the vocabulary are in each row; `NO_TOKEN` is in none."""
     columns = jnp.where(tokens < 0, vocabulary, jnp.minimum(tokens, vocabulary))
     rows = jnp.arange(tokens.shape[0])[:, None]
     marked = jnp.zeros((tokens.shape[0], vocabulary + 1), jnp.bool_).at[rows, columns].set(True)
@@ -130,7 +130,7 @@ def _marked(tokens: Int[Array, "B T"], vocabulary: int) -> Bool[Array, "B V"]:
 def _repeats(
     tokens: Int[Array, "B T"], at: Int[Array, ""], size: int, vocabulary: int
 ) -> Bool[Array, "B V"]:
-    """Which tokens would end a sequence of `size` tokens that the row already has."""
+    """Return which tokens would complete a sequence of `size` tokens that the row already has."""
     windows = tokens.shape[1] - size + 1
     if windows < 1:
         return jnp.zeros((tokens.shape[0], vocabulary), jnp.bool_)
@@ -160,7 +160,7 @@ def _only(
 
 
 def greedy(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """The most likely token of each row; the first one of equals."""
+    """Return the most likely token of each row; the first one of equals."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
@@ -173,7 +173,7 @@ def sample(
     top_p: Float[Array, ""],
     min_p: Float[Array, ""] | None = None,
 ) -> Int[Array, " B"]:
-    """A token of each row, drawn from what `filter_logits` leaves.
+    """Draw a token for each row from what `filter_logits` leaves.
 
     A row's draw depends on the key, the row's number and its own logits, not on how many other
     rows there are.
@@ -192,7 +192,7 @@ def sample(
 def filter_logits(
     logits: Float[Array, "B V"], *, top_k: Int[Array, ""], top_p: Float[Array, ""]
 ) -> Float[Array, "B V"]:
-    """Logits with the unlikely tokens at minus infinity.
+    """Return logits with the unlikely tokens at minus infinity.
 
     Args:
         logits: float32, already divided by the temperature.

@@ -1,4 +1,4 @@
-"""Placement of a module over a mesh: the part of EasyDeLBaseModule that knows about devices."""
+"""Sharding of a module over a mesh: the part of EasyDeLBaseModule that knows devices."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -24,10 +24,10 @@ __all__ = ["ModuleShardingMixin"]
 
 
 class ModuleShardingMixin:
-    """Shards, gathers and explains; the methods change the module in place and return it."""
+    """Sharding methods of a module; they change it in place and return it."""
 
     def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Puts every leaf where the rules say.
+        """Put every leaf on the devices that the rules say.
 
         Args:
             partition_rules: pairs of a regular expression and a PartitionSpec; by default the
@@ -43,17 +43,17 @@ class ModuleShardingMixin:
         return self
 
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Brings every leaf to host memory, one by one; the arguments are accepted and not needed.
+        """Bring every leaf to host memory, one by one; the arguments are accepted and ignored.
 
-        An array knows where its parts are, so that rules and mesh add nothing here.
+        An array knows its own sharding, so rules and mesh add nothing.
         """
         nnx.update(self, gather_tree(nnx.state(self)))
         return self
 
     def fully_shard(self, mesh: Mesh | None = None) -> Self:
-        """Cuts every leaf over all devices, along its longest dimension that they divide.
+        """Shard every leaf over all devices, along the longest dimension that they divide.
 
-        Leaves that no dimension allows to be cut so are replicated.
+        Leaves without such a dimension are replicated.
         """
         tree = nnx.state(self)
         mesh = mesh or mesh_of(tree) or self._config().mesh
@@ -73,47 +73,47 @@ class ModuleShardingMixin:
         return self
 
     def fully_gather(self, mesh: Mesh | None = None) -> Self:
-        """Brings every leaf to host memory; the same as `gather_model`."""
+        """Bring every leaf to host memory; alias of `gather_model`."""
         return self.gather_model(mesh=mesh)
 
     def explain_sharding(
         self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
     ) -> ShardingReport:
-        """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
+        """Report for each leaf its rule, its spec, its bytes per device and what does not fit.
 
         Raises:
-            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+            ShardingError: if `strict`, and leaves do not fit or no rule covers large ones;
                 lists all of them.
         """
         report = self._plan(nnx.state(self), partition_rules, mesh)
         return report.raise_for_problems(strict=True) if strict else report
 
     def _get_partition_rules(self, partition_rules: Any = None) -> PartitionRules | None:
-        """Returns the argument, else the config's rules; None stands for the axis names."""
+        """Return the argument, else the config's rules; None means that axis names decide."""
         rules = check_rules(partition_rules)
         return rules if rules is not None else check_rules(self._config().get_partition_rules())
 
     def _specs_sharding(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Any:
-        """Returns the module's state with a PartitionSpec in place of each leaf."""
+        """Return the module's state with a PartitionSpec in place of each leaf."""
         named = self._named_shardings(partition_rules, mesh)
         return jax.tree.map(lambda place: place.spec, named)
 
     def _named_shardings(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Any:
-        """Returns the module's state with a NamedSharding in place of each leaf."""
+        """Return the module's state with a NamedSharding in place of each leaf."""
         tree = nnx.state(self)
         return self._plan(tree, partition_rules, mesh).raise_for_problems().shardings(tree)
 
     def _shard_fns(
         self, partition_rules: Any = None, mesh: Mesh | None = None
     ) -> dict[str, Callable[[Any], Any]]:
-        """Returns for each path a function that puts a leaf where the rules say."""
+        """Return for each path a function that puts a leaf on the devices that the rules say."""
         named = named_leaves(self._named_shardings(partition_rules, mesh))
         return {leaf.path: _putter(leaf.leaf) for leaf in named}
 
     def _gather_fns(
         self, partition_rules: Any = None, mesh: Mesh | None = None
     ) -> dict[str, Callable[[Any], Any]]:
-        """Returns for each path a function that brings a leaf to host memory."""
+        """Return for each path a function that brings a leaf to host memory."""
         return {leaf.path: gather_leaf for leaf in named_leaves(nnx.state(self))}
 
     def _apply_sharding_fns(
@@ -123,7 +123,7 @@ class ModuleShardingMixin:
         mesh: Mesh | None = None,
         is_gather: bool = False,
     ) -> Any:
-        """Shards (or gathers) a tree of this module's leaves, and returns it."""
+        """Shard (or gather) a tree of this module's leaves, and return it."""
         if is_gather:
             return gather_tree(tree)
         report = self._plan(tree, partition_rules, mesh).raise_for_problems()

@@ -1,4 +1,4 @@
-"""Where leaves go on a mesh, and what that costs: pure decisions over sizes, without JAX."""
+"""Placement of leaves on a mesh, and its cost: pure decisions over sizes, without JAX."""
 
 import lazy_loader
 

@@ -51,7 +51,7 @@ PACKED = ("qvalue", "scale")
 
 
 def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Returns the logical axis names of a leaf of the decoder; None if it has none.
+    """Return the logical axis names of a leaf of the decoder; None if it has none.
 
     Args:
         path: the leaf's.
@@ -81,7 +81,7 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
 
 
 def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
-    """Names of the axes of a quantized weight, or of its scales."""
+    """Return the axis names of a quantized weight, or of its scales."""
     whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
     if axes is None or whole is None:
         return None
@@ -89,7 +89,7 @@ def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]])
 
 
 def scale_axes(axes: Axes, whole: tuple[int, ...], scale: tuple[int, ...]) -> Axes:
-    """Returns names of a scale's axes; a grouped one is split where the mesh divides it.
+    """Return names of a scale's axes; a grouped one is split where the mesh divides it.
 
     Args:
         axes: names of the quantized weight's.

@@ -1,4 +1,4 @@
-"""What a load reads, and how much of it waits in the memory of a process meanwhile.
+"""Cost of a load: the bytes that it reads, and those in a process's memory meanwhile.
 
 It is what `storage.training.restore` does: each process reads the chunks that hold what its devices
 hold, each of them once, leaf by leaf; leaves pass through a window on the host of `HOST_BYTES`.
@@ -65,7 +65,7 @@ class LoadCost(NamedTuple):
 
 
 def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) -> LoadCost:
-    """What a load of these arrays, in the order in which they are read, needs.
+    """Return the cost of a load of these arrays, in the order in which they are read.
 
     Args:
         arrays: what is read.
@@ -89,7 +89,7 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
 
 
 def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
-    """The most bytes of leaves of an item that lie on the host at a time: a window, or one leaf."""
+    """Return the most bytes of an item's leaves on the host at once: a window, or one leaf."""
     elements = [grid.parts(array.entries) * prod(array.part) for array in arrays]
     parts = [count * array.itemsize for count, array in zip(elements, arrays, strict=True)]
     window = min(sum(parts), max(HOST_BYTES, *parts))
@@ -102,7 +102,7 @@ def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
 
 
 def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
-    """The most that threads hold of what they read, besides the leaves themselves."""
+    """Return the most bytes of read buffers that threads hold, besides the leaves themselves."""
     largest = stored = 0
     for array in arrays:
         cut = array.chunks if local else array.shards or array.chunks
@@ -114,7 +114,7 @@ def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
 
 
 def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
-    """Bytes that a process reads of a leaf at most, and all of them together."""
+    """Return the most bytes of a leaf that a process reads, and the bytes that all read."""
     if 0 in array.shape:
         return 0, 0
     entries = [*array.entries, *[None] * (len(array.shape) - len(array.entries))]
@@ -134,7 +134,7 @@ def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _covered(length: int, chunk: int, axes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Along one dimension: how much lies in the chunks that hold what processes hold.
+    """Return, for one dimension, the most chunk length that a process reads, and that of all.
 
     Args:
         length: of the dimension.

@@ -1,4 +1,4 @@
-"""Which parameter a leaf of an optimizer mirrors, and which of its mesh axes are left for it.
+"""The parameter that an optimizer leaf mirrors, and the mesh axes that it takes from it.
 
 `state.sharding.optimizers` says what is done with it.
 """
@@ -23,7 +23,7 @@ REPLICATED = "replicated"
 
 
 class Mirror(NamedTuple):
-    """Where a leaf goes that is none of a model's.
+    """Placement of a leaf that is not a model's.
 
     Attributes:
         rule: one of the above, or "automatic".
@@ -44,7 +44,7 @@ def mirror(
     parameters: Mapping[tuple[str, ...], tuple[tuple[int, ...], Entries]],
     mesh: MeshSizes,
 ) -> Mirror:
-    """Decides where a leaf goes, given where the parameters are.
+    """Decide where a leaf goes, given where the parameters are.
 
     Args:
         path: the leaf's keys.
@@ -76,7 +76,7 @@ def mirror(
 def mirrored(
     path: tuple[str, ...], parameters: Mapping[tuple[str, ...], Parameter]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Parameter | None]:
-    """Finds the parameter whose path is the longest part of a leaf's.
+    """Find the parameter whose path is the longest part of a leaf's.
 
     Returns:
         What comes before it in the leaf's path, its path, and what is known of it.
@@ -96,7 +96,7 @@ def entries_left(
     whole: tuple[int, ...],
     spec: Sequence[AxisEntry],
 ) -> list[Any] | None:
-    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
+    """Return the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
 
     Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
     over the two longest dimensions, in the order of a sort by length, `v_row` without the last and

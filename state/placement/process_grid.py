@@ -1,4 +1,4 @@
-"""Which devices of a mesh belong to which process: boxes of one size, in the order of the mesh."""
+"""Devices of each process on a mesh: boxes of one size, in the order of the mesh."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class ProcessGrid:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return prod(self.sizes.values())
 
     @cached_property
@@ -78,5 +78,5 @@ class ProcessGrid:
         return whole and all(self.sizes[axis] % count == 0 for axis, count in self.box.items())
 
     def parts(self, entries: Iterable[AxisEntry]) -> int:
-        """How many different parts of a leaf a process has."""
+        """Return the number of different parts of a leaf that a process has."""
         return prod(self.box[axis] for entry in entries for axis in entry_axes(entry))

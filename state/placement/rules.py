@@ -42,7 +42,7 @@ LARGE_LEAF_ELEMENTS = 16_384
 """Leaves below this many elements may be whole on every device without anyone having said so."""
 
 DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(PartitionAxis().axis_rules())
-"""Which mesh axis carries which logical axis of a model."""
+"""Mesh axes of each logical axis of a model."""
 
 AUTOMATIC = "automatic"
 
@@ -50,7 +50,7 @@ _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
 
 
 class FoundRule(NamedTuple):
-    """What partition rules say of a leaf.
+    """Partition rule that a leaf meets.
 
     Attributes:
         pattern: of the first rule that matches its path; None if none does.
@@ -78,7 +78,7 @@ class Misfit(NamedTuple):
 
 
 class LeafPlace(NamedTuple):
-    """Where a leaf goes.
+    """Placement of a leaf.
 
     Attributes:
         rule: the pattern that matched, "axes (...)", "automatic" or "scalar".
@@ -102,7 +102,7 @@ def place(
     axis_rules: AxisRules = DEFAULT_AXIS_RULES,
     units: Mapping[str, int] = MappingProxyType({}),
 ) -> LeafPlace:
-    """Decides where a leaf goes.
+    """Decide where a leaf goes.
 
     Args:
         shape: the leaf's.
@@ -142,7 +142,7 @@ def place(
 
 
 def axis_units(config: Any) -> dict[str, int]:
-    """Returns what each logical axis of a model holds in whole numbers, from its config.
+    """Return the number of indivisible units of each logical axis, from a model's config.
 
     A config says so itself with `axis_units`, a mapping such as {"heads": 9, "kv_heads": 3}; else
     `num_attention_heads` and `num_key_value_heads` are taken, where they are there.
@@ -163,7 +163,7 @@ def _unmatched(
     mesh: MeshSizes,
     catch_all: bool,
 ) -> str | None:
-    """Says why a large leaf is whole on every device, if no one asked for that."""
+    """Return why a large leaf is whole on every device, if no one asked for that."""
     if rule == AUTOMATIC and mesh.get("fsdp", 1) > 1:
         return f"large, and fsdp={mesh['fsdp']} divides none of its dimensions (shape {shape})"
     named_nothing = not any(entry is not None for entry in entries)
@@ -239,7 +239,7 @@ class _Asked(NamedTuple):
 def _misfit(
     asked: _Asked, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
 ) -> Misfit | None:
-    """Says why mesh axes do not split a dimension, if they do not."""
+    """Return why mesh axes do not split a dimension, if they do not."""
     dimension, axes, shape, name = asked
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
@@ -262,7 +262,7 @@ def _misfit(
 
 
 def _splitting(axes: Sequence[str], name: str | None, axis_rules: AxisRules) -> tuple[str, ...]:
-    """Those of the mesh axes that split what a logical axis holds: its own, and unknown ones."""
+    """Return the mesh axes that split a logical axis: its own, and unknown ones."""
     own = entry_axes(axis_rules.get(name)) if name is not None else ()
     carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
     known = carried.union(MESH_AXES)

@@ -24,12 +24,12 @@ MeshSizes = Mapping[str, int]
 
 
 def entry_axes(entry: Any) -> tuple[str, ...]:
-    """Returns the mesh axes that an entry of a spec names: one, several, or none."""
+    """Return the mesh axes that an entry of a spec names: one, several, or none."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def short(entries: Iterable[Any]) -> Entries:
-    """Returns a spec without trailing Nones, as plans spell it: jit knows no two spellings."""
+    """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
     kept = list(entries)
     while kept and kept[-1] is None:
         kept.pop()
@@ -37,25 +37,25 @@ def short(entries: Iterable[Any]) -> Entries:
 
 
 def splitting_axes(entry: Any, mesh: MeshSizes) -> AxisEntry:
-    """Returns an entry without axes of size 1, which split nothing, as the compiler writes it."""
+    """Return an entry without axes of size 1, which split nothing, as the compiler writes it."""
     names = tuple(axis for axis in entry_axes(entry) if mesh[axis] > 1)
     return names if len(names) > 1 else names[0] if names else None
 
 
 def parts_of(axes: Iterable[str], mesh: MeshSizes) -> int:
-    """Returns how many parts mesh axes cut a dimension into."""
+    """Return how many parts mesh axes cut a dimension into."""
     return prod(mesh[axis] for axis in axes)
 
 
 def shard_shape(
     shape: Sequence[int], entries: Sequence[AxisEntry], mesh: MeshSizes
 ) -> tuple[int, ...]:
-    """Returns the shape of the part of a leaf that a device holds; the spec divides it."""
+    """Return the shape of the part of a leaf that a device holds; the spec divides it."""
     parts = [parts_of(entry_axes(entry), mesh) for entry in entries]
     parts += [1] * (len(shape) - len(parts))
     return tuple(length // count for length, count in zip(shape, parts, strict=True))
 
 
 def mesh_text(mesh: MeshSizes) -> str:
-    """Returns a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
+    """Return a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
     return ", ".join(f"{name}={size}" for name, size in mesh.items())

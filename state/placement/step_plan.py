@@ -1,8 +1,7 @@
-"""Where the leaves of a stored step go on a mesh, and what a load of them needs; reads no values.
+"""Placement of a stored step's leaves on a mesh, and the cost of a load; reads no values.
 
-The leaves of a model go by partition rules, by the axis names of the decoder, or nowhere: then they
-are whole on every device. All others go with the parameter that they mirror, as a load of the whole
-state puts them.
+A model's leaves are placed by partition rules, by the decoder's axis names, or else replicated.
+All others are placed with the parameter that they mirror, as a load of the whole state does.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,13 +34,13 @@ _KEY_WORD_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """By what a model's leaves go to their places.
+    """Rules that place a model's leaves.
 
     Attributes:
-        find: what partition rules say of a path; None without rules.
+        find: looks up the partition rule of a path; None without rules.
         named: the leaves are those of the decoder, whose axes have names.
         axis_rules: mesh axes of each axis name.
-        units: how many whole things a named axis holds.
+        units: number of indivisible units of a named axis.
     """
 
     find: Callable[[str], FoundRule] | None = None
@@ -51,15 +50,15 @@ class Layout:
 
 
 class PlannedLeaf(NamedTuple):
-    """Where a leaf goes.
+    """Placement of a leaf.
 
     Attributes:
         record: what is stored.
-        dtype: in which it is made.
-        rule: by what it goes there.
+        dtype: of the loaded leaf.
+        rule: that placed it.
         entries: mesh axes of each dimension.
-        part: shape of what each device holds.
-        nbytes: of the whole leaf, as it is made.
+        part: shape of each device's shard.
+        nbytes: of the whole leaf, as loaded.
         bytes_per_device: of the part.
         misfits: why it cannot be placed so; it is counted without the axes that do not fit.
         unmatched: why a large leaf is whole on every device although nobody asked for that.
@@ -78,7 +77,7 @@ class PlannedLeaf(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Where the leaves of a step go on a mesh.
+    """Placement of a step's leaves on a mesh.
 
     Attributes:
         grid: the mesh.
@@ -96,7 +95,7 @@ class StepPlan:
         return [leaf for leaf in self.leaves if leaf.misfits]
 
     def bytes_per_device(self, items: Collection[str] | None = None) -> int:
-        """Bytes of leaves of these items, or of all, that each device holds."""
+        """Return the bytes of these items' leaves, or of all leaves, on each device."""
         return sum(
             leaf.bytes_per_device
             for leaf in self.leaves
@@ -110,7 +109,7 @@ class StepPlan:
 
     @cached_property
     def cost(self) -> LoadCost:
-        """What a load of them needs."""
+        """Cost of a load of the leaves."""
         return load_cost([_array(leaf) for leaf in self.leaves], self.grid, local=self.local)
 
 
@@ -123,12 +122,12 @@ def plan_step(
     param_dtype: str | None = None,
     local: bool = False,
 ) -> StepPlan:
-    """Decides where the leaves of a step go.
+    """Decide where the leaves of a step go.
 
     Args:
         records: every leaf of it, in the order in which they are stored.
         grid: the mesh.
-        layout: by what the leaves go to their places.
+        layout: rules that place the leaves.
         items: those that are loaded.
         param_dtype: what floating parameters are cast to; None keeps the stored dtypes.
         local: the step lies in a folder.
@@ -163,7 +162,7 @@ class _Planner:
         }
 
     def planned(self, record: LeafRecord) -> PlannedLeaf:
-        """Where a leaf goes."""
+        """Return the placement of a leaf."""
         if record.item in self._models:
             placed, dtype = self._model_place(record), self._made_dtype(record)
         else:
@@ -201,7 +200,7 @@ class _Planner:
         return self._known[key]
 
     def _beside(self, record: LeafRecord) -> tuple[LeafPlace, str]:
-        """The place and the dtype of a leaf of another item than the model's."""
+        """Return the place and the dtype of a leaf of another item than the model's."""
         path = tuple(record.path.split("/"))
         found = mirror(path, record.shape, self._parameters, self._grid.sizes)
         parameter = None if found.parameter is None else self._records[found.parameter]
@@ -219,7 +218,7 @@ class _Planner:
 
 
 def ruled_items(records: Iterable[LeafRecord]) -> set[str]:
-    """Returns the items whose leaves go by rules or axis names: those of models.
+    """Return the items whose leaves go by rules or axis names: those of models.
 
     Without a model there is nothing that the others could mirror, and all go by the rules.
     """
@@ -228,12 +227,12 @@ def ruled_items(records: Iterable[LeafRecord]) -> set[str]:
 
 
 def readable(path: str) -> str:
-    """Returns a leaf's path as partition rules see it: a "/" in a key is like any other."""
+    """Return a leaf's path as partition rules see it: a "/" in a key is like any other."""
     return "/".join(keys_of(path))
 
 
 def element_bytes(record: LeafRecord, dtype: str) -> int:
-    """Returns the bytes of an element in memory: one at least, and of typed keys all words."""
+    """Return the bytes of an element in memory: one at least, and of typed keys all words."""
     if record.is_key:
         return prod(record.key_words) * _KEY_WORD_BYTES
     return int(dtype_named(dtype).itemsize)

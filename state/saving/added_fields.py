@@ -1,8 +1,8 @@
-"""The fields that a subclass of `EasyDeLState` adds: what is stored of their form, and targets.
+"""Stored form of the fields that a subclass of `EasyDeLState` adds, and the targets to load them.
 
-A checkpoint holds their leaves as the item `fields`, and in its meta the containers around them, as
-far as JSON can name them: dicts, lists, tuples, None, and trees that are formed like the state's
-own. Only for other containers, such as the tuples of Optax, a load has to be given a target.
+A checkpoint holds their leaves as the item `fields`. Its meta holds the containers around them as
+far as JSON can name them: dicts, lists, tuples, None, and trees of the same structure as one of the
+state's own. Only other containers, such as the tuples of Optax, need a target to be loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from cairn.storage.training import is_key_dtype
 __all__ = ["FieldTargets", "field_forms", "field_targets", "static_values"]
 
 FieldTargets = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | Literal["skip"] | None
-"""What `load_state` takes as `fields`."""
+"""Argument `fields` of `load_state`."""
 
 _ITEM = "fields"
 _NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}
@@ -34,7 +34,7 @@ _SKIP_OR_SAME = "load it with the class it was saved with, or pass fields='skip'
 
 
 def field_forms(state: Any) -> dict[str, Any]:
-    """Returns the form of each added field, by name, as JSON."""
+    """Return the JSON form of each added field, by name."""
     structures = {name: jax.tree.structure(getattr(state, name)) for name in _LIKE}
     return {name: _form(value, structures) for name, value in state.added_fields.items()}
 
@@ -42,7 +42,7 @@ def field_forms(state: Any) -> dict[str, Any]:
 def field_targets(
     checkpoint: StoredCheckpoint, abstract: Any, given: FieldTargets
 ) -> dict[str, Any]:
-    """Returns the target of each added field that the checkpoint has, or that was given.
+    """Return the target of each added field that the checkpoint has, or that was given.
 
     Args:
         checkpoint: the checkpoint.
@@ -106,7 +106,7 @@ def _leaf_form(leaf: Any) -> str:
 
 
 def _unknown(form: Any) -> list[str]:
-    """The containers in a form that JSON can't make again."""
+    """Return the names of the containers in a form that JSON can't rebuild."""
     if not isinstance(form, Mapping):
         return []
     ((kind, content),) = form.items()
@@ -119,7 +119,7 @@ def _unknown(form: Any) -> list[str]:
 
 
 def _built(form: Any, abstract: Any, name: str) -> Any:
-    """The tree that a form stands for, with the names of leaf forms as its leaves."""
+    """Return the tree that a form describes, with the names of leaf forms as its leaves."""
     if not isinstance(form, Mapping):
         return form
     ((kind, content),) = form.items()
@@ -145,7 +145,7 @@ def _stored_in_place_of(leaf: Any) -> Any:
 
 
 def _placed(checkpoint: StoredCheckpoint, trees: Any, params: Any) -> Any:
-    """The targets with a shape, a dtype and a place for each leaf, as far as it has none."""
+    """Return the targets with shape, dtype and sharding filled in for each leaf that lacks them."""
     stored = checkpoint.leaves(_ITEM)
     leaves = []
     for named in named_leaves(trees):
@@ -193,7 +193,7 @@ def _at(leaf: Any, place: Any) -> Any:
 
 
 def static_values(abstract: Any, given: FieldTargets) -> dict[str, Any]:
-    """Returns the values of static fields that the argument `fields` of a load gives.
+    """Return the values that a load's argument `fields` gives for static fields.
 
     Raises:
         ArgumentError: it names what are no fields.
@@ -248,7 +248,7 @@ def _check_names(
 
 
 def _is_empty(entry: Any) -> bool:
-    """Says whether a field's default has no leaves, so that nothing is made up by taking it."""
+    """Return whether a field's default has no leaves: using it then invents no values."""
     if entry.default_factory is not MISSING:
         return not jax.tree.leaves(entry.default_factory())
     return entry.default is not MISSING and not jax.tree.leaves(entry.default)

@@ -1,4 +1,4 @@
-"""One stored checkpoint, opened for loading: what it holds, whether a target fits, its leaves."""
+"""Stored checkpoint, opened for loading: its contents, the check of a target, and its leaves."""
 
 import copy
 import os
@@ -54,7 +54,7 @@ META_VERSION = 1
 
 
 def run_has_saved(reference: str | os.PathLike[str]) -> bool:
-    """Says whether a job that starts in this run goes on from something.
+    """Return whether the run has a checkpoint to resume from.
 
     All processes of a job must call this; they get the same answer.
 
@@ -117,7 +117,7 @@ class StoredCheckpoint:
         step: SupportsIndex | None = None,
         damaged: OnDamage = "refuse",
     ) -> "StoredCheckpoint":
-        """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
+        """Open the checkpoint that "run", "run@alias" or "run/steps/N" names.
 
         All processes of a job must call this; they get the same one.
 
@@ -156,7 +156,7 @@ class StoredCheckpoint:
         return processes.together(lambda: cls(run, info))
 
     def served(self) -> "StoredCheckpoint":
-        """Returns the checkpoint as those see it who serve its model: merged, if it is so stored.
+        """Return this checkpoint with the model that is served: the merged one, if it is stored.
 
         The merged model has neither adapters nor quantized weights.
         """
@@ -173,13 +173,13 @@ class StoredCheckpoint:
         return self.manifest.items
 
     def leaves(self, item: str) -> dict[str, LeafRecord]:
-        """Returns what is stored of an item, by path."""
+        """Return the stored records of an item's leaves, by path."""
         contents = self._reader.contents
         assert contents is not None, "the reader was opened with the manifest"
         return {leaf.path: leaf for leaf in contents.leaves if leaf.item == item}
 
     def assets(self) -> dict[str, bytes]:
-        """Returns the small files that go with the model, such as a tokenizer's, by name.
+        """Return the small files stored with the model, such as a tokenizer's, by name.
 
         Raises:
             CorruptionError: if one is gone, or not what it was.
@@ -187,15 +187,15 @@ class StoredCheckpoint:
         return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
 
     def is_weak(self, item: str, path: str, target: Any) -> bool:
-        """Says whether a leaf was weakly typed when it was saved; of older steps, the target."""
+        """Return whether a leaf was saved weakly typed; for older steps the target decides."""
         if "weak" in self.meta:
             return path in self.meta["weak"].get(item, ())
         return bool(getattr(target, "weak_type", False))
 
     def place(self, item: str, path: str, place: Any) -> Any:
-        """Returns where a leaf goes that is to go to `place`: into the memory that it was in.
+        """Return the sharding `place` in the memory kind that the leaf was saved from.
 
-        A step that does not say so, or a leaf without a place, changes nothing.
+        It returns `place` unchanged if the step records no memory kinds, or if `place` is None.
         """
         kinds = self.meta.get("memory_kinds")
         if kinds is None or place is None:
@@ -203,17 +203,15 @@ class StoredCheckpoint:
         return in_memory(place, kinds.get(item, {}).get(path))
 
     def targets(self, item: str, tree: Any, *, stored_dtypes: bool = True) -> Any:
-        """Returns an abstract tree with the dtypes that the item is stored in, weak ones as such.
+        """Return an abstract tree with the dtypes, weak types and memory kinds of the stored item.
 
-        Arrays that were in the host's memory go there again.
-
-        Only floating leaves take the stored dtype, and only from a floating one: any other
-        difference stays, for `check` to find.
+        A leaf takes the stored dtype only if both dtypes are floating. Any other difference stays,
+        for `check` to report.
 
         Args:
             item: the item.
             tree: the tree.
-            stored_dtypes: False keeps its own dtypes.
+            stored_dtypes: False keeps the dtypes of `tree`.
         """
         stored = self.leaves(item)
 
@@ -230,7 +228,7 @@ class StoredCheckpoint:
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
     def check(self, targets: Mapping[str, Any], *, casts: frozenset[str] = frozenset()) -> None:
-        """Holds targets, by item, against what is stored.
+        """Compare targets, by item, with what is stored.
 
         Args:
             targets: abstract trees.
@@ -256,11 +254,11 @@ class StoredCheckpoint:
             )
 
     def positions(self, iterators: Mapping[str, Any] | None, *, resumes: bool) -> Positions:
-        """Returns where these iterators are to go on; all processes of a job must call this.
+        """Return where each iterator continues. All processes of a job must call this.
 
         Args:
             iterators: by name, as they were given to `save_state`.
-            resumes: whether training goes on: then positions that are left out are warned of.
+            resumes: training goes on, so warn of stored positions that no iterator takes.
 
         Raises:
             IteratorMismatchError: if the step has none for one of them; all are listed.
@@ -277,7 +275,7 @@ class StoredCheckpoint:
         return found
 
     def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
-        """Returns an item in the containers of the target, each leaf where the target says.
+        """Restore an item into the containers of the target, each leaf where the target says.
 
         Raises:
             TreeMismatchError: if the target does not fit.
@@ -288,7 +286,7 @@ class StoredCheckpoint:
     def restore_some(
         self, item: str, target: Any, paths: Collection[str], *, cast: bool = False
     ) -> dict[str, Any]:
-        """Returns some leaves of an item by path, each where the target, the whole tree, says.
+        """Restore some leaves of an item; return them by path.
 
         Raises:
             TreeMismatchError: if the target does not fit.
@@ -351,7 +349,7 @@ class StoredCheckpoint:
 
 
 def stored_float(target: Any, record: LeafRecord) -> Any:
-    """Returns the dtype that a leaf is stored in, if both are floating; else that of the target."""
+    """Return a leaf's stored dtype if it and the target's are floating, else the target's dtype."""
     floating = _is_float(target.dtype) and _is_float_name(record.dtype)
     return dtype_named(record.dtype) if floating else target.dtype
 

@@ -1,7 +1,7 @@
-"""The stored parts of a state: its leaves by path, and enough of its model to build it again.
+"""Description of a state for a save: its leaves by path, and what it takes to rebuild its model.
 
-Most of it follows from the static part of a state, which is one object over the steps of a job: it
-is worked out at the first save, since to merge a model takes longer than to hold its arrays.
+Most of it follows from the static part of a state, which stays one object over the steps of a job.
+The first save computes and caches it, since merging a model takes longer than copying its arrays.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from cairn.storage.training import FlatTrees, TreePlan, open_modules
 __all__ = ["DescribedState", "ModelDescription", "describe", "items_of"]
 
 _MOST_KEPT: Final = 8
-"""States of different structure that one job saves by turns."""
+"""States of different structure that a job may save in turn."""
 
 
 class ModelDescription(NamedTuple):
@@ -53,14 +53,14 @@ class DescribedState(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """The parts of a state, and what follows from them whatever the leaves are.
+    """Cached parts of a description that do not depend on the values of leaves.
 
     Attributes:
-        graphdef: held so that no other gets its id.
+        graphdef: kept alive, so that no other object gets its id.
         structure: of the parts.
         description: of the model.
-        values: all that the config holds.
-        places: by item and path, which of the leaves it is; None where the trees must be walked.
+        values: every value in the config, to notice a changed one.
+        places: index of the leaf, by item and path; None where the trees must be walked.
     """
 
     graphdef: Any
@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
 
 
 _kept: dict[tuple[int, bool], _Kept] = {}
-"""By the id of the graphdef, and whether the optimizer's state is saved."""
+"""Descriptions by the id of the graphdef and whether the optimizer's state is saved."""
 
 
 def describe(state: Any, *, optimizer: bool) -> DescribedState:
@@ -123,7 +123,7 @@ def describe(state: Any, *, optimizer: bool) -> DescribedState:
 
 
 def items_of(graphstate: Any, graphother: Any, opt_state: Any, added_fields: Any) -> dict[str, Any]:
-    """The trees by name that a state is saved as."""
+    """Return the trees that a state is saved as, by item name."""
     items = {"model": nnx.merge_state(graphstate, graphother)}
     if opt_state is not None:
         items["optimizer"] = opt_state
@@ -133,7 +133,7 @@ def items_of(graphstate: Any, graphother: Any, opt_state: Any, added_fields: Any
 
 
 def _places(structure: Any) -> dict[str, dict[str, int]] | None:
-    """Number the leaf of each path of each item; None if only a walk can tell, or refuses."""
+    """Return the leaf index of each path, by item; None if only a walk of the trees can tell."""
     try:
         numbers = items_of(*jax.tree.unflatten(structure, range(structure.num_leaves)))
         opened = open_modules(numbers).trees
@@ -145,7 +145,7 @@ def _places(structure: Any) -> dict[str, dict[str, int]] | None:
 
 
 def _is_still(kept: _Kept, structure: Any) -> bool:
-    """Tell whether a state of the same graphdef is described so: its config may have changed."""
+    """Return whether the cached description still holds; the config may have changed meanwhile."""
     config = kept.description.config
     try:
         alike = bool(structure == kept.structure)
@@ -159,7 +159,7 @@ def _is_still(kept: _Kept, structure: Any) -> bool:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All that a config holds, down to what can't change; what is unknown is never the same."""
+    """Yield every value in a config. A value of unknown type yields a new object, equal to none."""
     if value is None or isinstance(value, str | bytes | int | float | FrozenJSON):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -174,7 +174,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _unusual_split(model: Any, graphstate: Any, graphother: Any) -> list[str] | None:
-    """The paths of what is trained, unless a model of this class would be split so itself."""
+    """Return the paths of the trained variables; None if the model class would choose the same."""
     usual = nnx.filter_state(
         nnx.merge_state(graphstate, graphother), getattr(model, "trainable_filter", nnx.Param)
     )

@@ -1,4 +1,4 @@
-"""Which steps of a job are due to be saved: the same answer in each of its processes."""
+"""Decision which steps of a job to save; each process comes to the same answer."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ _REASONS: Final = (None, *DueReason)
 
 
 class DueSteps:
-    """Looks at one step after the other, as a policy says.
+    """Decision for one step after the other, by a policy.
 
-    Rules that look at step numbers need no talk between processes. A signal, a clock and a metric
-    do: of those the processes tell each other at the first step at or after each multiple of
-    `agree_every`, and at each step that is due by its number.
+    Rules on step numbers need no communication between processes. Signals, clocks and metrics do:
+    the processes exchange them at the first step at or after each multiple of `agree_every`, and at
+    each step that is due by its number.
 
     Args:
         uri: the run, whose best steps so far count.
@@ -39,7 +39,7 @@ class DueSteps:
         clock: seconds.
 
     Attributes:
-        previous: the step that was looked at last; None before the first.
+        previous: the step that `look` saw last; None before the first.
 
     Raises:
         ArgumentError: `agree_every` is below 1.
@@ -67,7 +67,7 @@ class DueSteps:
     def look(
         self, step: int, metrics: Mapping[str, float], *, preempted: bool, busy: bool
     ) -> tuple[DueReason | None, bool]:
-        """Why to save this step, or None; and whether a save is under way in any process.
+        """Return why to save this step, or None; and whether any process has a save under way.
 
         Args:
             step: its number.
@@ -94,11 +94,11 @@ class DueSteps:
         return reason, bool(said[:, 1].any())
 
     def begin(self) -> None:
-        """A save begins now, whatever for."""
+        """Restart the policy's clock: a save begins now, for whatever reason."""
         self._began = self._clock()
 
     def saved(self, metrics: Mapping[str, float]) -> None:
-        """A step with these metrics is durable."""
+        """Record the metrics of a step that is now durable."""
         if self._best is not None:
             self._best.add(metrics)
 
@@ -111,7 +111,7 @@ class DueSteps:
 
 
 def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
-    """The metric of the sound steps that the run lists already: a restart goes on from there."""
+    """Return the metrics of the run's undamaged steps: a restart continues from these."""
     name = "" if policy.best is None else policy.best.metric
 
     def stored() -> list[float]:
@@ -124,5 +124,5 @@ def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
 
 
 def votes(*values: int) -> np.ndarray[Any, Any]:
-    """Small numbers of every process, one row each. All of them must call this."""
+    """Collect small numbers from every process, one row each. All processes must call this."""
     return np.asarray(processes.collect([int(value) for value in values]), np.int32)

@@ -1,4 +1,4 @@
-"""The arguments of `load_state`, checked: each one acts, or raises an error that names it."""
+"""Checked arguments of `load_state`: each one takes effect, or raises an error that names it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ _DEFAULT_DIMS = (1, -1, 1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadArguments:
-    """The arguments of `EasyDeLState.load_state`, and what they are for.
+    """Arguments of `EasyDeLState.load_state`.
 
     Attributes:
         device: where everything goes unless it is sharded: a device, or a platform such as "cpu";
@@ -69,7 +69,7 @@ class LoadArguments:
         step: the step to load, where the reference names only a run.
         damaged: what to do if no step is named, and the latest is known to be damaged: "refuse" it,
             or "skip" it for the newest sound one. What this process then saves into the run goes on
-            from there, and sets the damaged ones above aside.
+            from there, and supersedes the damaged ones above.
         tx: the optimizer; by default built from `tx_init`, or else from the stored one.
         tx_init: JSON that rebuilds `tx`, kept with the state.
         optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
@@ -156,7 +156,7 @@ class LoadArguments:
 
     @classmethod
     def checked(cls, more: Mapping[str, Any], **named: Any) -> "LoadArguments":
-        """Makes the arguments of a call from its named ones and those in its `**kwargs`.
+        """Return the arguments of a call, made of its named ones and those in its `**kwargs`.
 
         Raises:
             ArgumentError: if arguments are unknown; names each, and the known one that it is like.
@@ -173,7 +173,7 @@ class LoadArguments:
 
     @property
     def quantization(self) -> QuantizationRequest:
-        """What the `quantization_*` arguments ask for.
+        """Request made of the `quantization_*` arguments.
 
         Raises:
             ArgumentError: if one is unknown, or contradicts another.
@@ -187,7 +187,7 @@ class LoadArguments:
         )
 
     def refuse_hub(self) -> None:
-        """Checks that nothing is asked of the hub, where a run's checkpoint is loaded.
+        """Check that no hub argument is given when loading a run's checkpoint.
 
         Raises:
             ArgumentError: if something is; names it.
@@ -201,11 +201,11 @@ class LoadArguments:
 
     @property
     def sharded(self) -> bool:
-        """Whether the state is sharded over a mesh."""
+        """True if the state is sharded over a mesh."""
         return self.auto_shard_model or self.mesh is not None
 
     def target_mesh(self) -> Mesh | None:
-        """Returns the mesh to load onto, or None for one device.
+        """Return the mesh to load onto, or None for one device.
 
         Raises:
             ShardingError: if `sharding_axis_dims` do not fit the devices.
@@ -221,7 +221,7 @@ class LoadArguments:
         )
 
     def target_device(self) -> SingleDeviceSharding:
-        """Returns the placement on `device`.
+        """Return the placement on `device`.
 
         Raises:
             ArgumentError: if there is no such device.
@@ -264,7 +264,7 @@ class LoadArguments:
                 )
 
     def _mesh_of_config(self) -> dict[str, Any]:
-        """Returns the fields of a config that say how a model is laid out."""
+        """Return the config fields that describe the model's layout over a mesh."""
         dims, names = self.sharding_axis_dims, self.sharding_axis_names
         if self.mesh is not None:
             dims, names = tuple(self.mesh.shape.values()), self.mesh.axis_names
@@ -281,7 +281,7 @@ class LoadArguments:
         return laid_out
 
     def config_updates(self, config: Any) -> dict[str, Any]:
-        """Returns the fields of a model's config that these arguments change."""
+        """Return the fields of a model's config that these arguments change."""
         updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
         known = {entry.name for entry in dataclasses.fields(config)}
         if not self.shard_attention_computation and "shard_attention_computation" not in known:
@@ -306,7 +306,7 @@ class LoadArguments:
         return updates
 
     def settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of the module's constructor: the stored ones, or these arguments."""
+        """Return the constructor's settings: these arguments, or else the stored ones."""
         given = {
             name: None if value is None else floating_dtype(value, argument=name).name
             for name, value in (("dtype", self.dtype), ("param_dtype", self.param_dtype))
@@ -317,7 +317,7 @@ class LoadArguments:
         }
 
     def for_pretrained(self) -> dict[str, Any]:
-        """Returns the arguments for `from_pretrained` of a model class."""
+        """Return the arguments for `from_pretrained` of a model class."""
         laid_out = {k: value for k, value in self._mesh_of_config().items() if value is not None}
         axes = {name: laid_out.pop(name) for name in ("sharding_axis_dims", "sharding_axis_names")}
         elsewhere = self.backend is not None or self.platform is not None

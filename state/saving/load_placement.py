@@ -27,7 +27,7 @@ ShardFns = Mapping[Any, Callable[[Any], Any]]
 
 
 def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
-    """Returns the JAX platform that `backend` and `platform` ask for, None if neither does.
+    """Return the JAX platform that `backend` and `platform` name; None if neither names one.
 
     Raises:
         ArgumentError: if one is unknown or no platform, if they differ, if there is no such
@@ -65,7 +65,7 @@ def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
 
 
 def platform_devices(argument: str, platform: str) -> Sequence[jax.Device]:
-    """Returns the devices of a JAX platform.
+    """Return the devices of a JAX platform.
 
     Raises:
         ArgumentError: if there are none here; names the argument and what there is.
@@ -83,7 +83,7 @@ def platform_devices(argument: str, platform: str) -> Sequence[jax.Device]:
 
 
 def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> None:
-    """Checks that the sizes of mesh axes, where -1 stands for any, are those of a mesh.
+    """Check that a mesh has these axis sizes and names; -1 matches any size.
 
     Raises:
         ArgumentError: if they are not.
@@ -102,7 +102,7 @@ def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> No
 
 
 def as_partition_axis(value: Any) -> PartitionAxis | None:
-    """Returns the argument `partition_axis` as what it describes: one, its JSON, or None.
+    """Return the argument `partition_axis` as a PartitionAxis, from one, from its JSON, or None.
 
     Raises:
         ArgumentError: if it is anything else, or has unknown fields.
@@ -117,7 +117,7 @@ def as_partition_axis(value: Any) -> PartitionAxis | None:
 
 
 def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable[[Any], Any]]:
-    """Returns the functions by path, each of which must be that of a leaf of the tree.
+    """Return the functions by path; each path must be that of a leaf of the tree.
 
     Args:
         shard_fns: by path, as a tuple of keys or as text with "/" between them.
@@ -152,7 +152,7 @@ def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable
 
 
 def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
-    """Places the leaves of a model by functions of their own, and returns it.
+    """Place the leaves of a model by the caller's functions, and return the model.
 
     Raises:
         ArgumentError: if paths are unknown, or if what a function returns is not the leaf, placed:

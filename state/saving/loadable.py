@@ -1,7 +1,7 @@
-"""Whether `load_state` could rebuild what is about to be saved: asked once, by the first save.
+"""Check that `load_state` could rebuild what is about to be saved; the first save makes it.
 
-What it could not is refused before anything is listed; else the first restart would find out. To
-build the model takes a second or more: that is left to where nobody waits.
+It refuses a state that no load could rebuild before anything is listed; otherwise only the first
+restart would notice. Building the model takes a second or more: that part runs in the background.
 """
 
 import functools
@@ -37,10 +37,11 @@ def refuse_unloadable(
 ) -> Callable[[], None] | None:
     """Raise if `load_state` would always refuse a checkpoint of this state, as far as a look tells.
 
-    For the rest the model is built without arrays, as a load does; of each class, config and
-    settings once in a process. A module without a config is for a TrainState to load. A model may
-    have other leaves than its config gives it: then the log says that a load needs more than the
-    checkpoint; and other attributes, such as a dropout's rate: then it says what they will be.
+    What a look can't tell, building the model without arrays does, as a load builds it; once per
+    process for each class, config and settings. A TrainState loads modules without a config. A
+    model may have other leaves than its config gives it: then the log says that a load needs more
+    than the checkpoint. It may have other attributes, such as a dropout's rate: then the log says
+    what a load will make of them.
 
     Args:
         state: an `EasyDeLState`.
@@ -48,9 +49,10 @@ def refuse_unloadable(
         tree: its variables, or their leaves by path.
 
     Returns:
-        What builds the model, and raises ConfigError if that can't be; it holds no array, and any
-        thread may call it, once. None if that was done before, or is done here: what failed before
-        may have failed for lack of memory, and what a caller sets, such as a mesh, is its thread's.
+        A function that builds the model, and raises ConfigError if that fails. It holds no array,
+        and any thread may call it, once. None if the model was built before, or is built here: an
+        earlier failure may have been for lack of memory, and context such as a mesh may belong to
+        one thread.
 
     Raises:
         ConfigError: no load could build the model, or it has variables that are no arrays of JAX,
@@ -91,9 +93,9 @@ def refuse_unloadable(
 
 
 def _is_alike_elsewhere() -> bool:
-    """Whether JAX makes the same of a model in another thread: if not, it traces again there.
+    """Return whether JAX traces alike in another thread; if not, it traces again there.
 
-    A mesh, or x64, may be set for a thread alone, and JAX does not tell of all that can be.
+    A mesh, or x64, may be set for one thread alone, and JAX does not list all such settings.
     """
     traced: list[None] = []
     probe = jax.jit(lambda: traced.append(None))
@@ -122,7 +124,7 @@ def _unloadable(model_class: type[Any], cause: Exception) -> ConfigError:
 
 
 def _warn_of_other(built: Any, own: Any) -> None:
-    """Say what a load makes otherwise than the model is.
+    """Warn where the model that a load builds differs from the one that is saved.
 
     Args:
         built: the model as a load builds it, without arrays.
@@ -154,9 +156,9 @@ def _warn_of_other(built: Any, own: Any) -> None:
 
 
 def _refuse_other_class(model_class: type[Any], own: type[Any], loaded: type[Any]) -> None:
-    """Refuse a config of whose `model_type` a load makes another class: its methods would be lost.
+    """Refuse a config whose `model_type` a load resolves to another class, losing its methods.
 
-    A family's `model_type` can be no other class's; then the log says it.
+    A family's `model_type` belongs to the family's own class; for a subclass of that the log warns.
     """
     names = _name(own), _name(loaded)
     # By name: a notebook may have defined the class again.
@@ -184,7 +186,7 @@ def _name(one: type[Any]) -> str:
 
 
 def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
-    """Refuse numbers of Python and NumPy in dtypes of which JAX makes others: no load could fit."""
+    """Refuse Python and NumPy numbers whose dtypes JAX would change: no load could fit."""
     problems = too_wide(tree)
     if problems:
         raise ConfigError(
@@ -198,7 +200,7 @@ def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
 
 
 def _attributes(model: Any) -> dict[str, Any]:
-    """The plain values that the modules of a model have as attributes, by path."""
+    """Return the plain attribute values of a model's modules, by path."""
     return {
         "/".join(map(str, (*path, name))): value
         for path, node in nnx.iter_graph(model)

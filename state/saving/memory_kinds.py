@@ -1,4 +1,4 @@
-"""Arrays that lie in the host's memory, such as offloaded moments, and lie there again when loaded.
+"""Memory kinds of arrays in host memory, such as offloaded moments; a load restores them there.
 
 JAX calls the memory of an accelerator "device", and the host's "pinned_host" or "unpinned_host".
 """
@@ -19,13 +19,14 @@ _SHARDING: Final = operator.attrgetter("sharding")
 
 
 def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """Returns the memory kind of each array outside of its devices' own memory, by item and path.
+    """Return the memory kind of each array outside its device's default memory, by item and path.
 
     The meta of a checkpoint keeps them as `memory_kinds`.
 
     Args:
         items: trees by name, or their leaves by path.
-        leaves: all of these; to name them takes long, and most states have no such array.
+        leaves: all of these, looked at first: naming them takes long, and most states have no
+            offloaded array.
     """
     places = {id(place): place for place in map(_SHARDING, arrays_among(leaves))}
     if not any(map(_kind, places.values())):
@@ -43,7 +44,7 @@ def offloaded_leaves(items: Mapping[str, Any], leaves: Sequence[Any]) -> dict[st
 
 
 def in_memory(place: Sharding, kind: str | None) -> Sharding:
-    """Returns a sharding in that memory of its devices; for None, or if they lack it, their own."""
+    """Return the sharding in this memory kind; in the devices' default if None or not available."""
     device: Any = next(iter(place.device_set))
     own: str = device.default_memory().kind
     if kind is None or kind not in {memory.kind for memory in device.addressable_memories()}:
@@ -52,7 +53,7 @@ def in_memory(place: Sharding, kind: str | None) -> Sharding:
 
 
 def _kind(place: Sharding) -> str | None:
-    """Name the memory, if it is not that of the devices."""
+    """Return the memory kind, or None for the devices' default."""
     device: Any = next(iter(place.device_set))
     own = device.default_memory().kind
     return None if place.memory_kind in (None, own) else place.memory_kind

@@ -1,7 +1,8 @@
-"""Python numbers in a state: stored as arrays, and numbers again when they are loaded.
+"""Python numbers in a state: a save stores them as arrays, and a load makes them numbers again.
 
-JAX makes arrays of such numbers that give way to the dtypes of others (weakly typed). Which those
-are is stored too, as it decides the dtype of what is computed with them.
+JAX makes weakly typed arrays of Python numbers: these give way to the dtypes of others. A
+checkpoint records which arrays are weakly typed, since that decides the dtype of what is computed
+with them.
 """
 
 import operator
@@ -25,7 +26,7 @@ _KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
 
 
 def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns the paths of the leaves that are Python numbers, by item, each with its type."""
+    """Return the type of each leaf that is a Python number, by item and path."""
     return {
         item: {
             named.path: type(named.leaf).__name__
@@ -37,7 +38,7 @@ def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns the paths of the arrays that are weakly typed, by item; items without any have none.
+    """Return the paths of the weakly typed arrays, by item; items without any are left out.
 
     The meta of a checkpoint keeps them as `weak`.
 
@@ -54,19 +55,19 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _flat(items: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The leaves of trees by path; none if none is weakly typed, for to name them takes long."""
+    """Return leaves by path; {} if none is weakly typed, since naming them takes long."""
     if not _any_weak(jax.tree.leaves(dict(items))):
         return {}
     return leaves_by_item(items)
 
 
 class NumberForms:
-    """How the leaves of one item are loaded into a target of arrays and numbers."""
+    """Conversion of one item's leaves when they are loaded into a target of arrays and numbers."""
 
     def __init__(
         self, checkpoint: StoredCheckpoint, item: str, target: Any, *, stored_dtypes: bool = False
     ) -> None:
-        """Look at the target beside what is stored.
+        """Compare the target with what is stored.
 
         Args:
             checkpoint: the checkpoint.
@@ -90,16 +91,16 @@ class NumberForms:
 
     @property
     def check(self) -> Any:
-        """The tree that must fit what is stored."""
+        """Tree that must fit what is stored."""
         return self._unflatten([form.check for form in self._forms])
 
     @property
     def ask(self) -> Any:
-        """The tree to restore into."""
+        """Tree to restore into."""
         return self._unflatten([form.ask for form in self._forms])
 
     def finished(self, restored: Any) -> Any:
-        """Returns what was restored, with numbers where the target has some."""
+        """Return the restored tree, with numbers where the target has numbers."""
         leaves = zip(jax.tree.leaves(restored), self._forms, strict=True)
         return self._unflatten(
             [leaf if form.like is None else _weak(leaf, form.like) for leaf, form in leaves]
@@ -110,7 +111,7 @@ class NumberForms:
 
 
 class _Form(NamedTuple):
-    """How one leaf is loaded.
+    """Conversion of one leaf when it is loaded.
 
     Attributes:
         check: what must fit the stored leaf.
@@ -144,9 +145,9 @@ def _form(
 
 
 def _number_of(leaf: Any, from_python: bool) -> Any:
-    """A Python number of a leaf's kind, if JAX made the leaf of one; else None.
+    """Return a Python number of the leaf's kind, if JAX made the leaf from one; else None.
 
-    JAX types such a leaf weakly; of bools it keeps no trace, but the checkpoint does.
+    JAX types such a leaf weakly. It keeps no trace for bools, but the checkpoint does.
     """
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or leaf.shape != ():
         return None

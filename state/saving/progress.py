@@ -1,4 +1,4 @@
-"""One line on stderr for each thing that a person waits for."""
+"""Progress lines on stderr."""
 
 import sys
 
@@ -8,13 +8,13 @@ __all__ = ["say", "size_text"]
 
 
 def say(verbose: bool, text: str) -> None:
-    """Writes one line to stderr, on the first process only."""
+    """Write a line to stderr, on the first process only."""
     if verbose and jax.process_index() == 0:
         print(text, file=sys.stderr, flush=True)
 
 
 def size_text(nbytes: int) -> str:
-    """Returns bytes as a person reads them, such as "1.5 GB"."""
+    """Return a byte count as text, such as "1.5 GB"."""
     value = float(nbytes)
     for unit in ("B", "kB", "MB"):
         if value < 1000:

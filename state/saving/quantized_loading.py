@@ -1,4 +1,4 @@
-"""Quantizing a model while it is loaded: a few floating weights at a time, where they belong."""
+"""Quantization of a model while it is loaded: a few weights at a time, on their devices."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 GROUP_BYTES = 256 << 20
-"""Most bytes of floating kernels on a device while a checkpoint is quantized, if one fits."""
+"""Most bytes of floating kernels on a device during quantization; a larger kernel goes alone."""
 
 
 def quantizes(checkpoint: StoredCheckpoint, request: QuantizationRequest) -> bool:
-    """Says whether loading a checkpoint has something to quantize.
+    """Return whether a load of this checkpoint has something to quantize.
 
     Raises:
         ArgumentError: if the checkpoint is quantized in another way than the request's.
@@ -35,7 +35,7 @@ def quantizes(checkpoint: StoredCheckpoint, request: QuantizationRequest) -> boo
 
 
 def refuse_float_optimizer(checkpoint: StoredCheckpoint, model: Any) -> None:
-    """Checks that a stored optimizer state still has its parameters once a model is quantized.
+    """Raise if a stored optimizer state belongs to weights that a load would quantize.
 
     Raises:
         ArgumentError: if it belongs to floating weights, not to adapters.
@@ -53,10 +53,10 @@ def refuse_float_optimizer(checkpoint: StoredCheckpoint, model: Any) -> None:
 def fill_model(
     checkpoint: StoredCheckpoint, model: Any, request: QuantizationRequest, *, cast: bool
 ) -> Any:
-    """Returns a model with the arrays of a checkpoint, quantized if that is asked for.
+    """Return a model with the arrays of a checkpoint, quantized if the request says so.
 
     Args:
-        checkpoint: holds the model, which must fit; `check` tells.
+        checkpoint: holds the model, which must fit (call `check` before).
         model: without arrays; each leaf says where it goes.
         request: what to quantize. Floating kernels are read in groups of at most `GROUP_BYTES` on
             any device, and each is dropped once it is quantized.
@@ -78,7 +78,7 @@ def fill_model(
 
 
 def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names in groups of at most `limit` bytes; what is larger is a group of its own."""
+    """Return names in groups of at most `limit` bytes; a larger one is a group of its own."""
     groups: list[list[str]] = []
     filled = limit
     for name, size in sizes.items():

@@ -1,4 +1,4 @@
-"""Saves the steps of a training loop as a policy says, and answers when the process is to end."""
+"""Saves of a training loop's steps by a policy, and the last save before the process must end."""
 
 import logging
 import os
@@ -67,11 +67,11 @@ class Saveable(Protocol):
 
 
 Options = dict[str, Mapping[str, Any] | None]
-"""Arguments of `save_state` that are a step's own."""
+"""Arguments of `save_state` that belong to one step."""
 
 
 class _LastStep(NamedTuple):
-    """The state that `step` or `save` was given last, which `close` may have to save.
+    """State that the last `step` or `save` got; `close` may have to save it.
 
     Attributes:
         state: the state.
@@ -94,37 +94,37 @@ class RunSaver:
                 if saver.should_stop:
                     break
 
-    On SIGTERM the handler only takes a note. The next `step`, or `close` if none comes, saves the
-    step that training is at and waits until it is durable, for `policy.deadline_seconds` after the
-    signal. Past them the save is abandoned: its handle says failed, and the process, when it ends,
-    waits for it no longer. Either way `should_stop` is True then.
+    On SIGTERM the handler only sets a flag. The next `step`, or `close` if none comes, saves the
+    current step and waits until it is durable, for at most `policy.deadline_seconds` after the
+    signal. Past the deadline the saver abandons the save: its handle says failed, and the process
+    no longer waits for it at its end. Either way `should_stop` is True then.
 
-    All processes of a job make the same calls. Rules that look at step numbers need no talk between
-    them; a signal, which may reach only one, a clock and a metric do. Of those they tell each other
-    at the first step at or after each multiple of `agree_every`, and whenever a step is due by its
-    number. So a signal is answered up to `agree_every` steps late, and a metric counts at those
-    steps alone, with the value that process 0 has.
+    All processes of a job make the same calls. Rules on step numbers need no communication. Clocks,
+    metrics and signals, which may reach one process only, do: the processes exchange them at the
+    first step at or after each multiple of `agree_every`, and whenever a step is due by its number.
+    So a signal is answered up to `agree_every` steps late, and a metric counts at those steps only,
+    with the value of process 0.
 
-    It takes the run when it is made: a second job is refused before it trains, not at its first
-    save, and no save waits for that.
+    The constructor takes the run's lease: a second job is refused before it trains, not at its
+    first save, and no save waits for the lease.
 
     Args:
         run_uri: the run's folder, created if there is none.
         policy: when to save.
-        keep: which steps to keep; the others are deleted after each durable save, in the
-            background. By default all stay, as they do while no step carries a metric or a label
-            that it names: see `retention_error`.
-        grace_seconds: for how long a deleted step can be had back.
+        keep: which steps to keep; the saver deletes the others after each durable save, in the
+            background. By default it deletes none, nor while no step carries a metric or a label
+            that `keep` names: see `retention_error`.
+        grace_seconds: for how long a deleted step can be restored.
         agree_every: how often processes of one job agree, in steps.
         save_options: arguments for every `save_state`, such as `float_dtype`.
         sharing: for how long steps share the files of values that do not change, such as those of
-            a frozen base.
-        keep_buffers: have saves copy arrays into memory that is kept from one to the next, as
-            `Checkpointer` does; None leaves that as it is.
+            a frozen base (deduplication).
+        keep_buffers: whether saves copy arrays into buffers that are kept from one save to the
+            next, as in `Checkpointer`; None leaves that setting as it is.
         host_memory: the most bytes of host memory that saves may take in this process, as
             `Checkpointer` has it.
-        like: a state like those that will be saved, for which memory is pinned on a GPU before the
-            first save, see `Checkpointer.begin`.
+        like: a state like those to be saved. On a GPU, host memory for it is pinned before the
+            first save; see `Checkpointer.begin`.
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:
@@ -192,25 +192,25 @@ class RunSaver:
 
     @property
     def last(self) -> SaveHandle | None:
-        """What became of the last step that was due, a refused one included."""
+        """Handle of the last step that was due, a refused one included."""
         return self._last
 
     @property
     def should_stop(self) -> bool:
-        """Whether the process was told to end. With many processes, once all know of it."""
+        """True once the process was told to end; with many processes, once all of them know."""
         return self._stops or (not self._many and self._is_told_to_end())
 
     @property
     def retention_error(self) -> StorageError | None:
-        """Why the last pass of retention did not delete what it was to; None if it did.
+        """Error of the last retention pass; None if it deleted what it should.
 
-        A PolicyError as long as no step carries a metric or a label that `keep` names: nothing is
-        deleted then. On process 0 only.
+        It is a PolicyError as long as no step carries a metric or a label that `keep` names:
+        nothing is deleted then. On process 0 only.
         """
         return None if self._retention is None else self._retention.error
 
     def preempt(self) -> None:
-        """Do as if the signal had come: for news of an end that come another way.
+        """Act as if the signal had come, for a notice of preemption that comes another way.
 
         Raises:
             ArgumentError: the policy saves nothing on preemption.
@@ -231,9 +231,9 @@ class RunSaver:
         iterators: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle | None:
-        """Save the state if it is due. To be called after every training step.
+        """Save the state if it is due. Call this after every training step.
 
-        While nothing is due this waits for nothing, the device included.
+        While nothing is due, the call does not wait, not even for the device.
 
         Args:
             state: the state after this step.
@@ -242,20 +242,20 @@ class RunSaver:
             metrics: numbers of this step.
             labels: texts to keep with it, if it is saved.
             extras: JSON to keep with it, if it is saved.
-            iterators: of training data, by name: where they are now is saved with it, if it is
-                saved; see `Checkpointer.save`. With `on_preemption` each call asks for their
-                states: `close` may have to save this step when they have gone on.
+            iterators: of training data, by name: their positions are saved with the step, if it is
+                saved; see `Checkpointer.save`. With `on_preemption` each call takes their
+                states: `close` may have to save this step after they have advanced.
             deadline: how many seconds this call may take, if the state is saved. Past them the save
-                is refused, the save before goes on, and training may. None waits while there is
-                progress: a store that does not answer for 90 s is given up.
+                is refused, while the previous save and training go on. None waits while there is
+                progress: the call gives up on a store that does not answer for 90 s.
 
         Returns:
             The save's handle, which may say superseded, or failed or refused if the process was
             told to end and there was no time left; None if the step was not due.
 
         Raises:
-            SaveError: the save before this one failed, and nobody was told, or is still under way
-                at the deadline.
+            SaveError: the previous save failed and no call has raised that yet, or it is still
+                under way at the deadline.
             StoreUnavailableError: the store gives no answer in time.
             ConfigError: from the first call, due or not: `load_state` could never load this state.
             ArgumentError: the saver is closed, or the deadline is not above 0; or, from the first
@@ -308,12 +308,12 @@ class RunSaver:
         iterators: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
-        """Save the state whatever the policy says, such as the last one of training.
+        """Save the state regardless of the policy, such as the last one of training.
 
-        A step that was just saved, by `step` for one, is not saved again: if this is the same state
-        and nothing is given that was not given then, the handle of that save is returned. Anything
-        else is refused, since a durable step does not change; with `overwrite=True` among the
-        `save_options` the step is saved anew.
+        A step that was just saved, for example by `step`, is not saved again: for the same state
+        and no new arguments the call returns the handle of that save. It refuses anything else,
+        since a durable step does not change; with `overwrite=True` among the `save_options` it
+        saves the step anew.
 
         Args:
             state: the state.
@@ -321,17 +321,17 @@ class RunSaver:
             metrics: numbers to keep with it.
             labels: texts to keep with it.
             extras: JSON to keep with it.
-            iterators: of training data, by name, whose positions to keep with it; one that the save
-                before had under this name was given then, wherever it has gone since.
+            iterators: of training data, by name, whose positions to keep with it. An iterator that
+                the previous save had under this name is not new, wherever it is by now.
             deadline: how many seconds this call may take; see `step`.
 
         Returns:
-            The save's handle; that of the save before if it was of this very state and step.
+            The save's handle; that of the previous save if it was of this very state and step.
 
         Raises:
-            SaveError: the save before this one failed, and nobody was told, or is still under way
-                at the deadline.
-            StepExistsError: this step was just saved, with another state or without what is given.
+            SaveError: the previous save failed and no call has raised that yet, or it is still
+                under way at the deadline.
+            StepExistsError: this step was just saved, with another state or other arguments.
             StoreUnavailableError: the store gives no answer in time.
             ArgumentError: the saver is closed, or the deadline is not above 0.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
@@ -353,10 +353,10 @@ class RunSaver:
             return self._save(state, last, DueReason.ASKED)
 
     def close(self) -> None:
-        """Wait for the save under way, and give the run back to other writers.
+        """Wait for the save under way, and release the run's lease.
 
-        If the process was told to end since the last `step`, the step that training is at is saved
-        before, if its state is still there.
+        If the process was told to end since the last `step`, this first saves the current step, if
+        its state is still alive.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
@@ -372,10 +372,10 @@ class RunSaver:
         extras: Mapping[str, Any] | None,
         iterators: Mapping[str, Any] | None,
     ) -> tuple[Options, StorageError | None]:
-        """The arguments of `save_state` that are a step's own, and why iterators can't be saved.
+        """Return a step's own arguments of `save_state`, and the error of unsavable iterators.
 
-        They are as they were told, whatever the loop does with its dicts until `close` may have to
-        save them. Iterators are among them only if there are any.
+        The dicts are copied, since the loop may change its own before `close` has to save them.
+        Iterators are included only if there are any.
         """
         options: Options = {
             "metrics": _copied(metrics),
@@ -403,7 +403,7 @@ class RunSaver:
         return begun is not None and self._begun_at is last and begun.state in _KEPT
 
     def _new_in(self, state: Saveable, options: Options) -> list[str]:
-        """What the save before did not store, in words."""
+        """Return in words what the previous save did not store."""
         new = [] if _is_same(self._saved_leaves, state) else ["another state"]
         for what, values in options.items():
             told = self._begun_at.options.get(what) or {} if self._begun_at else {}
@@ -463,7 +463,7 @@ class RunSaver:
         return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
 
     def _saved(self, handle: SaveHandle, metrics: Mapping[str, Any]) -> None:
-        """In the background: what follows a save."""
+        """Follow up on a save, in the background: record its metrics, and start retention."""
         if handle.state is not SaveState.DURABLE:
             return
         self._due.saved(metrics)
@@ -471,7 +471,7 @@ class RunSaver:
             self._retention.start()
 
     def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
-        """Save the step that training is at, if it is there, and wait while there is time."""
+        """Save the current step if its state is alive, and wait until the deadline."""
         self._stops = True
         told = self._preemption.at if self._preemption is not None else None
         deadline = self.policy.deadline_seconds + (time.monotonic() if told is None else told)
@@ -510,7 +510,7 @@ class RunSaver:
         return self._begun
 
     def _abandon(self, handle: SaveHandle) -> None:
-        """Give up on a save that has run out of time, and let the process end without it."""
+        """Abandon a save that has run out of time, and let the process end without it."""
         seconds = self.policy.deadline_seconds
         if handle.abandon(f"it was not durable {seconds:g} s after the process was told to end"):
             record_outcome(handle)
@@ -609,14 +609,14 @@ def _check_deadline(seconds: Any) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of the containers that JSON has; what they hold stays itself."""
+    """Return a copy of the JSON containers; the values in them are not copied."""
     if isinstance(value, Mapping):
         return {key: _copied(one) for key, one in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _marks(state: Any) -> list[Any]:
-    """What tells this state from others, and keeps none of its arrays alive."""
+    """Return marks that identify a state's leaves without keeping its arrays alive."""
     return [_mark(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -628,7 +628,7 @@ def _mark(leaf: Any) -> Any:
 
 
 def _is_same(marks: list[Any], state: Any) -> bool:
-    """Whether `state` is made of the very leaves of the state that gave these marks."""
+    """Return whether `state` consists of the very leaves that gave these marks."""
     leaves = jax.tree.leaves(state)
     return len(leaves) == len(marks) and all(
         mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
@@ -637,7 +637,7 @@ def _is_same(marks: list[Any], state: Any) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two values say the same; NaN is NaN."""
+    """Return whether two values are equal; NaN equals NaN."""
     try:
         return bool(one is other or one == other or (one != one and other != other))
     except (TypeError, ValueError):  # arrays of several numbers
@@ -645,10 +645,10 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _say_late(uri: StoreURI, step: int) -> None:
-    """For a process that ends while the call itself is held up: else the log would say nothing."""
+    """Log that a save comes too late, from a timer: the call itself is blocked and can't log it."""
     logger.error("preempted: the save of step %d to %s could not begin in time", step, uri)
 
 
 def _is_gone(state: Any) -> bool:
-    """Whether a training step was given this state's memory."""
+    """Return whether a training step took over this state's memory (donation)."""
     return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -1,9 +1,9 @@
 """Loading training states: from a run's checkpoint onto any mesh, or from Hugging Face weights.
 
-The target is built first, without arrays: the model from its stored config, the optimizer state
-from the optimizer by `jax.eval_shape`. It says where each leaf goes; then every leaf is read
-straight to its place, each process reading only what its devices hold. A checkpoint that does not
-fit the target raises one error that lists every leaf of every item.
+A load first builds the target without arrays: the model from its stored config, the optimizer
+state from the optimizer by `jax.eval_shape`. The target says where each leaf goes. Then every leaf
+is read straight to its place; each process reads only what its devices hold. A checkpoint that does
+not fit the target raises one error that lists every leaf of every item.
 """
 
 import os
@@ -65,11 +65,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def is_pretrained(reference: str | os.PathLike[str]) -> bool:
-    """Says whether a reference names Hugging Face weights rather than a checkpoint of a run.
+    """Return whether a reference names Hugging Face weights rather than a checkpoint of a run.
 
-    That is a GGUF file, a folder (here or in a store) with a config.json that is no run, or a
-    repository of the hub ("hf://owner/name"). A bare "owner/name" is a path: a misspelt one must
-    not become a question to the hub.
+    Hugging Face weights are a GGUF file, a folder (here or in a store) with a config.json that is
+    no run, or a repository of the hub ("hf://owner/name"). A bare "owner/name" is a path: a
+    misspelt path must not become a request to the hub.
     """
     text = os.fspath(reference)
     if text.endswith(".gguf") or text.startswith(HUB_SCHEME):
@@ -84,13 +84,13 @@ def is_pretrained(reference: str | os.PathLike[str]) -> bool:
 
 
 def may_be_hub_id(reference: str | os.PathLike[str]) -> bool:
-    """Says whether a reference could be a hub id ("owner/name"), and is nothing here."""
+    """Return whether a reference could be a hub id ("owner/name") and is no local path."""
     text = os.fspath(reference)
     return _HUB_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
 def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
-    """Says whether a reference names a run that exists, or a checkpoint of one."""
+    """Return whether a reference names an existing run, or a checkpoint of one."""
     try:
         ref = parse_ref(str(reference))
     except InvalidURIError:
@@ -103,7 +103,7 @@ def load_easydel_state(
     reference: str | os.PathLike[str],
     arguments: LoadArguments,
 ) -> State:
-    """Loads a state, an `EasyDeLState`; `LoadArguments` says what each argument does.
+    """Load an `EasyDeLState`; `LoadArguments` describes each argument.
 
     Raises:
         FileNotFoundError: if there is no such run, alias, step or folder.
@@ -196,13 +196,13 @@ def load_module(
     *,
     expected_class: type[Any] | None = None,
 ) -> Any:
-    """Loads the model of a run's checkpoint, and nothing else of it.
+    """Load only the model of a run's checkpoint.
 
-    Of a step that was saved with `merge_lora=True` that is the merged one.
+    If the step was saved with `merge_lora=True`, this loads the merged model.
 
     Args:
         reference: the run, or one of its checkpoints.
-        arguments: what `LoadArguments` says; those about the optimizer do nothing here.
+        arguments: those of a load; the ones about the optimizer do nothing here.
         expected_class: a class that the model must be of.
 
     Raises:
@@ -238,7 +238,7 @@ def load_module(
 
 
 def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
-    """Returns a state with the optimizer state of a checkpoint, placed like its parameters.
+    """Return a state with the optimizer state of a checkpoint, placed like its parameters.
 
     Raises:
         OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
@@ -265,7 +265,7 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
 
 
 def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
-    """The target model, once every process has one and all are alike."""
+    """Return the target model, once every process has built one and all are alike."""
     return processes.together(
         lambda: _target_model(checkpoint, arguments),
         same={"load_state": lambda model: [*map(str, jax.tree.leaves(nnx.state(model)))]},
@@ -274,7 +274,7 @@ def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> An
 
 
 def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
-    """Returns the model without arrays: shape, dtype and placement of every leaf to load."""
+    """Return the model without arrays: shape, dtype and sharding of every leaf to load."""
     meta = checkpoint.meta
     if meta.get("config") is None or meta.get("model_class") is None:
         raise UnknownModelError(
@@ -332,7 +332,7 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
 def _optimizer(
     checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
 ) -> tuple[Any, Any]:
-    """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    """Return the optimizer and its description; (None, None) if none is given, stored or needed."""
     tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
     if tx is not None:
         return tx, tx_init
@@ -385,7 +385,7 @@ def _from_pretrained(
 
 
 def _naming_the_hub(error: RunNotFoundError, reference: str | os.PathLike[str]) -> RunNotFoundError:
-    """The error, with how a repository of the hub is named if one could be meant."""
+    """Return the error; its next step names the hub's repository that could be meant."""
     if not may_be_hub_id(reference):
         return error
     text = os.fspath(reference)
@@ -426,10 +426,10 @@ def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
 
 
 def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
-    """Returns the filter of what is trained: what the state that was saved had, else the model's.
+    """Return the filter of the trained variables: that of the saved state, else the model's.
 
     Raises:
-        ArgumentError: if the model lacks some of it, as it would be quantized while loading.
+        ArgumentError: the model lacks some of them, as when it is quantized while loading.
     """
     stored = checkpoint.meta.get("trainable")
     if stored is None:

@@ -1,9 +1,9 @@
-"""Saving training states: what goes into a checkpoint. `EasyDeLState` and `TrainState` share it.
+"""Contents of a saved training state, for `EasyDeLState` and `TrainState`.
 
 A checkpoint has the items `model` (every variable of the module, parameters and others alike),
-`optimizer` and `fields` (what a subclass adds), as nested dicts by path, and `meta`, which is JSON:
-what it takes to rebuild the state around them. Of a model with adapters there may be `merged` too,
-the same model without them.
+`optimizer` and `fields` (what a subclass adds), as nested dicts by path. Its `meta` is JSON that
+says how to rebuild the state around them. A model with adapters may have the item `merged` too: the
+same model with its adapters merged.
 """
 
 import functools
@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class SaveArguments:
-    """The arguments of `save_state`; `EasyDeLState.save_state` says what they do."""
+    """Arguments of `save_state`; `EasyDeLState.save_state` describes them."""
 
     float_dtype: Any = None
     verbose: bool = True
@@ -76,7 +76,7 @@ class SaveArguments:
 
 
 class SkippedSave(SaveHandle):
-    """The handle of a save that `enable=False` left out: done, nothing stored, attempt 0."""
+    """Handle of a save that `enable=False` left out: done, nothing stored, attempt 0."""
 
     def __init__(self, *, step: int, uri: StoreURI) -> None:
         super().__init__(step=step, attempt=0, uri=uri)
@@ -90,7 +90,7 @@ class SkippedSave(SaveHandle):
 def save_easydel_state(
     state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
 ) -> SaveHandle:
-    """Saves a state to a run.
+    """Save a state to a run.
 
     Args:
         state: an `EasyDeLState`.
@@ -166,13 +166,15 @@ def _check_adapters(model: Any) -> None:
 
 
 def _merged(model: Any, float_dtype: Any) -> Any:
-    """Returns the variables of a model with its adapters merged; the model is the caller's own."""
+    """Merge the adapters of a model in place; return its variables."""
     tree = nnx.state(model.unwrap_lora_to_layers())
     return tree if float_dtype is None else cast_parameters(tree, float_dtype)
 
 
 def check_loadable(state: Any) -> None:
-    """Raises what the first save would raise if nothing could load it; a TrainState always loads.
+    """Raise what the first save would raise for a state that no load could rebuild.
+
+    A TrainState can always be loaded.
 
     Raises:
         ConfigError: if the state's model can't be built from what is stored of it.
@@ -189,7 +191,7 @@ def check_loadable(state: Any) -> None:
 
 
 def check_options(state: Any, options: Mapping[str, Any]) -> None:
-    """Raises what the first save would raise of arguments that this state can't be saved with.
+    """Raise what the first save would raise for arguments that this state can't be saved with.
 
     Raises:
         ArgumentError: if `save_state` does not take one, or `merge_lora` has nothing to merge.
@@ -221,7 +223,7 @@ def store(
     merged: Callable[[], Any] | None = None,
     check: Callable[[], object] | None = None,
 ) -> SaveHandle:
-    """Hands items and meta to the run's checkpointer; the one path of every kind of state.
+    """Hand items and meta to the run's checkpointer. Every kind of state is saved through here.
 
     Args:
         state_step: the state's step.
@@ -312,7 +314,7 @@ def store(
 
 
 def _flag(name: str, value: Any) -> bool:
-    """The flag itself; what is only like one may mean the opposite, as "false" does."""
+    """Return the flag as a bool; refuse other types, since "false" would be true."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(
             path=f"save_state: {name}",
@@ -356,7 +358,7 @@ def _number(state_step: Any) -> int:
 
 
 def cast_parameters(tree: Any, dtype: Any) -> Any:
-    """Returns a model's tree with its floating parameters in another dtype, placed as before.
+    """Return a model's tree with its floating parameters in another dtype, placed as before.
 
     Quantized weights stay as they are, their floating parts too.
 

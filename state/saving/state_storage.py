@@ -25,7 +25,7 @@ __all__ = ["StateStorageMixin"]
 
 
 class StateStorageMixin:
-    """Saves and loads through `state_saving` and `state_loading`."""
+    """Mixin that saves and loads through `state_saving` and `state_loading`."""
 
     def save_state(
         self,
@@ -47,39 +47,39 @@ class StateStorageMixin:
         deadline: float | None = None,
         merge_lora: bool = False,
     ) -> SaveHandle:
-        """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
+        """Save the state as a checkpoint of a run; return as soon as the state may change again.
 
         Every process takes part. One save is in flight at a time: the next one waits for it. A
-        failure in the background surfaces at the next save, at `wait()` and at the end of the
-        process, which comes only once the save is durable.
+        failure in the background is raised by the next save, by `wait()`, or at the end of the
+        process, which waits until the save is durable.
 
         Args:
-            save_directory: URI or path of the run; it is made by the first save.
+            save_directory: URI or path of the run; the first save creates it.
             float_dtype: dtype to store floating parameters in; None keeps theirs. Optimizer state
                 and added fields keep their dtypes.
             verbose: say on stderr what is saved and when it is durable.
             mismatch_allowed: False raises if the model differs from what its config describes.
             save_optimizer: store the optimizer state too, if there is one.
             enable: False skips this save; None and True save.
-            step: number of the checkpoint, by default the state's step. Passing it spares waiting
-                for the device to finish that step.
+            step: number of the checkpoint, by default the state's step. If you pass it, the call
+                does not wait for the device to finish that step.
             wait: return only once the checkpoint is durable.
-            overwrite: replace this step and set aside any later ones.
+            overwrite: replace this step, and supersede later ones.
             metrics: numbers to keep with the checkpoint.
             labels: texts to keep with the checkpoint.
             extras: JSON that `load_state` gives back as `state.extras`.
-            iterators: of training data, by name: where they are now is saved with the step, for
+            iterators: of training data, by name: their positions are saved with the step, for
                 `load_state(iterators=...)`; see `Checkpointer.save`.
             compression: "zstd" stores floating weights in about a tenth less space and takes
                 several times as long; None stores the bytes as they are.
-            deadline: how many seconds this call may take: for the save before it, for the store,
-                and with `wait` for the checkpoint to be durable. Past them it raises, and the save
-                before goes on. None waits while there is progress: a store that does not answer
-                for 90 s is given up.
+            deadline: how many seconds this call may take: for the previous save, for the store,
+                and with `wait` for the checkpoint to be durable. Past them it raises, and the
+                previous save goes on. None waits while there is progress: the call gives up on a
+                store that does not answer for 90 s.
             merge_lora: store the model with its adapters merged too, beside the model, the adapters
-                and the optimizer state. `load_state` goes on with these; `from_pretrained` and
-                exports take the merged model. Its weights are made in this call, and held until
-                they are written.
+                and the optimizer state. `load_state` continues from the latter; `from_pretrained`
+                and exports take the merged model. This call computes the merged weights, and they
+                stay in memory until they are written.
 
         Returns:
             A handle with `wait()`, `done`, `error`, `step` and `uri`.
@@ -88,17 +88,17 @@ class StateStorageMixin:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
             ConfigError: if `load_state` could never load it, such as for a config whose
-                `model_type` is unknown. What only building the model tells fails the first save
-                (SaveError from `wait`), and is raised here by each later one.
-            UnsupportedFormatError: if `compression` is not one of those.
+                `model_type` is unknown. An error that only building the model shows fails the first
+                save (SaveError from `wait`); each later save raises it here.
+            UnsupportedFormatError: if `compression` is unknown.
             UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
-                without adapters or with such as can't be merged, or if `enable`, `step`, `labels`,
-                `extras` or another argument differs between processes; on every process. Of
-                `metrics`, which may have been measured by each, those of process 0 are stored.
-            SaveError: if the save before this one failed, or is still under way at the deadline.
+                without adapters or with adapters that can't be merged, or if `enable`, `step`,
+                `labels`, `extras` or another argument differs between processes; on every process.
+                `metrics` may differ: those of process 0 are stored.
+            SaveError: if the previous save failed, or is still under way at the deadline.
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
-            TimeoutError: with `wait`, if it is not durable at the deadline; it goes on.
+            TimeoutError: with `wait`, if it is not durable at the deadline; the save goes on.
         """
         arguments = SaveArguments(
             float_dtype=float_dtype,
@@ -147,13 +147,13 @@ class StateStorageMixin:
         verbose: bool = True,
         **kwargs: Any,
     ) -> Self:
-        """Loads a state from a run's checkpoint, or from Hugging Face weights.
+        """Load a state from a run's checkpoint, or from Hugging Face weights.
 
-        `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
-        `damaged` ("refuse", or "skip" to go on from the newest sound step if the latest is known to
-        be damaged), `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`,
-        `model_class`, `iterators`, which are set in place to where the step was saved, and for the
-        hub `revision`, `token` and `local_files_only`.
+        `LoadArguments` describes each argument in full. Besides those below there are `step`,
+        `damaged` ("refuse", or "skip" to resume from the newest sound step if the latest is known
+        to be damaged), `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`,
+        `model_class`, `iterators` (set in place to their saved positions), and for the hub
+        `revision`, `token` and `local_files_only`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
@@ -197,7 +197,7 @@ class StateStorageMixin:
             The state; its `extras` are what the save kept.
 
         Raises:
-            StepDamagedError: if no step is named, and the latest is damaged: names the one to load.
+            StepDamagedError: if no step is named and the latest is damaged; it names one to load.
             FileNotFoundError: if there is no such run, alias, step or folder.
             ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
                 not fit the model, the optimizer and the iterators; all that differs is listed.
@@ -232,7 +232,7 @@ class StateStorageMixin:
 
     @classmethod
     def load(cls, load_directory: str | os.PathLike[str], **arguments: Any) -> Self:
-        """Loads a state; the older name of `load_state`."""
+        """Load a state; older name of `load_state`."""
         return cls.load_state(load_directory, **arguments)
 
     @classmethod
@@ -245,13 +245,13 @@ class StateStorageMixin:
         tx_init: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> Self:
-        """Returns the state of a model's `from_pretrained`: a fresh step 0.
+        """Return a fresh state, at step 0, around a model from its `from_pretrained`.
 
         Args:
             source: a Hugging Face folder, a GGUF file, a hub id ("owner/name", "hf://owner/name"),
                 or a checkpoint of a run.
             model_class: class of the model, by default the one decoder (or the one stored).
-            tx: an optimizer, whose state is made at once; by default what `tx_init` describes.
+            tx: an optimizer, whose state is initialized; by default that of `tx_init`.
             tx_init: JSON that rebuilds `tx`.
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
@@ -273,7 +273,7 @@ class StateStorageMixin:
     def load_or_create(
         cls, uri: str | os.PathLike[str], create: Callable[[], Self], **arguments: Any
     ) -> Self:
-        """Loads the latest checkpoint of a run, or makes a first state if the run has none yet.
+        """Load the latest checkpoint of a run, or create a first state if the run has none yet.
 
         The same line serves the first start of a job and every restart.
 
@@ -283,16 +283,15 @@ class StateStorageMixin:
             **arguments: those of `load_state`.
 
         Raises:
-            StepDamagedError: as `load_state`; `damaged="skip"` goes on from the newest sound step.
+            StepDamagedError: as `load_state`; `damaged="skip"` resumes from the newest sound step.
             FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
             ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
-            CorruptionError: as `load_state`; or records of the run are lost that would tell what
-                was saved.
+            CorruptionError: as `load_state`; or lost records of the run leave open what was saved.
         """
         return cls.load_state(uri, **arguments) if run_has_saved(uri) else create()
 
     def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
-        """Returns the state with the optimizer state of a checkpoint, placed like its parameters.
+        """Return the state with the optimizer state of a checkpoint, placed like its parameters.
 
         Raises:
             OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
@@ -304,7 +303,7 @@ class StateStorageMixin:
         return loaded
 
     def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
-        """Returns the state's weights as PyTorch tensors, by their names in `transformers`.
+        """Return the state's weights as PyTorch tensors, by their names in `transformers`.
 
         Args:
             float_dtype: cast floating weights to this, and make quantized ones floating again.
@@ -319,7 +318,7 @@ class StateStorageMixin:
         return weights
 
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
-        """Returns the state's weights as a `transformers` model, in evaluation mode.
+        """Return the state's weights as a `transformers` model, in evaluation mode.
 
         Args:
             float_dtype: as in `to_torch`.

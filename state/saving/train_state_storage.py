@@ -23,7 +23,7 @@ _ONLY = "value"
 def save_train_state(
     state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
 ) -> SaveHandle:
-    """Saves a state to a run.
+    """Save a state to a run.
 
     Args:
         state: a `TrainState`.
@@ -60,7 +60,7 @@ def load_train_state(
     iterators: Mapping[str, Any] | None,
     damaged: OnDamage,
 ) -> Any:
-    """Returns the stored state in the form of the target; `TrainState.load_state` says how.
+    """Load a stored state in the form of the target; see `TrainState.load_state`.
 
     Raises:
         FileNotFoundError: if there is no such run, alias or step.
@@ -100,7 +100,7 @@ def load_train_state(
 
 
 def _needs_optimizer(checkpoint: StoredCheckpoint, opt_state: Any) -> bool:
-    """Says whether there is optimizer state to load.
+    """Return whether to load optimizer state.
 
     Raises:
         OptimizerNotFoundError: if only the target has one.
@@ -125,7 +125,7 @@ def _needs_optimizer(checkpoint: StoredCheckpoint, opt_state: Any) -> bool:
 
 
 def _as_item(tree: Any) -> Any:
-    """A tree that can be stored: a leaf by itself has no path, so that it gets one."""
+    """Return a tree that can be stored: a single leaf gets a path, since it has none."""
     return {_ONLY: tree} if _is_leaf(tree) else tree
 
 

@@ -1,4 +1,4 @@
-"""Where every leaf goes: meshes, partition rules, and putting leaves there."""
+"""Sharding of every leaf: meshes, partition rules, and putting leaves on devices."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Bringing a sharded tree to host memory, one leaf at a time."""
+"""Gathering of a sharded tree into host memory, one leaf at a time."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ __all__ = ["gather_leaf", "gather_tree"]
 
 
 def gather_leaf(leaf: Any) -> Any:
-    """Returns a leaf in host memory: a NumPy array, or for typed PRNG keys an array on one CPU.
+    """Return a leaf in host memory: a NumPy array, or for typed PRNG keys an array on one CPU.
 
-    With several processes all must call this, for the same leaves in the same order; each of them
-    gets the whole leaf, and its devices hold it whole for that moment.
+    With several processes all must call this, for the same leaves in the same order. Each process
+    gets the whole leaf, and for that moment its devices hold it whole.
     """
     if not isinstance(leaf, jax.Array):
         return leaf
@@ -29,10 +29,10 @@ def gather_leaf(leaf: Any) -> Any:
 
 
 def gather_tree(tree: Any) -> Any:
-    """Returns the tree with every leaf in host memory.
+    """Return the tree with every leaf in host memory.
 
-    Leaves go one after the other, so that besides the result at most one leaf is in flight. With
-    several processes all must call this, and each holds the whole tree in the end.
+    Leaves are gathered one after the other, so at most one leaf is in flight besides the result.
+    With several processes all must call this, and each gets the whole tree.
     """
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [gather_leaf(leaf) for leaf in leaves])

@@ -39,16 +39,16 @@ def make_mesh(
     *,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Makes a device mesh whose axes the compiler places (Auto axis types).
+    """Make a device mesh whose axes the compiler places (Auto axis types).
 
     With `dcn_dims` the mesh is hybrid: along each axis `dcn_dims` granules of `dims` devices each.
-    A granule is a slice of TPUs where devices say which slice they are in, else a process; a
-    single process is one granule. Neighbours along an axis are in one granule as far as they can
-    be, so that only the steps from granule to granule cross the slower network.
+    A granule is a slice of TPUs if devices know their slice, else a process; a single process is
+    one granule. Neighbours along an axis are in one granule as far as possible, so that only steps
+    between granules cross the slower network.
 
     Args:
-        dims: devices along each axis; one of them may be -1, which takes what is left. Without a
-            -1 the mesh may use fewer devices than there are, the first ones.
+        dims: devices along each axis; one of them may be -1 for the remaining devices. Without a
+            -1 the mesh may use only the first devices.
         names: name of each axis.
         dcn_dims: granules along each axis; one of them may be -1.
         devices: the devices to use, all of this run's by default.
@@ -87,7 +87,7 @@ def make_mesh(
 def hybrid_devices(
     dims: Sequence[int], dcn_dims: Sequence[int], devices: Sequence[Any], *, text: str
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Returns devices in the shape `dims * dcn_dims`, granule by granule; see `make_mesh`.
+    """Return devices in the shape `dims * dcn_dims`, granule by granule; see `make_mesh`.
 
     Raises:
         ShardingError: if the dims do not fit the devices of a granule or the granules.
@@ -125,7 +125,7 @@ def hybrid_devices(
 
 
 def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int]:
-    """Returns the sizes with what is left in place of a -1."""
+    """Return the sizes, with the remaining count in place of a -1."""
     if any(size != -1 and size < 1 for size in dims) or list(dims).count(-1) > 1:
         raise ShardingError(path=text, expected="sizes of 1 or more, and at most one -1")
     fixed = prod(size for size in dims if size != -1)
@@ -139,12 +139,12 @@ def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int
 
 
 def mesh_text(mesh: Mesh | AbstractMesh) -> str:
-    """Returns a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
+    """Return a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
     return placement.mesh_text(mesh.shape)
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """Returns the mesh that a tree's leaves are on, or None if they are on none (or traced)."""
+    """Return the mesh of a tree's leaves; None if they are on none (or traced)."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.core.Tracer):
             continue
@@ -155,14 +155,15 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def sharding_of(leaf: Any) -> Any:
-    """Returns where an array is; None for a tracer, which is nowhere, and for what is no array."""
+    """Return an array's sharding; None for a tracer, which has none, and for other objects."""
     return None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
 
 
 def home_of(tree: Any) -> Sharding | None:
-    """Returns where small leaves beside a tree's belong: on every device of its mesh.
+    """Return the sharding for small leaves beside a tree: replicated over its mesh.
 
-    Leaves that are bound to one device have that for a home; others, and traced ones, have none.
+    For leaves that are committed to one device it is that device; for others, and traced ones,
+    None.
     """
     mesh = mesh_of(tree)
     if mesh is not None:
@@ -175,13 +176,13 @@ def home_of(tree: Any) -> Sharding | None:
 
 
 def compiling_mesh(tree: Any) -> AbstractMesh | None:
-    """Returns the mesh of values that are being compiled (under `jax.jit`), else None.
+    """Return the mesh of values that are being compiled (under `jax.jit`), else None.
 
-    None too where there is nothing to place: on one device, in eager code, and on a mesh whose
-    axes are not the compiler's to place.
+    It is also None where there is nothing to place: on one device, in eager code, and on a mesh
+    whose axes the compiler does not place.
     """
     for leaf in jax.tree.leaves(tree):
-        # JAX has no public word for "under jit": gradients wrap the tracer that jit makes.
+        # JAX has no public test for "under jit", and gradients wrap the tracer that jit makes.
         inner = leaf
         while isinstance(inner, jax.core.Tracer) and hasattr(inner, "primal"):
             inner = inner.primal

@@ -1,11 +1,11 @@
-"""Where optimizer state goes: each leaf follows the parameter that it mirrors.
+"""Sharding of optimizer state: each leaf follows the parameter that it mirrors.
 
-An optimizer leaf mirrors the parameter whose path is the longest part of its own path. With the
-parameter's shape (momentum, second moments, accumulated gradients) it takes the parameter's
-placement. With one dimension less (Adafactor's row and column statistics) it takes the placement
-without that dimension; with dimensions in front (L-BFGS's memory) these stay whole; with some of
-its dimensions cut to 1 (SM3's accumulators) it keeps the others' axes. Small leaves that are none
-of these (counters, hyperparameters, scales) are replicated, large ones cut automatically.
+An optimizer leaf mirrors the parameter whose path is the longest part of its own path. A leaf of
+the parameter's shape (momentum, second moments, accumulated gradients) takes the parameter's
+sharding. A leaf with one dimension less (Adafactor's row and column statistics) takes the sharding
+without that dimension. Dimensions in front (L-BFGS's memory) stay whole. A leaf with some
+dimensions of size 1 (SM3's accumulators) keeps the others' axes. Other small leaves (counters,
+hyperparameters, scales) are replicated, other large ones are sharded automatically.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class _Place:
 
 
 def optimizer_shardings(opt_state: Any, params: Any) -> Any:
-    """Returns the optimizer state with a sharding in place of each leaf, None if there is none.
+    """Return the optimizer state with a sharding in place of each leaf, None if there is none.
 
     Args:
         opt_state: the optimizer's state; shapes are enough (`jax.eval_shape(tx.init, params)`).
@@ -67,7 +67,7 @@ def optimizer_shardings(opt_state: Any, params: Any) -> Any:
 def explain_optimizer(
     opt_state: Any, params: Any, mesh: Mesh | AbstractMesh
 ) -> tuple[LeafPlacement, ...]:
-    """Says where each leaf of an optimizer state goes, given where the parameters are.
+    """Report where each leaf of an optimizer state goes, given where the parameters are.
 
     Paths begin with "optimizer/"; the rule is "mirrors its parameter", "factored from its
     parameter", "automatic" or "replicated".
@@ -127,7 +127,7 @@ def _replicated(params: Any) -> Sharding | None:
 
 
 def _beside(place: Sharding | None, replicated: Sharding | None) -> Sharding | None:
-    """Where a parameter counts as placed: beside others on a mesh, one device is no place yet."""
+    """Return a parameter's sharding; one device, beside others on a mesh, counts as replicated."""
     on_mesh = isinstance(replicated, NamedSharding)
     return replicated if on_mesh and isinstance(place, SingleDeviceSharding) else place
 

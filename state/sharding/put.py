@@ -1,4 +1,4 @@
-"""Putting arrays where they belong, on a mesh of one process or of many."""
+"""Transfer of arrays to shardings, on a mesh of one process or of many."""
 
 import zlib
 from typing import Any
@@ -13,9 +13,9 @@ __all__ = ["put_leaf", "put_tree"]
 
 
 def put_leaf(leaf: Any, place: Any) -> Any:
-    """Returns a leaf in another place.
+    """Put a leaf on the devices of a sharding.
 
-    A leaf that each process has whole goes to devices of all of them: each process puts its part.
+    If every process has the whole leaf and the devices belong to all, each process puts its part.
 
     Args:
         leaf: an array; with several processes the same on all of them.
@@ -36,7 +36,7 @@ def put_leaf(leaf: Any, place: Any) -> Any:
 
 
 def put_tree(tree: Any, places: Any) -> Any:
-    """Returns a tree in other places; with several processes all must call this.
+    """Put a tree on the devices of shardings; with several processes all must call this.
 
     Args:
         tree: arrays.
@@ -61,7 +61,7 @@ def put_tree(tree: Any, places: Any) -> Any:
 
 
 def _is_spread(leaf: Any, place: Any) -> bool:
-    """Whether each process has the leaf whole, and it goes to devices of several."""
+    """Return whether every process has the whole leaf and it goes to devices of several."""
     if jax.process_count() == 1 or isinstance(leaf, jax.core.Tracer):
         return False
     if getattr(place, "is_fully_addressable", True):

@@ -1,4 +1,4 @@
-"""What a sharding decision says of each leaf: its spec, why, its bytes, and what does not fit."""
+"""Report of a sharding decision: each leaf's spec, the reason, its bytes, and what does not fit."""
 
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +22,7 @@ _COLUMNS = ("leaf", "shape", "dtype", "spec", "bytes/device", "rule")
 
 
 def leaf_bytes(leaf: Any) -> int:
-    """Returns the bytes of an array, abstract or not; 0 for anything else."""
+    """Return the bytes of an array, abstract or not; 0 for anything else."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return 0
     if is_key_dtype(leaf.dtype):
@@ -33,21 +33,21 @@ def leaf_bytes(leaf: Any) -> int:
 
 @dataclass(frozen=True)
 class LeafPlacement:
-    """Where one leaf goes, and why.
+    """Placement of one leaf, and its reason.
 
     Attributes:
         path: keys joined by "/".
         shape: of the whole leaf.
         dtype: its name.
-        rule: the regular expression that matched, "axes (...)", "automatic" or "scalar"; of an
+        rule: the regular expression that matched, "axes (...)", "automatic" or "scalar"; for an
             optimizer's leaf "mirrors its parameter", "factored from its parameter" or
             "replicated".
         spec: mesh axes of each dimension, without axes of size 1.
         nbytes: bytes of the whole leaf.
         bytes_per_device: bytes that each device holds of it.
         problems: why it cannot be placed so.
-        unmatched: why a large leaf is whole on every device although nobody asked for that; None
-            if that is not so. Only strict mode takes it for an error.
+        unmatched: why a large leaf is whole on every device though nobody asked for it; None if
+            that is not so. Only strict mode treats it as an error.
     """
 
     path: str
@@ -63,15 +63,15 @@ class LeafPlacement:
 
 @dataclass(frozen=True)
 class ShardingReport:
-    """The placement of every leaf of a tree on a mesh, in the order of the tree's leaves.
+    """Placement of every leaf of a tree on a mesh, in the order of the tree's leaves.
 
-    `print()` shows it as a table; Rich prints it as one too, and `str` gives it as plain text.
+    `print()` and Rich show it as a table; `str` gives it as plain text.
 
     Attributes:
         mesh: the mesh.
-        leaves: where each one goes.
-        idle_rules: rules that take no leaf, in their order: misspelt, meant for another model, or
-            behind one that takes it first.
+        leaves: placement of each leaf.
+        idle_rules: rules that match no leaf, in their order: misspelt, meant for another model, or
+            after a rule that matches first.
     """
 
     mesh: Mesh | AbstractMesh
@@ -90,16 +90,16 @@ class ShardingReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Every leaf that does not fit, as one line each."""
+        """Leaves that do not fit, one line each."""
         return tuple(f"{leaf.path}: {text}" for leaf in self.leaves for text in leaf.problems)
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """Every large leaf that is whole on every device by accident, as one line each."""
+        """Large leaves that are whole on every device by accident, one line each."""
         return tuple(f"{leaf.path}: {leaf.unmatched}" for leaf in self.leaves if leaf.unmatched)
 
     def raise_for_problems(self, *, strict: bool = False) -> "ShardingReport":
-        """Returns the report itself if every leaf fits.
+        """Return the report itself if every leaf fits.
 
         Args:
             strict: large leaves that no rule places are problems too.
@@ -123,15 +123,15 @@ class ShardingReport:
         )
 
     def shardings(self, tree: Any) -> Any:
-        """Returns the tree with a NamedSharding in place of each leaf."""
+        """Return the tree with a NamedSharding in place of each leaf."""
         places = [NamedSharding(self.mesh, leaf.spec) for leaf in self.leaves]
         return jax.tree.unflatten(jax.tree.structure(tree), places)
 
     def print(self, console: Console | None = None) -> None:
-        """Prints the table, and below it what does not fit.
+        """Print the table, and below it what does not fit.
 
         Args:
-            console: where to; standard output by default.
+            console: where to print; standard output by default.
         """
         (console or Console()).print(self)
 

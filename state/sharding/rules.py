@@ -1,19 +1,19 @@
 """Partition rules: where every leaf of a tree goes.
 
-A leaf is placed by the first of these that is there: the partition rules (ordered pairs of a
-regular expression, searched in the leaf's path, and a PartitionSpec; the first match wins), the
-logical axis names that the model gave it (`nnx.Param(..., axes=("embed", "mlp"))`), or else
-automatically: its longest dimension that `fsdp` divides, if it has 16,384 elements or more.
+The first of these that exists places a leaf: the partition rules (ordered pairs of a regular
+expression, searched in the leaf's path, and a PartitionSpec; the first match wins), the logical
+axis names that the model gave it (`nnx.Param(..., axes=("embed", "mlp"))`), or else an automatic
+choice: its longest dimension that `fsdp` divides, if it has 16,384 elements or more.
 
-Nothing is dropped in silence. An axis that does not divide a dimension is a problem, and so is one
-that splits the attention heads inside of a dimension and does not divide these. Heads are split by
-the axes that carry them (`tp`): over an axis that carries something else (`fsdp`) a weight only
-lies in parts, and is whole again before it is used. All problems are listed in one ShardingError. A
-large leaf (16,384 elements or more) that is whole on every device only because a catch-all rule
-without mesh axes took it, or because no dimension divides, is *unmatched*: reported always, an
-error in strict mode. Specs are written without mesh axes of size 1, which is how the compiler gives
-them back. An axis name that ends in "?" (`"embed?"`, the groups of a quantized weight's scale) is a
-wish: it splits where it divides, and leaves the dimension whole elsewhere.
+No rule is dropped silently. An axis that does not divide a dimension is a problem, and so is one
+that splits attention heads and does not divide their number. Heads are split by the axes that carry
+them (`tp`). Over an axis that carries something else (`fsdp`) a weight is only stored in parts, and
+is whole again before it is used. One ShardingError lists all problems. A large leaf (16,384
+elements or more) is *unmatched* if it is whole on every device only because a catch-all rule
+without mesh axes took it, or because no dimension divides; this is always reported, and an error in
+strict mode. Specs omit mesh axes of size 1, as the compiler does. An axis name that ends in "?"
+(`"embed?"`, the groups of a quantized weight's scale) is optional: it splits a dimension that it
+divides, and leaves others whole.
 """
 
 import re
@@ -52,7 +52,7 @@ PartitionRules = Sequence[tuple[str, PartitionSpec]]
 
 
 class _Rule(NamedTuple):
-    """A partition rule, its pattern compiled."""
+    """Partition rule with its compiled pattern."""
 
     pattern: re.Pattern[str]
     entries: Entries
@@ -67,15 +67,15 @@ def plan(
     axis_rules: AxisRules | None = None,
     units: Mapping[str, int] | None = None,
 ) -> ShardingReport:
-    """Decides where each leaf of a tree goes; moves nothing.
+    """Decide where each leaf of a tree goes; move nothing.
 
     Args:
         tree: arrays, or ShapeDtypeStructs.
         mesh: the mesh.
-        rules: partition rules; None to go by the leaves' own axis names.
+        rules: partition rules; None to use the leaves' own axis names.
         axis_rules: mesh axis of each logical axis name, `DEFAULT_AXIS_RULES` by default.
-        units: how many whole things a logical axis holds, such as {"heads": 9}: the mesh axes that
-            carry it must divide these, not only the size of the dimension.
+        units: number of indivisible units of a logical axis, such as {"heads": 9}: the mesh axes
+            that carry it must divide this number, not only the size of the dimension.
     """
     compiled = None if rules is None else _compiled(rules)
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
@@ -93,7 +93,7 @@ def spec_for(
     rules: PartitionRules,
     mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
-    """Returns the PartitionSpec of one leaf by partition rules.
+    """Return the PartitionSpec of one leaf by partition rules.
 
     Raises:
         ShardingError: if no rule matches, or if the spec does not fit the shape or the mesh.
@@ -149,7 +149,7 @@ def _found(path: str, rules: Iterable[_Rule]) -> FoundRule:
 
 
 def _is_catch_all(pattern: str) -> bool:
-    """Says whether a rule's pattern matches any path."""
+    """Return whether a rule's pattern matches any path."""
     return re.search(pattern, "") is not None
 
 
@@ -159,14 +159,14 @@ def module_plan(
     partition_rules: Any = None,
     mesh: Mesh | AbstractMesh | None = None,
 ) -> ShardingReport:
-    """Decides where the leaves of a model's state go.
+    """Decide where the leaves of a model's state go.
 
-    Rules come from the argument, else the config, else the leaves' own axis names, carried by the
-    mesh axes of the config's `partition_axis`; the mesh from the argument, else from where the
-    leaves are, else from the config.
+    Rules come from the argument, else from the config, else from the leaves' own axis names,
+    carried by the mesh axes of the config's `partition_axis`. The mesh comes from the argument,
+    else from the leaves, else from the config.
 
     Raises:
-        ArgumentError: if the rules are none, if nothing names a mesh, or if it is none.
+        ArgumentError: if the rules are invalid, if nothing names a mesh, or if it is none.
     """
     rules: PartitionRules | None = check_rules(partition_rules)
     if rules is None and config is not None:
@@ -192,7 +192,7 @@ def module_plan(
 
 
 def check_rules(rules: Any) -> PartitionRules | None:
-    """Checks that partition rules are pairs of a regular expression and a PartitionSpec.
+    """Check that partition rules are pairs of a regular expression and a PartitionSpec.
 
     Raises:
         ArgumentError: if they are not.

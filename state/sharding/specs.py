@@ -1,4 +1,4 @@
-"""The parts of a PartitionSpec."""
+"""Parts of a PartitionSpec."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,5 +11,5 @@ __all__ = ["short_spec"]
 
 
 def short_spec(entries: Iterable[Any]) -> PartitionSpec:
-    """Returns a spec without trailing Nones, as plans spell it: jit knows no two spellings."""
+    """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
     return PartitionSpec(*short(entries))

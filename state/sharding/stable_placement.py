@@ -1,9 +1,9 @@
-"""Keeps the leaves of a state where they are while a training step is compiled.
+"""Stable placement of a state's leaves while a training step is compiled.
 
 Under `jax.jit` the compiler chooses where results go: a bias that came in whole may go out split,
-and then the next call compiles again. So every state that is made while compiling says where its
-leaves go: where the plan (partition rules, axis names) puts them, or, if they were placed in
-another way before, there. The optimizer's leaves follow their parameters in the same manner.
+and then the next call compiles again. So every state that is made while compiling constrains where
+its leaves go: to the plan (partition rules, axis names), or, if they were placed in another way
+before, to that. The optimizer's leaves follow their parameters in the same manner.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Placement:
-    """Specs of leaves that are not where the plan would put them.
+    """Specs of leaves that are placed otherwise than the plan says.
 
     Attributes:
         model: of `graphstate` and `graphother`, in the order of their leaves; None: as planned.
@@ -44,7 +44,7 @@ class Placement:
 
 
 def settled(state: State) -> State:
-    """Returns a state that knows where its leaves are, or, while compiling, keeps them there."""
+    """Return a state that records where its leaves are, or, while compiling, keeps them there."""
     whole: Any = state
     model = (whole.graphstate, whole.graphother)
     try:
@@ -64,14 +64,14 @@ def settled(state: State) -> State:
 
 
 def at_home(tree: Any, home: Sharding | None) -> Any:
-    """Returns the tree with leaves that are bound to no device where the others are.
+    """Return the tree with uncommitted leaves put beside the others.
 
-    A random key that a module made for itself is such a leaf: after a step it would be bound, and
-    the next step would compile again.
+    A random key that a module made for itself is such a leaf: after a step it would be committed,
+    and the next step would compile again.
 
     Args:
         tree: the tree.
-        home: as `home_of` says; None leaves everything as it is.
+        home: sharding from `home_of`; None leaves everything as it is.
     """
     if home is None:
         return tree
@@ -88,7 +88,7 @@ def at_home(tree: Any, home: Sharding | None) -> Any:
 
 
 def placement_of(state: Any) -> Placement | None:
-    """Returns where a state's leaves are, as far as that is not where they would be planned."""
+    """Return where a state's leaves are, if that differs from the plan; else None."""
     model = (state.graphstate, state.graphother)
     mesh = mesh_of(model)
     found = _specs(jax.tree.leaves(model), mesh)
@@ -162,7 +162,7 @@ def _constrained(leaf: Any, spec: PartitionSpec, mesh: AbstractMesh) -> Any:
 
 
 def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bool:
-    """Says whether a spec can place a leaf: specs may come from a state on another mesh."""
+    """Return whether a spec can place a leaf: it may come from a state on another mesh."""
     entries = [entry_axes(entry) for entry in spec]
     if len(entries) > len(shape) or any(
         axis not in mesh.shape for names in entries for axis in names
@@ -173,7 +173,7 @@ def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bo
 
 
 def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...] | None:
-    """Returns the specs of leaves, or None if one of them is not on the mesh."""
+    """Return the specs of leaves, or None if one of them is not on the mesh."""
     specs = []
     for leaf in leaves:
         spec = _spec(leaf, mesh)
@@ -184,7 +184,7 @@ def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...
 
 
 def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
-    """Returns the spec of a leaf, or None if it is not on the mesh."""
+    """Return the spec of a leaf, or None if it is not on the mesh."""
     place = leaf if isinstance(leaf, NamedSharding) else None
     if place is None and not isinstance(leaf, jax.core.Tracer):
         place = getattr(leaf, "sharding", None)
@@ -194,7 +194,7 @@ def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
 
 
 def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:
-    """Returns the tree without arrays, its leaves placed by the first of the specs."""
+    """Return the tree without arrays, its leaves placed by the first of the specs."""
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(
         structure,

@@ -1,4 +1,4 @@
-"""A training state as a notebook shows it: its leaves, their sizes and places. Reads no array."""
+"""HTML table of a training state for notebooks: leaves, sizes and shardings. It reads no array."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,12 +13,12 @@ __all__ = ["state_table"]
 
 
 def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str, object]]) -> str:
-    """A state as HTML.
+    """Return a state as HTML.
 
     Args:
-        title: What it is.
+        title: Name of the state.
         parts: Its trees by name; one without leaves is left out.
-        facts: What else there is to say.
+        facts: Further rows for the head of the table.
     """
     found = {name: named_leaves(tree) for name, tree in parts.items()}
     leaves = [(name, leaf) for name, part in found.items() for leaf in part]
@@ -40,7 +40,7 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
 
 
 def _cells(leaf: Any) -> tuple[object, ...]:
-    """What is known of a leaf by its type alone: a traced or a donated one has that, too."""
+    """Return the cells of a leaf from its type alone, which traced and donated leaves have too."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
         return type(leaf).__name__, "", None, None, None

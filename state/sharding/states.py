@@ -1,4 +1,4 @@
-"""Placement of a training state: the part of EasyDeLState that knows about devices."""
+"""Sharding of a training state: the part of EasyDeLState that knows devices."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +25,7 @@ _LAST_STEP = int(np.iinfo(np.int32).max)
 
 
 class StateShardingMixin:
-    """Shards, gathers and explains; every method returns a new state."""
+    """Sharding methods of a state; every method returns a new state."""
 
     if TYPE_CHECKING:
         graphstate: Any
@@ -46,15 +46,15 @@ class StateShardingMixin:
         cls.replace = StateShardingMixin._replaced  # type: ignore[method-assign]
 
     def replace(self, **updates: Any) -> Self:
-        """Returns a copy with other values; other arrays stay where this state's would be.
+        """Return a copy with other values; new arrays are placed where this state's were.
 
         Under `jax.jit` new leaves are kept where the old ones were placed, so that a training step
-        compiles once; outside of it the copy takes note of where its leaves are.
+        compiles once; outside of it the copy records where its leaves are.
         """
         return self._replaced(**updates)
 
     def _replaced(self, **updates: Any) -> Self:
-        """Returns a copy with other values; see `replace`."""
+        """Return a copy with other values; see `replace`."""
         whole: Any = self
         for name in updates.keys() & {"graphstate", "graphother", *whole.added_fields}:
             updates[name] = own_variables(updates[name])
@@ -68,7 +68,7 @@ class StateShardingMixin:
         return settled(state) if moved and "placement" not in updates else state
 
     def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Returns the state with the model's leaves where the rules say.
+        """Return the state with the model's leaves sharded by the rules.
 
         Args:
             partition_rules: by default the config's, else the model's own axis names.
@@ -86,20 +86,20 @@ class StateShardingMixin:
         )
 
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Returns the state with the model's leaves in host memory, gathered one by one.
+        """Return the state with the model's leaves in host memory, gathered one by one.
 
-        `partition_rules` and `mesh` are accepted and not needed: arrays know where their parts are.
+        `partition_rules` and `mesh` are accepted and ignored: arrays know their own sharding.
         """
         return self.replace(
             graphstate=gather_tree(self.graphstate), graphother=gather_tree(self.graphother)
         )
 
     def shard_optimizer_state(self, opt_state: Any = None, partition_rules: Any = None) -> Self:
-        """Returns the state with its optimizer's leaves where the parameters are that they mirror.
+        """Return the state with optimizer leaves sharded like the parameters that they mirror.
 
         Args:
             opt_state: by default the state's own.
-            partition_rules: where the parameters would be; by default where they are.
+            partition_rules: rules for the parameters; by default the parameters' own sharding.
 
         Raises:
             NotInitializedError: if there is no optimizer state (ValueError).
@@ -114,7 +114,7 @@ class StateShardingMixin:
         return self.replace(opt_state=put_tree(opt_state, optimizer_shardings(opt_state, params)))
 
     def gather_optimizer_state(self, partition_rules: Any = None) -> Self:
-        """Returns the state with the optimizer's leaves in host memory, gathered one by one.
+        """Return the state with the optimizer's leaves in host memory, gathered one by one.
 
         Raises:
             NotInitializedError: if there is no optimizer state (AssertionError).
@@ -126,10 +126,10 @@ class StateShardingMixin:
         return self.replace(opt_state=gather_tree(self.opt_state))
 
     def shard_state(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
-        """Returns the state with model and optimizer (if there is one) where the rules say.
+        """Return the state with model and optimizer (if there is one) sharded by the rules.
 
-        Fields that a subclass adds go as the optimizer's leaves do: with the parameters whose
-        paths theirs end in.
+        Fields that a subclass adds are sharded as the optimizer's leaves are: like the parameters
+        whose paths end theirs.
 
         Raises:
             ShardingError: if leaves do not fit; lists all of them.
@@ -139,12 +139,12 @@ class StateShardingMixin:
         return state if state.opt_state is None else state.shard_optimizer_state()
 
     def gather_state(self) -> Self:
-        """Returns the state in host memory: model, optimizer (if there is one), added fields."""
+        """Return the state in host memory: model, optimizer (if there is one), added fields."""
         state = self.gather_model().replace(**gather_tree(self.added_fields))
         return state if state.opt_state is None else state.gather_optimizer_state()
 
     def shard_with_shape(self, shape: Any) -> Self:
-        """Returns the state placed like another tree of the same structure.
+        """Return the state sharded like another tree of the same structure.
 
         Args:
             shape: a tree of shardings (such as `shardings`), or of arrays or ShapeDtypeStructs
@@ -172,17 +172,17 @@ class StateShardingMixin:
 
     @property
     def shardings(self) -> Self:
-        """The state with the sharding of each leaf in its place, None where there is none."""
+        """State with the sharding of each leaf in its place, None where there is none."""
         placed: Self = jax.tree.map(sharding_of, self)
         return placed
 
     def explain_sharding(
         self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
     ) -> ShardingReport:
-        """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
+        """Report for each leaf its rule, its spec, its bytes per device and what does not fit.
 
         Raises:
-            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+            ShardingError: if `strict`, and leaves do not fit or no rule covers large ones;
                 lists all of them.
         """
         params, other = _model_plans(self, partition_rules, mesh)
@@ -197,9 +197,9 @@ class StateShardingMixin:
 
 
 def place_step(step: Any, home: Sharding | None) -> Any:
-    """Returns a step number as an int32 scalar, where the state's other leaves are.
+    """Return a step number as an int32 scalar, placed like the state's other leaves.
 
-    A step that is placed like the rest of the state lets a jitted training step be compiled once.
+    This placement lets a jitted training step compile only once.
 
     Raises:
         ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or one that
@@ -226,7 +226,7 @@ def place_step(step: Any, home: Sharding | None) -> Any:
 
 
 def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
-    """Returns added fields with their arrays where the parameters are; numbers stay as they are."""
+    """Return added fields with arrays placed like the parameters; numbers stay as they are."""
     structure: Any = jax.tree.structure(fields)
     leaves, places = (
         jax.tree.leaves(fields),
@@ -241,7 +241,7 @@ def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
 
 
 def params_by_rules(state: Any, partition_rules: Any) -> Any:
-    """Returns the abstract parameters of a state, placed by rules, or as they are for None."""
+    """Return the abstract parameters of a state, placed by rules, or as they are for None."""
     if partition_rules is None:
         return state.graphstate
     config = state.module_config
@@ -252,7 +252,7 @@ def params_by_rules(state: Any, partition_rules: Any) -> Any:
 def _model_plans(
     state: Any, partition_rules: Any, mesh: Mesh | None
 ) -> tuple[ShardingReport, ShardingReport]:
-    """Plans the parameters and the other variables of a state."""
+    """Plan the parameters and the other variables of a state."""
     config = state.module_config
     params = module_plan(state.graphstate, config, partition_rules, mesh)
     return params, module_plan(state.graphother, config, partition_rules, params.mesh)
@@ -275,7 +275,7 @@ def _placed(leaf: Any, place: Any) -> Any:
 
 
 def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
-    """Returns the placements that a tree gives to the leaves of a state, in their order.
+    """Return the shardings that a tree gives to the leaves of a state, in their order.
 
     Raises:
         TreeStructureError: if the trees differ in a leaf's path or shape; lists every one.

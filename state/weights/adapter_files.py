@@ -1,4 +1,4 @@
-"""What a folder that `peft` loads consists of. JAX-free.
+"""Content of a folder that `peft` loads. JAX-free.
 
 Source: peft 0.21, `LoraConfig` and `save_pretrained`.
 """
@@ -41,7 +41,7 @@ def adapter_content(
     base_model_name_or_path: str | None,
     path: str,
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The tensors of a model's adapters as PEFT calls them, and adapter_config.json.
+    """Return the tensors of a model's adapters under PEFT's names, and adapter_config.json.
 
     Args:
         modules: every module that can have adapters.
@@ -92,7 +92,7 @@ def adapter_content(
 
 
 def array_source(name: str, array: Array, *, dtype: np.dtype[Any] | None = None) -> TensorSource:
-    """A tensor of a file, of an array in memory.
+    """Return an array in memory as the source of a file's tensor.
 
     Args:
         name: of the tensor.

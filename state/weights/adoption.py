@@ -1,4 +1,4 @@
-"""What an adoption must know to find a model of ours in somebody else's tree. JAX-free."""
+"""Description of a model for the import of somebody else's checkpoint. JAX-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["model_map"]
 
 
 def model_map(config: EDPretrainedConfig | Mapping[str, Any], rules: Mapping[str, str]) -> ModelMap:
-    r"""A model, and where its leaves are in a tree that Cairn did not save; for `adopt`.
+    r"""Return a model's description and the map of its leaves in a foreign tree; for `adopt`.
 
     Args:
         config: of the model: ours, or what a Hugging Face config.json holds.

@@ -1,7 +1,7 @@
-"""Folders as older releases of EasyDeL saved them: weights in safetensors, named as ours are.
+"""Folders that older releases of EasyDeL saved: safetensors weights with the names of our leaves.
 
-Beside the weights lie the optimizer's tensors, which have numbers for names, and a pickle that says
-what they are. That pickle can run code and is never read: the optimizer stays behind. JAX-free.
+Beside the weights lie the optimizer's tensors, named by numbers, and a pickle that describes them.
+That pickle can run code and is never read, so the optimizer state is not loaded. JAX-free.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ WEIGHTS_FILE: Final = "easydel-model.parameters"
 
 _LEFT: Final = re.compile(r"easydel-optstate\..*|.*\.(structure|pickle|pkl)|tx_structure\.json")
 _NORMS: Final = ("kernel", "scale", "weight")
-"""What the scale of a norm has been called."""
+"""Names that EasyDeL has used for the scale of a norm."""
 
 
 def left_behind(names: Iterable[str]) -> list[str]:
-    """Files that are not read: the optimizer's, and all pickles."""
+    """Return the files that are not read: the optimizer's, and all pickles."""
     return sorted(name for name in names if _LEFT.fullmatch(name))
 
 
 def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a config.json that say what the model is; names of the others.
+    """Return the keys of a config.json that describe the model, and the names of the others.
 
-    EasyDeL wrote into it how it runs a model, too: meshes, block sizes, platforms.
+    EasyDeL also wrote into it how it runs a model: meshes, block sizes, platforms.
     """
     others = unread_keys(data, AutoEasyDeLConfig.hf_keys(data) | {"architectures", "auto_map"})
     ours_alone = OURS_ALONE & data.keys()
@@ -39,7 +39,7 @@ def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def easydel_rules(ours: Iterable[str], theirs: Mapping[str, Shape]) -> RuleTable:
-    """The table between our leaves and EasyDeL's: the same tensors, dots for slashes.
+    """Return the rule table between our leaves and EasyDeL's: the same tensors, dots for slashes.
 
     Args:
         ours: paths of our leaves.

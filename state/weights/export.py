@@ -1,8 +1,8 @@
-"""From a stored checkpoint to Hugging Face tensors, streaming and without JAX.
+"""Export of a stored checkpoint to Hugging Face tensors, streaming and without JAX.
 
-Everything needed is in the store: the manifest names the family and holds the model's config, the
-family's rule table says which leaves become which tensors. Peak memory does not grow with the
-model: leaves are read in blocks.
+The store has everything it needs: the manifest names the family and holds the model's config, and
+the family's rule table says which leaves become which tensors. Leaves are read in blocks, so that
+peak memory does not grow with the model.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from cairn.storage.safetensors import TensorSource
 
 MODEL_ITEM = "model"
 MERGED_ITEM = "merged"
-"""Beside a model with adapters: the same model without them, for those who serve it."""
+"""Item that is exported beside adapters: the same model with its adapters merged."""
 
 
 def export_sources(
     manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
 ) -> tuple[list[TensorSource], dict[str, Any]]:
-    """The tensors of a stored model under Hugging Face's names, and its config.json.
+    """Return a stored model's tensors under Hugging Face's names, and its config.json.
 
     Adapters are merged and quantized weights dequantized on the way. Of a step that was saved with
     `merge_lora=True` the tensors are those of its merged model.
@@ -72,7 +72,7 @@ def export_sources(
 def served_model(
     manifest: Manifest, reader: CheckpointReader
 ) -> tuple[EDPretrainedConfig, dict[str, ServedLeaf], str]:
-    """The model of a step: its config, its weights as they are served, and where they are from.
+    """Return the model of a step: its config, its served weights, and its origin for messages.
 
     Args:
         manifest: of the step.
@@ -96,9 +96,9 @@ def served_model(
 def adapter_sources(
     manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
 ) -> tuple[list[TensorSource], dict[str, Any]]:
-    """The adapters of a stored model as PEFT has them, and adapter_config.json.
+    """Return the adapters of a stored model as PEFT names them, and adapter_config.json.
 
-    They are held in memory: they are small beside their model.
+    They are kept in memory: they are small beside their model.
 
     Args:
         manifest: of the step.
@@ -137,7 +137,7 @@ def adapter_sources(
 
 
 def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
-    """The leaves of random streams, by path: their keys, and the counts beside these."""
+    """Return the paths of random streams' leaves: their keys, and the counts beside these."""
     records = reader.contents.leaves if reader.contents is not None else ()
     own = [record for record in records if record.item == item]
     keys = {record.path for record in own if record.dtype.startswith("key<")}
@@ -145,7 +145,7 @@ def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
 
 
 def served_item(items: Collection[str]) -> str:
-    """The item of a step whose model is served: the merged one if there is one."""
+    """Return the item with the model that is served: the merged one if there is one."""
     return MERGED_ITEM if MERGED_ITEM in items else MODEL_ITEM
 
 
@@ -175,7 +175,7 @@ def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path
 
 
 def stored_config(manifest: Manifest) -> EDPretrainedConfig:
-    """The config of the model that a step holds.
+    """Return the config of the model that a step holds.
 
     Raises:
         ConversionError: the step says of no model.
@@ -196,9 +196,9 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
 
 
 def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTable:
-    """The table between our leaves and what is exported.
+    """Return the rule table between our leaves and the exported tensors.
 
-    A family has its own. A model class of no family is exported under its own paths, dots for
+    A family has a table. A model class of no family is exported under its own paths, dots for
     slashes, nothing transposed.
     """
     if isinstance(config, DecoderConfig):
@@ -207,7 +207,7 @@ def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTabl
 
 
 def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[str, Any]:
-    """config.json for tensors of these dtypes."""
+    """Return the config.json for tensors of these dtypes."""
     floating = [dtype.name for dtype in dtypes if is_floating(dtype)]
     data = config.to_hf()
     # A class of no family may have a field of that name, which says something else.

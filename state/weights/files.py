@@ -1,6 +1,6 @@
-"""Where pretrained weights come from: a folder in any store, the hub, a GGUF file.
+"""Sources of pretrained weights: a folder in any store, the hub, a GGUF file.
 
-JAX-free. Tensors are read one by one, when they are asked for.
+JAX-free. Each tensor is read when it is asked for.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ _OTHER_TOKENIZER = re.compile(
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model as it was found.
+    """A pretrained model: its config, and where to read its weights.
 
     Attributes:
-        path: what was asked for, for messages.
+        path: the name or path that the caller gave, for messages.
         config: its configuration, tokenizer files included.
         weights: its tensors.
         gguf: the file itself, if it is a GGUF file.
@@ -98,7 +98,7 @@ class Pretrained:
     of_easydel: bool = False
 
     def own_rules(self, ours: Iterable[str]) -> RuleTable | None:
-        """The table against names that are not Hugging Face's: GGUF's, or EasyDeL's.
+        """Return the rule table for names that are not Hugging Face's: GGUF's, or EasyDeL's.
 
         Args:
             ours: paths of our leaves.
@@ -120,11 +120,11 @@ def open_pretrained(
     dequantized_dtype: np.dtype[Any] | None = None,
     text_only: bool = False,
 ) -> Pretrained:
-    """Finds a model and reads its config; no weights yet.
+    """Find a model and read its config; read no weights yet.
 
-    Of the hub config.json is fetched first, and nothing more if it is refused; then the files that
-    are read: the safetensors that make the model, their index, and `TOKENIZER_FILES`. What
-    `torch.save` has written is read where there are no safetensors.
+    From the hub it first fetches config.json, and nothing more if that is refused. Then it fetches
+    the files that are read: the model's safetensors, their index, and `TOKENIZER_FILES`. Where
+    there are no safetensors, files of `torch.save` are read.
 
     Args:
         name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
@@ -134,15 +134,15 @@ def open_pretrained(
         revision: branch, tag or commit of a hub id.
         token: of the hub.
         local_files_only: take a hub id from the local cache alone.
-        dequantized_dtype: of weights that were published quantized; None: the one that config.json
-            gives the model.
-        text_only: of a model that sees too, take its text model alone.
+        dequantized_dtype: dtype of weights that were published quantized; None: the one that
+            config.json gives the model.
+        text_only: of a multimodal model, take its text model alone.
 
     Raises:
         NotFoundError: nothing is there.
-        ArgumentError: something is asked of the hub for what is not there; or torch is needed, and
+        ArgumentError: a hub argument is given for a local path; or torch is needed, and
             not installed.
-        ConfigError: its family is unknown, or its options can't be had, or the weights are
+        ConfigError: its family is unknown, or its options are not supported, or the weights are
             quantized in another way than those that are read.
         ConversionError: its files can't be read.
     """
@@ -211,10 +211,10 @@ def open_pretrained(
 
 
 def _text_part(data: dict[str, Any], path: str, *, asked: bool) -> dict[str, Any]:
-    """What config.json says of the text model.
+    """Return the text model's part of config.json.
 
     Raises:
-        ConfigError: it was not asked for, or its family is unknown.
+        ConfigError: the caller did not ask for it, or its family is unknown.
     """
     text = text_config(data, path)
     if not asked:
@@ -228,7 +228,7 @@ def _text_part(data: dict[str, Any], path: str, *, asked: bool) -> dict[str, Any
 
 
 def _tell_of_others(folder: SourceFolder) -> None:
-    """Warns of files that belong to the tokenizer, and do not come along."""
+    """Warn of tokenizer files that are not carried along."""
     names = folder.names()
     behind = [name for name in names if _OTHER_TOKENIZER.fullmatch(name)]
     behind = [] if "tokenizer.json" in names else behind
@@ -243,7 +243,7 @@ def _tell_of_others(folder: SourceFolder) -> None:
 
 
 def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
-    """The weights of a folder; safetensors, if there are any, before what torch has saved.
+    """Return the weights of a folder: safetensors, if there are any, else what torch has saved.
 
     Raises:
         NotFoundError: there are neither.
@@ -270,7 +270,7 @@ def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
 
 
 def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json of EasyDeL's says of the model; a warning names all that is not read."""
+    """Return the model's keys of an EasyDeL config.json; warn of all that is not read."""
     known, dropped = easydel_config(data)
     behind = left_behind(folder.names())
     behind += [f"{CONFIG_FILE}'s {', '.join(dropped)}"] if dropped else []
@@ -286,7 +286,7 @@ def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]
 def _quantization(
     data: dict[str, Any], updates: Mapping[str, Any] | None, path: str
 ) -> tuple[dict[str, Any], dict[str, Any], QuantizationMethod | None]:
-    """config.json and what replaces its keys, both without quantization; and the latter."""
+    """Return config.json and its updates without quantization, and the quantization method."""
     plain, given = dict(data), dict(updates or {})
     asked = plain.pop(QUANTIZATION_KEY, None)
     asked = given.pop(QUANTIZATION_KEY, asked)
@@ -295,7 +295,7 @@ def _quantization(
 
 
 def _dtype(data: Mapping[str, Any]) -> np.dtype[Any]:
-    """What config.json says of the weights' dtype; bfloat16 where it says nothing that is known."""
+    """Return the dtype that config.json gives the weights; bfloat16 if it gives no known one."""
     said = data.get("dtype") or data.get("torch_dtype")
     name = said if said in FLOAT_NAMES else "bfloat16"
     return np.dtype(float_dtype(name, argument="dtype"))
@@ -346,7 +346,7 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
 
 
 def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
-    """The tensors by the names that the family gives them, also if the base model was saved."""
+    """Return the tensors under the family's names, also if only the base model was saved."""
     if not isinstance(config, DecoderConfig):
         return weights
     prefix = get_family(config.model_type).names_of(config).optional_prefix
@@ -356,9 +356,10 @@ def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource
 
 
 def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
-    """The tensors; of tied ones the one that is there, by the name that the family gives it.
+    """Return the tensors; a tied tensor has the family's name, whichever name it was stored under.
 
-    Of tensors that share memory `safetensors.torch.save_model` writes one, by whichever name.
+    `safetensors.torch.save_model` writes only one of several tensors that share memory, under any
+    of their names.
     """
     if not isinstance(config, DecoderConfig):
         return weights
@@ -376,7 +377,7 @@ def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource
 def _as_tied_as_its_weights(
     config: EDPretrainedConfig, weights: RowSource, path: str, *, asked: bool
 ) -> EDPretrainedConfig:
-    """The config, untied if the weights that it ties are there with different values.
+    """Return the config, untied if the weights that it ties are stored with different values.
 
     Raises:
         ConfigError: the caller asked for tied ones.

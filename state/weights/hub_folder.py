@@ -1,6 +1,6 @@
-"""A repository of the Hugging Face hub as a folder: each file is fetched when it is asked for.
+"""A repository of the Hugging Face hub as a folder; each file is fetched when it is asked for.
 
-JAX-free. One commit is fixed first, and all files are of that one.
+JAX-free. The first download fixes one commit, and all files come from it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def find_folder(
     token: str | None = None,
     local_files_only: bool = False,
 ) -> SourceFolder:
-    """A folder here, in a store, or else of the hub.
+    """Return a folder: a local one, one in a store, or else one of the hub.
 
     Args:
         name_or_path: a folder, a store URI of one, or a hub id, also as "hf://org/name".
-        config_file: of the hub this is fetched, and nothing else until it is asked for.
+        config_file: the one file that is fetched from the hub at once.
         revision: branch, tag or commit of a hub id.
         token: of the hub.
         local_files_only: take a hub id from the local cache alone.
 
     Raises:
         NotFoundError: there is none.
-        ArgumentError: something is asked of the hub for a folder that is not there.
+        ArgumentError: a hub argument is given for a folder that is not on the hub.
     """
     text = str(name_or_path)
     on_hub = text.startswith(HUB_SCHEME)
@@ -54,7 +54,7 @@ def find_folder(
 
 
 class HubFolder(SourceFolder):
-    """A commit of a repository; it lies in the hub's local cache, as far as it was fetched."""
+    """Commit of a hub repository; fetched files lie in the hub's local cache."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class HubFolder(SourceFolder):
         token: str | None,
         local_files_only: bool,
     ) -> None:
-        """Fetches one file, and the names of the others.
+        """Fetch one file, and the names of the others.
 
         Raises:
             NotFoundError: there is no such repository, or the hub can't be had.
@@ -87,10 +87,10 @@ class HubFolder(SourceFolder):
             self._names = sorted({*self._names, *self._listed()})
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Has these files at hand, those that there are.
+        """Fetch these files, as far as the repository has them.
 
         Raises:
-            NotFoundError: the hub can't be had.
+            NotFoundError: the hub can't be reached.
         """
         here = Path(self.uri.local_path)
         missing = [n for n in names if n in self._names and not (here / n).is_file()]
@@ -98,7 +98,7 @@ class HubFolder(SourceFolder):
             self._download(missing)
 
     def locate(self, name: str) -> tuple[Files, str]:
-        """Where the file really is, once it was fetched."""
+        """Fetch a file, and return its real location."""
         self.fetch([name])
         return super().locate(name)
 
@@ -128,7 +128,7 @@ class HubFolder(SourceFolder):
             raise self._not_found(exc) from exc
 
     def _listed(self) -> list[str]:
-        """The names of all files of the commit; of the cached ones where the hub can't be had."""
+        """Return the names of the commit's files; [] if the hub fails and weights are cached."""
         from huggingface_hub import HfApi
 
         try:

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json: written for our adapters, and read with everything in it checked.
+"""PEFT's adapter_config.json: written for our adapters, and read with every key checked.
 
 JAX-free. Source: peft 0.21, `LoraConfig`.
 """
@@ -31,7 +31,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-"""What makes an adapter more than A and B beside a weight: key -> values that do not."""
+"""Keys that may make an adapter more than A and B beside a weight -> values that do not."""
 
 _PLAIN = frozenset(
     {
@@ -44,15 +44,15 @@ _PLAIN = frozenset(
         "use_rslora",
     }
 )
-"""Keys that are read, or say how and where adapters were made, which their tensors tell."""
+"""Keys that are read, or say how and where adapters were made, which their tensors show."""
 
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""`init_lora_weights` that leave the base weights as they are."""
+"""Values of `init_lora_weights` that leave the base weights as they are."""
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What adapter_config.json says of plain LoRA.
+    """Settings of plain LoRA in an adapter_config.json.
 
     Attributes:
         rank: usual rank, `r`.
@@ -70,7 +70,7 @@ class PeftConfig:
 
     @classmethod
     def read(cls, data: Mapping[str, Any], *, path: str) -> PeftConfig:
-        """Reads a parsed adapter_config.json.
+        """Read a parsed adapter_config.json.
 
         Raises:
             ConversionError: it is no LoRA, or asks for more than that; all of it is listed.
@@ -109,12 +109,12 @@ class PeftConfig:
         return cls(int(rank), float(alpha), bool(data.get("use_rslora")), *patterns)
 
     def scale(self, module: str, rank: int) -> float:
-        """What the output of a module's adapter of this rank is multiplied by."""
+        """Return the factor on the output of a module's adapter of this rank."""
         alpha = float(_matching(self.alpha_pattern, module, self.alpha))
         return alpha / (math.sqrt(rank) if self.rsquare else rank)
 
     def rank_of(self, module: str) -> int:
-        """The rank that a module's adapter has."""
+        """Return the rank of a module's adapter."""
         return int(_matching(self.rank_pattern, module, self.rank))
 
     def to_json(
@@ -125,7 +125,7 @@ class PeftConfig:
         base_model_name_or_path: str | None,
         fan_in_fan_out: bool,
     ) -> dict[str, Any]:
-        """adapter_config.json, without nulls; what it does not say is PEFT's default."""
+        """Return adapter_config.json, without nulls; PEFT's defaults hold for other keys."""
         data: dict[str, Any] = {
             "alpha_pattern": {name: _plain(value) for name, value in self.alpha_pattern.items()},
             "bias": "none",
@@ -148,7 +148,7 @@ class PeftConfig:
 
 
 def target_modules(adapted: list[str], others: list[str]) -> list[str]:
-    """What PEFT has to be told so that it gives adapters to these modules and to no others.
+    """Return the `target_modules` that make PEFT adapt these modules and no others.
 
     Args:
         adapted: full names of the modules with adapters.
@@ -165,7 +165,7 @@ def target_modules(adapted: list[str], others: list[str]) -> list[str]:
 
 
 def _matching(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
-    """The first entry whose key matches the end of a module's name, as PEFT looks it up."""
+    """Return the first entry whose key matches the end of a module's name, as PEFT does."""
     found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
     return next(found, usual)
 
@@ -175,5 +175,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain(value: float) -> int | float:
-    """An integer where the number is one: PEFT says that alpha is."""
+    """Return a whole number as an int: PEFT declares alpha as one."""
     return int(value) if value == int(value) else value

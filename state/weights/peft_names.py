@@ -1,13 +1,13 @@
-"""How adapters of ours and of PEFT belong together: through the family's weight rules. JAX-free.
+"""Mapping between our adapters and PEFT's, through the family's weight rules. JAX-free.
 
 We keep adapters A [in, rank] and B [rank, out] beside a kernel [in, out]; PEFT keeps
 `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank] beside a module's
-weight. Which module a kernel is, and how its outputs are turned or joined on the way, the family's
-rule says: A sees the inputs, which no rule touches, and B goes the way of the kernel.
+weight. The family's rule says which module a kernel belongs to, and how its outputs are transposed
+or joined. No rule touches the inputs, so A stays; B is converted as the kernel is.
 
-A module that joins several of our kernels (a fused qkv projection) has one A for all of them. Three
-adapters of rank r become one of rank 3r then, whose B is block-diagonal; what was one adapter
-becomes three with the same A.
+A module that joins several of our kernels (a fused qkv projection) has one A for all of them. Then
+three adapters of rank r become one of rank 3r whose B is block-diagonal, and one adapter becomes
+three with the same A.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Pair = tuple[Array, Array]
 """A and B."""
 
 _PROBE = 1_000_003
-"""A rank that no output has, to see where an operation puts it."""
+"""Rank that no output size equals, to see where an operation puts the rank's axis."""
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """One of PEFT's modules and the kernels of ours that it stands for.
+    """PEFT module and the kernels of ours that it stands for.
 
     Attributes:
         name: of the module, such as "model.layers.0.self_attn.q_proj".
         kernels: paths of our kernels.
         sizes: outputs of each kernel.
-        inputs: of all of them.
+        inputs: number of inputs, the same for all kernels.
         rule: between the kernels and the module's weight.
         inputs_first: the module keeps its weight [in, out], as GPT-2's do.
         refusal: why PEFT can't give it adapters; None: it can.
@@ -56,14 +56,14 @@ class AdaptedModule:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the module."""
+        """Number of outputs of the module."""
         return sum(self.sizes)
 
     def to_peft(self, pairs: Sequence[Pair | None]) -> Pair:
-        """`lora_A.weight` and `lora_B.weight`, of a pair for each kernel.
+        """Return `lora_A.weight` and `lora_B.weight` of a module, from a pair for each kernel.
 
         Args:
-            pairs: None for a kernel without adapters, of which the module has some then.
+            pairs: None for a kernel without adapters; the module then gets zeros for it.
         """
         pairs = _in_one_dtype(pairs)
         known = [pair for pair in pairs if pair is not None]
@@ -82,13 +82,13 @@ class AdaptedModule:
         return np.ascontiguousarray(np.concatenate(downs, axis=1).T), np.ascontiguousarray(up)
 
     def to_ours(self, down: Array, up: Array, rank: int) -> list[Pair]:
-        """A pair for each kernel, of `lora_A.weight` and `lora_B.weight`.
+        """Return a pair for each kernel, from `lora_A.weight` and `lora_B.weight`.
 
         Args:
             down: [rank of the module, in].
             up: [out, rank of the module].
-            rank: the adapters' usual rank: a module of several kernels that has it once for each
-                of them, block by block, is taken apart again.
+            rank: the adapters' usual rank. A block-diagonal B that has this rank once for each of
+                several kernels is split into its blocks again.
         """
         theirs = up.T if self.inputs_first else up
         ups = self.rule.op.to_ours([theirs])
@@ -102,7 +102,7 @@ class AdaptedModule:
 
 
 def _in_one_dtype(pairs: Sequence[Pair | None]) -> list[Pair | None]:
-    """Pairs in their own dtype, or where they have several in a float that holds them all."""
+    """Return pairs in one dtype: their own, or a float that holds all of theirs."""
     dtypes = {part.dtype for pair in pairs if pair is not None for part in pair}
     if len(dtypes) == 1:
         return list(pairs)
@@ -113,7 +113,7 @@ def _in_one_dtype(pairs: Sequence[Pair | None]) -> list[Pair | None]:
 
 
 def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> list[AdaptedModule]:
-    """Every module that can have adapters, in the order of the family's rules.
+    """Return every module that can have adapters, in the order of the family's rules.
 
     Args:
         config: of the model.
@@ -145,7 +145,7 @@ def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> li
 
 
 def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> list[AdaptedModule]:
-    """Every module that can have adapters, by the rules of a family; see `modules_of`."""
+    """Return every module that can have adapters, from a family's rules; see `modules_of`."""
     made = (
         _module(rule, [kernels[path] for path in rule.ours])
         for rule in rules
@@ -155,7 +155,7 @@ def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> lis
 
 
 def _module(rule: Rule, shapes: Sequence[Shape]) -> AdaptedModule | None:
-    """The module of a rule's weight; None if it is not one matrix over there."""
+    """Return the module of a rule's weight; None if PEFT has it not as one matrix."""
     sizes = tuple(outputs for _, outputs in shapes)
     if len(rule.theirs) != 1 or not rule.theirs[0].endswith(".weight"):
         return None

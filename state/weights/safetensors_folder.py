@@ -23,10 +23,10 @@ __all__ = ["SafetensorsFolder"]
 
 
 class SafetensorsFolder:
-    """The tensors of a folder's safetensors files; any box of them is read by itself."""
+    """Tensors of a folder's safetensors files; any box of one can be read alone."""
 
     def __init__(self, files: WeightFiles) -> None:
-        """Reads the headers.
+        """Read the headers.
 
         Raises:
             NotFoundError: a file is not there.
@@ -46,36 +46,36 @@ class SafetensorsFolder:
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
+        """Shape of every tensor."""
         return {name: self._headers[at].tensors[name].shape for name, at in self._where.items()}
 
     @functools.cached_property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
+        """Dtype of every tensor."""
         return {name: self._headers[at].tensors[name].dtype for name, at in self._where.items()}
 
     def read(self, name: str) -> Array:
-        """One tensor, whole."""
+        """Return a whole tensor."""
         (found,) = self.boxes(name, [whole_box(self.shapes[name])])
         return found
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Some rows of a tensor."""
+        """Return some rows of a tensor."""
         file = self._where[name]
         at, rel = self._folder.locate(file)
         found: Array = read_tensor(at, rel, name, header=self._headers[file], rows=(low, high))
         return found
 
     def cover(self, name: str, box: Box) -> Box:
-        """The box, or the whole rows of which it is some columns."""
+        """Return the box that a read of `box` takes: itself, or the whole rows that it lies in."""
         return covering(self.shapes[name], self.dtypes[name].itemsize, box)
 
     def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor: their bytes alone, or those of the rows that they lie in.
+        """Return boxes of a tensor; read their bytes alone, or those of the rows that they lie in.
 
-        Some columns of a matrix are a short stretch of each of its rows. Those rows are read, in
-        pieces, and only the columns are kept; stretches with more than 1 MiB between them are read
-        by themselves.
+        Some columns of a matrix are a short stretch of each row. Then the rows are read, in parts,
+        and only the columns are kept. Stretches with more than 1 MiB between them are read one by
+        one.
         """
         file = self._where[name]
         at, rel = self._folder.locate(file)

@@ -1,4 +1,4 @@
-"""A folder of somebody's files, in any store: its names, and its small files whole.
+"""Folder of pretrained files, in any store: its names, and its small files whole.
 
 JAX-free.
 """
@@ -16,12 +16,12 @@ from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 __all__ = ["SourceFolder", "parse_json", "refuse_hub_options", "refuse_pointer"]
 
 _MAX_NESTING: Final = 100
-"""Levels of a JSON file: more are no config, and end what walks through them by recursion."""
+"""Most levels of a JSON file: no config has more, and recursion over deeper ones fails."""
 _POINTER_START: Final = b"version https://git-lfs.github.com/"
 
 
 class SourceFolder:
-    """A folder in any store. On a local disk its files may be links, as in the hub's cache."""
+    """Folder in any store. On a local disk its files may be links, as in the hub's cache."""
 
     def __init__(self, uri: StoreURI) -> None:
         self.uri = uri
@@ -35,25 +35,25 @@ class SourceFolder:
             self._names = sorted(p.name for p in at.iterdir() if p.is_file()) if at.is_dir() else []
 
     def names(self) -> list[str]:
-        """The names of its files."""
+        """Return the names of the folder's files."""
         return self._names
 
     def has_folder(self, name: str) -> bool:
-        """Whether there is a folder of this name in it."""
+        """Return whether the folder has a sub-folder of this name."""
         return name in self._folders or any(one.startswith(f"{name}/") for one in self._names)
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Has these files at hand, those that there are; in a store they are."""
+        """Make these files available; in a store they already are."""
 
     def locate(self, name: str) -> tuple[Files, str]:
-        """Where the file really is."""
+        """Return the file's real location, with links resolved."""
         if self.uri.scheme != "file":
             return self._files, name
         real = Path(self.uri.local_path, name).resolve()
         return open_files(parse_uri(real.parent)), real.name
 
     def read_bytes(self, name: str) -> bytes | None:
-        """A small file; None if it is not there.
+        """Return the content of a small file; None if there is no such file.
 
         Raises:
             ConversionError: a pointer of Git LFS lies in its place.
@@ -68,14 +68,14 @@ class SourceFolder:
 
 
 def refuse_hub_options(found: str, **options: object) -> None:
-    """Checks that nothing is asked of the hub, where something else is loaded.
+    """Check that no hub argument is given where something else is loaded.
 
     Args:
         found: what is loaded, for the message.
-        **options: what would be asked of the hub; None and False ask nothing.
+        **options: hub arguments by name; None and False count as not given.
 
     Raises:
-        ArgumentError: something is asked; it is named.
+        ArgumentError: one is given; it is named.
     """
     given = [name for name, value in options.items() if value]
     if given:
@@ -88,7 +88,7 @@ def refuse_hub_options(found: str, **options: object) -> None:
 
 
 def refuse_pointer(start: bytes, path: object) -> None:
-    """Check that a file is not what Git LFS leaves of one that it has not downloaded.
+    """Check that a file is not the pointer that Git LFS leaves in place of one.
 
     Args:
         start: the first bytes of the file, or all.
@@ -107,7 +107,7 @@ def refuse_pointer(start: bytes, path: object) -> None:
 
 
 def parse_json(raw: bytes, path: str) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         ConversionError: the bytes are none, or a key has two values, or it is nested too deep.
@@ -143,7 +143,7 @@ def _too_deep(path: str) -> ConversionError:
 
 
 def _is_deeper(data: object, levels: int) -> bool:
-    """Whether JSON has more levels, counted without recursion."""
+    """Return whether JSON has more levels, counted without recursion."""
     level = [data]
     for _ in range(levels):
         level = [

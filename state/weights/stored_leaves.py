@@ -1,8 +1,8 @@
-"""The leaves of a stored model as they are served: dequantized, adapters merged. JAX-free.
+"""Leaves of a stored model as they are served: dequantized, adapters merged. JAX-free.
 
-A model with adapters or quantized weights has several stored leaves for one weight. Here they are
-one `Leaf` again, whose blocks are computed from blocks: nothing is held whole but adapters, and the
-scales of one weight.
+A model with adapters or quantized weights stores several leaves for one weight. Here they become
+one `Leaf` again, which computes its blocks from stored blocks. Only adapters and the scales of one
+weight are kept whole in memory.
 
 Source: arXiv 2106.09685 (adapters), arXiv 2305.14314 appendix E (nf4).
 """
@@ -38,25 +38,25 @@ _NF4: Final = np.array(
 
 
 class ServedLeaf(Protocol):
-    """A `Leaf` that knows what its blocks hold beside themselves."""
+    """A `Leaf` that knows how much memory its blocks need besides themselves."""
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Shape of the weight."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype."""
+        """Dtype of the weight."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """Most bytes that `blocks` holds beside the block that it gives."""
+        """Most bytes that `blocks` holds besides the block that it yields."""
         ...
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """See `Leaf.blocks`."""
+        """Yield blocks; see `Leaf.blocks`."""
         ...
 
 
@@ -75,7 +75,7 @@ class AdapterLeaves:
     pairs: Mapping[str, tuple[StoredLeaf, StoredLeaf]]
 
     def pair(self, kernel: str) -> tuple[Array, Array]:
-        """A and B of a kernel, read."""
+        """Read A and B of a kernel."""
         a, b = self.pairs[kernel]
         return a.whole(), b.whole()
 
@@ -83,7 +83,7 @@ class AdapterLeaves:
 def served_leaves(
     reader: CheckpointReader, item: str, infos: Mapping[str, LeafInfo]
 ) -> dict[str, ServedLeaf]:
-    """The weights of a stored model by path, without adapters and none of them quantized.
+    """Return the weights of a stored model by path, adapters merged and none quantized.
 
     Args:
         reader: opened on the step.
@@ -116,7 +116,7 @@ def served_leaves(
 def adapters_of(
     reader: CheckpointReader, item: str, infos: Mapping[str, LeafInfo]
 ) -> AdapterLeaves | None:
-    """The adapters of a stored model; None: it has none.
+    """Return the adapters of a stored model; None if it has none.
 
     Args:
         reader: opened on the step.
@@ -140,7 +140,7 @@ def adapters_of(
 
 
 def _dequantize(leaves: dict[str, ServedLeaf]) -> list[str]:
-    """Puts a weight in the place of its codes and scales; what is wrong with those."""
+    """Replace codes and scales by the weight that they encode; return what is wrong with them."""
     problems = []
     for path in [path for path in leaves if path.endswith(QUANTIZED)]:
         weight = path.removesuffix(QUANTIZED)
@@ -156,7 +156,7 @@ def _dequantize(leaves: dict[str, ServedLeaf]) -> list[str]:
 def _merge(
     leaves: dict[str, ServedLeaf], adapters: AdapterLeaves | None, infos: Mapping[str, LeafInfo]
 ) -> list[str]:
-    """Adds every adapter to the kernel beside it; what is wrong with those that are not."""
+    """Merge every adapter into the kernel beside it; return what is wrong with the others."""
     pairs = {} if adapters is None else adapters.pairs
     known = {f"{kernel}{end}" for kernel in pairs for end in (LORA_A, LORA_B)}
     problems = [
@@ -184,7 +184,7 @@ class StoredLeaf:
     Attributes:
         reader: opened on the step.
         item: the model's.
-        info: what is known of it.
+        info: path, shape and dtype of the leaf.
     """
 
     reader: CheckpointReader
@@ -194,16 +194,16 @@ class StoredLeaf:
 
     @property
     def shape(self) -> Shape:
-        """Its shape."""
+        """Shape of the leaf."""
         return tuple(self.info.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype."""
+        """Dtype of the leaf."""
         return self.info.dtype
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        """See `Leaf.blocks`."""
+        """Yield blocks; see `Leaf.blocks`."""
         axes = [*range(len(self.shape))]
         if transpose:
             axes[-2:] = axes[:-3:-1]
@@ -214,7 +214,7 @@ class StoredLeaf:
             yield block if at is None else block.reshape(block.shape[1:])
 
     def whole(self) -> Array:
-        """All of it."""
+        """Return the whole leaf."""
         out = np.empty(self.shape, self.dtype)
         flat, at = out.reshape(-1), 0
         for block in self.blocks(1 << 24, transpose=False):
@@ -225,9 +225,9 @@ class StoredLeaf:
 
 @dataclass(frozen=True)
 class _Dequantized:
-    """A quantized weight: its numbers are `codes * scale`, of 4 unsigned bits `nf4[codes] * scale`.
+    """Quantized weight: its numbers are `codes * scale`, for 4 unsigned bits `nf4[codes] * scale`.
 
-    Each entry of the scale is that of a box of codes.
+    Each entry of the scale belongs to a box of codes.
     """
 
     codes: ServedLeaf
@@ -264,7 +264,7 @@ class _Dequantized:
 
 @dataclass(frozen=True)
 class _Merged:
-    """A matrix with its adapter added: W + scale A B, computed in float32."""
+    """Matrix with its adapter merged: W + scale A B, computed in float32."""
 
     base: ServedLeaf
     a: StoredLeaf
@@ -302,12 +302,12 @@ _WORKING_BYTES: Final = 8 << 20
 
 
 def _computing_bytes(dtype: np.dtype[Any]) -> int:
-    """What a block of `_WORKING_BYTES` takes as it is computed: three of float32, and indices."""
+    """Return the bytes to compute a block of `_WORKING_BYTES`: three of float32, and indices."""
     return 4 * _WORKING_BYTES * max(1, 4 // dtype.itemsize)
 
 
 def _rows(blocks: Iterator[Array], shape: Shape) -> Iterator[tuple[slice, Array]]:
-    """Blocks with the rows that they are; one that is a part of a row is joined with the others."""
+    """Yield blocks with the rows that they cover; blocks within one row are joined."""
     row, at, parts = math.prod(shape[1:]), 0, []
     for block in blocks:
         parts.append(block.reshape(-1))

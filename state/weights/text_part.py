@@ -1,7 +1,7 @@
-"""The text model of a repository that has more: its config, and its tensors by their own names.
+"""Text model of a multimodal repository: its config, and its tensors under their own names.
 
-JAX-free. Models that see or hear are a text model behind an encoder: config.json has the former as
-`text_config`, and the tensors of it lie below `language_model`.
+JAX-free. Multimodal models are a text model behind an encoder: config.json has the former's config
+as `text_config`, and its tensors have names below `language_model`.
 
 Source: transformers `conversion_mapping.py`, "llava", which most such models share.
 """
@@ -25,32 +25,34 @@ from cairn.state.weights.weight_source import RowSource
 __all__ = ["Renamed", "has_text_part", "is_headless", "text_config", "text_tensors"]
 
 _WHOLE: Final = ("gemma3", "internvl", "llava", "llava_next", "mistral3")
-"""Models that compute of text what their text model computes by itself, as tests hold. Not all do:
-Aya Vision does not scale its logits as Command R does, and PaliGemma sees what comes after."""
+"""Models whose text model, alone, computes the same from text, as tests check. Not all do:
+Aya Vision does not scale its logits as Command R does, and PaliGemma attends to later tokens.
+"""
 
 _TEXT_CONFIG: Final = "text_config"
 _INHERITED: Final = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
     *("dtype", "quantization_config", "torch_dtype"),
 )
-"""Keys that are said of all parts, beside them."""
+"""Keys that stand beside the parts' configs and hold for all parts."""
 
 _TIED: Final = "tie_word_embeddings"
 
 _PREFIXES: Final = ("language_model.model.", "model.language_model.")
-"""What a release before the fifth of transformers puts before the names of the text model's layers,
-and what later ones do."""
+"""Prefixes of the text model's layers: that of transformers before release 5, and that of later
+releases.
+"""
 
 _HEAD: Final = re.compile(r"(language_model\.)?(lm_head\..*)")
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """Some tensors of a source, by other names.
+    """Some tensors of a source, under other names.
 
     Attributes:
         weights: the source.
-        names: of each tensor here -> there.
+        names: name here -> name in the source.
     """
 
     weights: RowSource
@@ -58,47 +60,47 @@ class Renamed:
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
+        """Shape of every tensor."""
         return {name: self.weights.shapes[there] for name, there in self.names.items()}
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
+        """Dtype of every tensor."""
         return {name: self.weights.dtypes[there] for name, there in self.names.items()}
 
     def read(self, name: str) -> Array:
-        """One tensor, whole."""
+        """Return a whole tensor."""
         return self.weights.read(self.names[name])
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Some rows of a tensor."""
+        """Return some rows of a tensor."""
         return self.weights.rows(self.names[name], low, high)
 
     def cover(self, name: str, box: Box) -> Box:
-        """What is read of a tensor where a box of it is wanted."""
+        """Return the box that a read of a tensor's box takes."""
         return self.weights.cover(self.names[name], box)
 
     def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor."""
+        """Return boxes of one tensor."""
         return self.weights.boxes(self.names[name], wanted)
 
 
 def has_text_part(data: Mapping[str, Any]) -> bool:
-    """Whether config.json is of a model that has a text model, and more; not of a class of ours."""
+    """Return whether config.json has a text model and more, and is not of a class of ours."""
     known = data.get("model_type") in AutoEasyDeLConfig.known_model_types()
     return isinstance(data.get(_TEXT_CONFIG), Mapping) and not known
 
 
 def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The config.json of the text model alone.
+    """Return the config.json of the text model alone.
 
     Args:
         data: of the whole.
         path: of the file, for messages.
 
     Raises:
-        ConfigError: it is not known to compute of text what its text model does, or that is of a
-            family that is not known.
+        ConfigError: the text model is not known to compute the same as the whole does from text, or
+            its family is unknown.
     """
     if data.get("model_type") not in _WHOLE:
         raise ConfigError(
@@ -126,15 +128,15 @@ def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def is_headless(weights: RowSource) -> bool:
-    """Whether a text model has no head of its own: the embedding is it, whatever config.json says.
+    """Return whether a text model has no head tensor: then the embedding is its head.
 
-    Which of two config.jsons, one in the other, says that has changed over time.
+    config.json can't tell: which of its two nested configs says so has changed over time.
     """
     return not any(_HEAD.fullmatch(name) for name in weights.shapes)
 
 
 def text_tensors(weights: RowSource, path: str) -> Renamed:
-    """The text model's tensors by the names that they have in a model of their own.
+    """Return the text model's tensors under the names that they have in a model of their own.
 
     Args:
         weights: of the whole.

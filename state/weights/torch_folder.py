@@ -1,7 +1,7 @@
-"""Weights that `torch.save` has written: `pytorch_model.bin`, or the shards of its index. JAX-free.
+"""Weights of `torch.save`: `pytorch_model.bin`, or the shards of its index. JAX-free.
 
-Such a file is a pickle, and a pickle can run code. It goes through one loader, which knows of
-tensors alone and runs nothing: `torch.load(weights_only=True)`. What that refuses is refused here.
+Such a file is a pickle, and a pickle can run code. The one loader used here knows tensors alone and
+runs nothing: `torch.load(weights_only=True)`. What it refuses is refused here.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from cairn.storage.store import open_files, parse_uri
 __all__ = ["TorchFolder"]
 
 _OLDEST = "2.10"
-"""Before, a file could corrupt memory even so (CVE-2026-24747)."""
+"""Oldest safe release: before it, a file could corrupt memory even so (CVE-2026-24747)."""
 _ZIP_START = b"PK\x03\x04"
 _RECORD = re.compile(r"[^/]+/data/[^/]+")
-"""Where torch keeps the numbers of a tensor in its zip files."""
+"""Entries of torch's zip files that hold the numbers of a tensor."""
 _GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 _DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
 class TorchFolder:
-    """The tensors of a folder's `.bin` files.
+    """Tensors of a folder's `.bin` files.
 
-    The files that torch has written since 1.6 (2020) are mapped into memory: a tensor takes some
-    when it is read. Older ones are read whole. Of a store the files are copied to the disk first.
+    Files that torch has written since 1.6 (2020) are mapped into memory: a tensor takes memory when
+    it is read. Older ones are read whole. Files of a store are first copied to the local disk.
     """
 
     def __init__(self, files: WeightFiles) -> None:
-        """Opens the files.
+        """Open the files.
 
         Raises:
             ArgumentError: torch is not installed, or too old to be safe.
@@ -63,28 +63,28 @@ class TorchFolder:
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
+        """Shape of every tensor."""
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     @functools.cached_property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
+        """Dtype of every tensor."""
         return {name: _DTYPES[_name_of(tensor.dtype)] for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> Array:
-        """One tensor, whole."""
+        """Return a whole tensor."""
         return self._array(name, self._tensors[name])
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Some rows of a tensor."""
+        """Return some rows of a tensor."""
         return self._array(name, self._tensors[name][low:high])
 
     def cover(self, name: str, box: Box) -> Box:
-        """The box: pages of the file that hold nothing of it are not touched."""
+        """Return the box itself: reading it touches no other pages of the mapped file."""
         return box
 
     def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor."""
+        """Return boxes of one tensor."""
         return [self._array(name, self._tensors[name][box]) for box in wanted]
 
     def _array(self, name: str, tensor: Any) -> Array:
@@ -107,7 +107,7 @@ class TorchFolder:
 
 
 def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
-    """The tensors of one file.
+    """Return the tensors of one file.
 
     Raises:
         ConversionError: it holds anything else, or can't be read.
@@ -161,7 +161,7 @@ def _problems(torch: Any, content: Any) -> list[str]:
 
 
 def _record_sizes(path: Path) -> Counter[int]:
-    """How many bytes the numbers of the tensors take, as the zip file says."""
+    """Return how many tensor entries of the zip file have each size in bytes."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     if len({entry.filename for entry in entries}) != len(entries):
@@ -174,15 +174,15 @@ def _record_sizes(path: Path) -> Counter[int]:
 
 
 def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: str) -> None:
-    """Checks that no tensor has bytes that are not its own: the loader believes what a file says.
+    """Check that no tensor is longer than its bytes in the file: the loader trusts the file.
 
     Args:
         tensors: of a file.
-        sizes: those of its entries; or its own, if it has none.
+        sizes: of the zip file's entries; or of the file, if it is no zip file.
         shown: the file, for messages.
 
     Raises:
-        ConversionError: one has.
+        ConversionError: a tensor is.
     """
     storages = {
         storage.data_ptr(): storage.nbytes()
@@ -203,7 +203,7 @@ def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: s
 
 
 def _short(exc: Exception) -> str:
-    """What a loader said, without its advice to trust the file."""
+    """Return a loader's error text, without its advice to trust the file."""
     text = " ".join(str(exc).split())
     asked = _GLOBAL.search(text)
     if asked is not None:

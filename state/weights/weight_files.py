@@ -1,4 +1,4 @@
-"""Which files of a folder hold the weights, and in which of them each tensor is. JAX-free."""
+"""The files of a folder that hold its weights, and the file of each tensor. JAX-free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIN_INDEX_FILE = "pytorch_model.bin.index.json"
 BIN_FILE = "pytorch_model.bin"
 
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}")
-"""Of a name in the folder, or in one below it: never out of it."""
+"""Part of a relative path: names that stay in the folder, never "." or ".."."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class WeightFiles:
         names: of the files.
         promised: tensor -> file, as an index says; nothing without one.
         dispensable: regular expressions of tensors that follow from others. An index may promise
-            them and no file have them: who converts files drops copies of tied weights, and keeps
-            the index.
+            them though no file has them: converters drop copies of tied weights, and keep the
+            index.
     """
 
     folder: SourceFolder
@@ -46,7 +46,7 @@ class WeightFiles:
     dispensable: tuple[str, ...] = ()
 
     def locate_tensors(self, contents: Mapping[str, Iterable[str]]) -> dict[str, str]:
-        """The file of each tensor.
+        """Return the file of each tensor.
 
         Args:
             contents: file -> names of the tensors that it really holds.
@@ -88,14 +88,14 @@ class WeightFiles:
 def find_weight_files(
     folder: SourceFolder, *, single: str, index: str, dispensable: tuple[str, ...] = ()
 ) -> WeightFiles | None:
-    """The file of a folder that holds all weights, or the shards that its index names.
+    """Find the file of a folder that holds all weights, or the shards that its index names.
 
-    Beside the one file an index counts for nothing once its shards are gone: it is of an earlier
-    save then, and transformers ignores it too.
+    If the single file exists and the index's shards do not, the index is ignored: it is of an
+    earlier save, and transformers ignores it too.
 
     Args:
         folder: to look in.
-        single: name of the one file.
+        single: name of the single file.
         index: name of the index.
         dispensable: as in `WeightFiles`.
 
@@ -103,7 +103,7 @@ def find_weight_files(
         None if neither is there.
 
     Raises:
-        ConversionError: the index can't be read, or there are its shards and the one file.
+        ConversionError: the index can't be read, or both its shards and the single file exist.
     """
     names = folder.names()
     raw = folder.read_bytes(index)
@@ -123,7 +123,7 @@ def find_weight_files(
 
 
 def _promised(raw: bytes, path: str, ending: str) -> dict[str, str]:
-    """Tensor -> file, as an index says."""
+    """Return the index's file of each tensor."""
     mapping = parse_json(raw, path).get("weight_map")
     found = mapping if isinstance(mapping, dict) else {}
     bad = [name for name in found.values() if not isinstance(name, str)]

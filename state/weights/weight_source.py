@@ -1,4 +1,4 @@
-"""What gives pretrained weights: tensors, and boxes of them, read when asked for. JAX-free."""
+"""Protocols of pretrained weights: tensors, and boxes of them, read when asked for. JAX-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cairn.state.conversion import Array, Box, Shape
 __all__ = ["QuantizedTensor", "RowSource", "WeightSource", "same"]
 
 _COMPARED_ELEMENTS = 4 << 20
-"""Numbers of a tensor that are compared with another's at a time."""
+"""Elements of two tensors that are compared at a time."""
 
 
 class WeightSource(Protocol):
@@ -22,35 +22,35 @@ class WeightSource(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
+        """Shape of every tensor."""
         ...
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """The dtype that `read` gives each tensor."""
+        """Dtype that `read` gives each tensor."""
         ...
 
     def read(self, name: str) -> Array:
-        """One tensor, whole; a copy of its own."""
+        """Return a whole tensor, as a copy of its own."""
         ...
 
     def cover(self, name: str, box: Box) -> Box:
-        """What is read of a tensor where a box of it is wanted."""
+        """Return the box that a read of a tensor's box takes."""
         ...
 
     def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor, none of them empty; what several have in common is read once.
+        """Return boxes of a tensor, none of them empty; read what several share only once.
 
-        They may be views of one array, which is nobody else's.
+        They may be views of one array, which nobody else uses.
         """
         ...
 
 
 class RowSource(WeightSource, Protocol):
-    """Tensors of which rows can be read by themselves."""
+    """Tensors whose rows can be read alone."""
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """The rows of a tensor from `low` up to, not including, `high`."""
+        """Return the rows of a tensor from `low` up to, not including, `high`."""
         ...
 
 
@@ -62,9 +62,8 @@ class QuantizedTensor:
         name: in the plain model.
         parts: names of the stored ones; the plain model has none of them.
         shape: of the plain one.
-        fill: dequantizes what a source holds into an array of that shape, of any floating dtype.
-            The numbers are computed in float32. FloatingPointError if its scales are no
-            numbers.
+        fill: dequantizes a source's tensors into an array of that shape, of any floating dtype.
+            It computes in float32, and raises FloatingPointError if scales are not finite.
     """
 
     name: str
@@ -74,7 +73,7 @@ class QuantizedTensor:
 
 
 def same(weights: RowSource, one: str, other: str) -> bool:
-    """Whether two tensors have the same values; read a part at a time."""
+    """Return whether two tensors have the same values; read them a few rows at a time."""
     shape = weights.shapes[one]
     if shape != weights.shapes[other] or not shape:
         return False

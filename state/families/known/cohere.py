@@ -21,7 +21,7 @@ _NORMALISED_LAYERS = 64
 
 
 def _scales(config: DecoderConfig, leaf: str) -> Op:
-    """Of a norm: each head's are a row, and turn as what they multiply."""
+    """Return the operation for a norm's scales: one row per head, reordered for rotation."""
     return Chain((TRANSPOSE, RotaryRows(1), TRANSPOSE))
 
 
@@ -40,7 +40,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """As llama.cpp loads a file: with norms of heads or without by the number of layers."""
+    """Return options of a GGUF file; as in llama.cpp, its layer count decides on head norms."""
     refuse_own_head(content, "command-r")
     return {
         "logit_scale": data.get("logit_scale") or 1.0,

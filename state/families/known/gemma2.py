@@ -36,7 +36,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Files do not say how queries are scaled; in the model of 27B it differs."""
+    """Return the scale of queries, which files do not state; it differs in the 27B model."""
     whole = data["num_hidden_layers"] != 46
     each = data["hidden_size"] // data["num_attention_heads"]
     return {"query_pre_attn_scalar": data["head_dim"] if whole else each}

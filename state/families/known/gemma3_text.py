@@ -55,7 +55,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Files do not say how queries are scaled; in the model of 27B it differs."""
+    """Return a GGUF file's windows, rotary options, and scale of queries, which differs at 27B."""
     layers, local = data["num_hidden_layers"], content.metadata.get(GGUF_WINDOW_BASE)
     each = data["hidden_size"] // data["num_attention_heads"]
     windowed = gguf_window_layers(content, layers, _PATTERN)

@@ -34,9 +34,9 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What a file that says of no scaling has, to transformers."""
+"""Rotary scaling that transformers assumes for a file without any."""
 _CUT = "rope.scaling.yarn_truncate"
-"""A key of ours: YaRN cuts its bounds, as llama.cpp always does, and no published model."""
+"""Key of ours: YaRN cuts its bounds, as llama.cpp always does, and no published model."""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
-    """One tensor for all experts, [experts, in, out] as ours; gates and ups in turns."""
+    """Return the experts' rules: one tensor for all, [experts, in, out], gates and ups by turns."""
     return [
         Rule(
             tuple(f"{ours}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
@@ -85,7 +85,7 @@ def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Every other layer has a window; YaRN of published models does not cut its bounds."""
+    """Return options of a GGUF file: a window in every other layer, and bounds of YaRN as said."""
     rope = data["rope_parameters"]
     if rope["rope_type"] == "yarn":
         rope = {**rope, "truncate": content.metadata.get(_CUT, False)}

@@ -14,7 +14,7 @@ from cairn.state.families.names import Names
 
 
 def _plain(content: GGUFContent) -> bool:
-    """Mixtral's files have experts, those of other families with windows say so."""
+    """Return whether a file is Llama's: no experts, as Mixtral's, and no windows."""
     said = content.metadata
     return not said.get("expert_count") and not said.get("attention.sliding_window")
 

@@ -63,7 +63,7 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Only layers without a window are stretched; the base is that of all where none is said."""
+    """Return rotary options: only layers without a window are scaled."""
     rope = data["rope_parameters"]
     base = content.metadata.get(GGUF_WINDOW_BASE, rope["rope_theta"])
     return {

@@ -22,7 +22,7 @@ _INTERVAL = 4
 
 
 def _without_rope(data: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """Numbers of the layers without rotary positions."""
+    """Return the layers without rotary positions."""
     turning, interval = data.get("no_rope_layers"), data.get("no_rope_layer_interval", _INTERVAL)
     if turning is None and isinstance(interval, int) and interval > 0:
         return tuple(range(interval - 1, count, interval))

@@ -1,4 +1,4 @@
-"""Weights that were published quantized, FP8 and MXFP4, as those of the plain model. JAX-free."""
+"""Weights that were published quantized (FP8 and MXFP4), read as the plain model's. JAX-free."""
 
 import lazy_loader
 

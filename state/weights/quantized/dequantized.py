@@ -1,4 +1,4 @@
-"""Weights that were published quantized, as those of the plain model. JAX-free."""
+"""Weights that were published quantized, read as the plain model's. JAX-free."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ _METHODS: Final[Mapping[str, type[FP8 | MXFP4]]] = {"fp8": FP8, "mxfp4": MXFP4}
 
 
 class QuantizationMethod(Protocol):
-    """A way of quantizing weights that is read here."""
+    """Quantization method whose weights can be read."""
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """The quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and what is wrong with them."""
         ...
 
 
 def quantization_method(data: Any, *, path: str) -> QuantizationMethod:
-    """The method that a quantization_config asks for.
+    """Return the method that a quantization_config names.
 
     Args:
         data: the value of `QUANTIZATION_KEY`.
         path: the file, for messages.
 
     Raises:
-        ConfigError: another method than those that are read, or one with options that are not
-            known; these are named.
+        ConfigError: a method that can't be read, or options that are unknown; these are named.
     """
     name = data.get("quant_method") if isinstance(data, Mapping) else None
     kind = _METHODS.get(name) if isinstance(name, str) else None
@@ -64,19 +63,19 @@ def quantization_method(data: Any, *, path: str) -> QuantizationMethod:
 
 
 class Dequantized:
-    """Tensors by the names, shapes and dtypes of the plain model.
+    """Tensors with the names, shapes and dtypes of the plain model.
 
-    A quantized one is dequantized when it is read, in float32, and then cast. The others are as
-    they lie.
+    A quantized tensor is dequantized when it is read, in float32, and then cast. The others are
+    read as they are stored.
     """
 
     def __init__(
         self, weights: RowSource, method: QuantizationMethod, dtype: np.dtype[Any], path: str
     ) -> None:
-        """Finds the quantized tensors; reads none.
+        """Find the quantized tensors, and read none.
 
         Args:
-            weights: as they lie.
+            weights: the stored tensors.
             method: how they are quantized.
             dtype: that of the dequantized ones.
             path: where the weights are, for messages.
@@ -101,21 +100,21 @@ class Dequantized:
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
+        """Shape of every tensor."""
         plain = {n: shape for n, shape in self._weights.shapes.items() if n not in self._parts}
         return plain | {name: tensor.shape for name, tensor in self._quantized.items()}
 
     @functools.cached_property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
+        """Dtype of every tensor."""
         plain = {n: dtype for n, dtype in self._weights.dtypes.items() if n not in self._parts}
         return plain | dict.fromkeys(self._quantized, self._dtype)
 
     def read(self, name: str) -> Array:
-        """One tensor, whole.
+        """Return a whole tensor, dequantized.
 
         Raises:
-            ConversionError: its scales are no numbers.
+            ConversionError: its scales are not finite.
         """
         tensor = self._quantized.get(name)
         if tensor is None:
@@ -133,19 +132,19 @@ class Dequantized:
         return out
 
     def rows(self, name: str, low: int, high: int) -> Array:
-        """Some rows of a tensor."""
+        """Return some rows of a tensor."""
         if name in self._quantized:
             return self.read(name)[low:high]
         return self._weights.rows(name, low, high)
 
     def cover(self, name: str, box: Box) -> Box:
-        """Of a quantized tensor all; of another what is read of it where it lies."""
+        """Return the box that is read: all of a quantized tensor, else what the source reads."""
         if name in self._quantized:
             return whole_box(self._quantized[name].shape)
         return self._weights.cover(name, box)
 
     def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor; a quantized one is dequantized whole, and once."""
+        """Return boxes of a tensor; a quantized one is dequantized whole, and only once."""
         if name in self._quantized:
             values = self.read(name)
             return [values[box] for box in wanted]

@@ -1,7 +1,7 @@
 """Weights in eight bits and their scales, as DeepSeek V3 is published. JAX-free.
 
 Beside a matrix `X` [out, in] in float8_e4m3fn lies `X_scale_inv`, a number for each block:
-x[o, i] = X[o, i] * X_scale_inv[o // block, i // block]. Blocks at the edges are cut off.
+x[o, i] = X[o, i] * X_scale_inv[o // block, i // block]. Blocks at the edges are smaller.
 
 Source: arXiv 2412.19437, 3.3; transformers `FineGrainedFP8Config`.
 """
@@ -23,7 +23,7 @@ __all__ = ["FP8"]
 
 _SUFFIX: Final = "_scale_inv"
 _ACTIVATIONS: Final = (".activation_scale", ".input_scale")
-"""What belongs to activations in eight bits; the model computes with floating ones."""
+"""Scales of eight-bit activations, which are dropped: our models compute with floating ones."""
 _EIGHT_BITS: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 _SCALES: Final = (
     np.dtype(np.float32),
@@ -37,7 +37,7 @@ _ROWS: Final = 512
 
 @dataclass(frozen=True)
 class FP8:
-    """What a quantization_config of the method "fp8" says.
+    """Settings of a quantization_config of the method "fp8".
 
     Attributes:
         block: rows and columns that share a scale; None: one scale for each tensor, or each row.
@@ -57,7 +57,7 @@ class FP8:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> tuple[FP8, list[str]]:
-        """The method, and what it can't do of what is asked."""
+        """Return the method, and the settings that it does not support."""
         usual = {"activation_scheme": "dynamic", "fmt": "e4m3"}
         usual |= {"scale_fmt": "float", "expert_dtype": "fp8"}
         known = {
@@ -77,7 +77,7 @@ class FP8:
         return cls(size, found["activation_scheme"] == "static"), problems
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """The quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and what is wrong with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
         found, problems = [], []
         for name, dtype in dtypes.items():

@@ -1,6 +1,6 @@
 """Weights in four bits that share exponents, as gpt-oss is published. JAX-free.
 
-Of `X` [experts, in, out] there are `X_blocks` [experts, out, in/32, 16] and `X_scales`
+A weight `X` [experts, in, out] is stored as `X_blocks` [experts, out, in/32, 16] and `X_scales`
 [experts, out, in/32], both of bytes. A byte of a block holds two inputs, the first in its low half;
 a scale is the exponent of 32 of them, plus 127.
 
@@ -24,7 +24,7 @@ __all__ = ["MXFP4"]
 _BLOCKS: Final = "_blocks"
 _SCALES: Final = "_scales"
 _BYTES: Final = 16
-"""Of a block."""
+"""Bytes of a block."""
 _OUTPUTS: Final = 64
 """Outputs that are dequantized at a time: few enough for a processor's cache."""
 _BIAS: Final = 127
@@ -34,7 +34,7 @@ _FOUR_BITS: Final = np.concatenate([_HALF, -_HALF])
 _PAIRS: Final = np.stack(
     [_FOUR_BITS[np.arange(256) % 16], _FOUR_BITS[np.arange(256) // 16]], axis=-1
 ).view(np.complex64)[:, 0]
-"""The two numbers of each byte; as one, which NumPy looks up several times as fast."""
+"""The two float32 numbers of each byte, as one complex64: NumPy looks that up much faster."""
 _POWERS: Final = np.append(
     np.ldexp(np.float32(1), np.arange(_NAN) - _BIAS), np.float32(np.nan)
 ).astype(np.float32)
@@ -42,17 +42,17 @@ _POWERS: Final = np.append(
 
 @dataclass(frozen=True)
 class MXFP4:
-    """What a quantization_config of the method "mxfp4" says: nothing that the tensors do not."""
+    """Settings of a quantization_config of the method "mxfp4": the tensors say everything."""
 
     KEYS = frozenset({"dequantize", "modules_to_not_convert", "quant_method"})
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> tuple[MXFP4, list[str]]:
-        """The method, and what it can't do of what is asked."""
+        """Return the method, and no unsupported settings."""
         return cls(), []
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
-        """The quantized tensors of a source, and what is wrong with them."""
+        """Return the quantized tensors of a source, and what is wrong with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
         found, problems = [], []
         endings = (_BLOCKS, _SCALES)
