@@ -27,8 +27,8 @@ LEAST_CHUNK_BYTES: Final = 16 << 10
 has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
 
 SHARD_BYTES: Final = 64 << 20
-"""Maximum size of an outer shard, where the divisors allow it: a shard is written, and uploaded,
-as a whole."""
+"""Maximum size of an outer shard, where the divisors allow it: shards are written, and uploaded,
+whole."""
 
 SQUARE_ABOVE_BYTES: Final = 64 << 20
 """Arrays above this size have square chunks, others row strips: readers hold a smaller one whole."""

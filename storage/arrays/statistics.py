@@ -40,8 +40,8 @@ class Histogram:
 
     Attributes:
         start: start of the first bin; infinite if it is beyond float64.
-        width: of each bin, whose start is inclusive and whose end is exclusive; 0 with one bin means
-            that all elements are equal to `start`.
+        width: of each bin, whose start is inclusive and whose end is exclusive; 0 with one bin
+            means that all elements are equal to `start`.
         counts: elements per bin; at most 64 bins.
     """
 
