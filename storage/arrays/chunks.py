@@ -31,7 +31,7 @@ SHARD_BYTES: Final = 64 << 20
 whole."""
 
 SQUARE_ABOVE_BYTES: Final = 64 << 20
-"""Arrays above this size have square chunks, others row strips: readers hold a smaller one whole."""
+"""Larger arrays have square chunks, others row strips: readers hold a smaller array whole."""
 
 
 class ChunkShapes(NamedTuple):

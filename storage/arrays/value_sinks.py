@@ -69,9 +69,9 @@ _SOON_SECONDS: Final = 10.0
 """Upload time below which the window doubles: far below the deadline of a silent store."""
 
 Pieces = Generator[int, memoryview, None]
-"""Generator of a file's contents: yields a size, receives a buffer of that size, and fills it before
-it yields again or ends. Checksums are computed over this buffer, which is what is written: the
-source arrays may change meanwhile if somebody shares their memory."""
+"""Generator of a file's contents: yields a size, receives a buffer of that size, and fills it
+before it yields again or ends. Checksums are computed over this buffer, which is what is written:
+the source arrays may change meanwhile if somebody shares their memory."""
 
 _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
 """Held while a thread fills a disk buffer, in any sink; not while the disk writes it."""

@@ -136,7 +136,7 @@ class SavePolicy:
         object.__setattr__(self, "at_steps", at_steps)
 
     def due(self, facts: SaveFacts) -> DueReason | None:
-        """Return the reason to save now, or None; the first that applies, in `DueReason`'s order."""
+        """Return the reason to save now, or None; the first in `DueReason`'s order."""
         if self.on_preemption and facts.preempted:
             return DueReason.PREEMPTION
         by_number = self.due_by_number(facts.step, facts.previous)

@@ -143,7 +143,7 @@ def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, s
 
 
 def _hear(client: Coordination, key: str, place: str) -> str:
-    """Wait for the answer of process 0, longer than it waits itself, so that it names stragglers."""
+    """Wait for process 0's answer, longer than it waits itself, so that it names stragglers."""
     patience = Patience(place)
     while not is_set(client, f"{key}/answer.0"):
         waited = patience.waited(lambda: "an answer")
