@@ -115,7 +115,7 @@ def store_form(
 
 
 def _carried(value: Any, form: StoredForm) -> Any:
-    """Return the stored uint8 array of `value`; device arrays are computed in place, sharded alike."""
+    """Return the stored uint8 array of `value`; device arrays are computed on their devices."""
     axis = _axis_to_pack(value) if form.kind == "packed" else None
     if axis is not None:
         if isinstance(value, jax.Array):

@@ -216,7 +216,7 @@ class FittedItem(NamedTuple):
     where: object
 
     def read(self) -> dict[str, Any]:
-        """Read the wanted leaves by path, as the target describes them; all processes must call this.
+        """Read the wanted leaves by path, as the target says; all processes must call this.
 
         For data that several processes hold, one of them reads for all.
         """
