@@ -384,7 +384,7 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
         )
     if number == errno.ENOENT or code == 404:
         return _missing(path, text)
-    forbidden = code in (401, 403) or text.startswith("Forbidden:")  # as gcsfs says it
+    forbidden = code in (401, 403) or text.startswith("Forbidden:")  # gcsfs's form
     if number in _REFUSED or forbidden or _is_from(exc, "google.auth"):
         if forbidden and "quota" in text.lower():
             return _full(path, text, errno.EDQUOT)
@@ -395,7 +395,7 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
         return StoreUnavailableError(
             "the disk failed", path=path, found=text, next_step=_FAILED_NEXT
         )
-    if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # as gcsfs says it
+    if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # gcsfs's form
         return PreconditionFailedError("changed by someone else", path=path, found=text)
     if code == 429 or (code is not None and code >= 500):
         return _unavailable(path, text)

@@ -223,7 +223,7 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
     if count < _PAIRED_ROWS or not paired or before not in (0, 4):
         found = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
         return found
-    if before:  # the second word begins a pair, and the last one has none
+    if before:  # pairs start at the second word; the first and the last are summed apart
         ends, between = slice(None, None, columns - 1), slice(1, columns - 1)
         found = np.einsum("ij,j->i", rows[:, ends], keys[ends], dtype=np.uint64, casting="unsafe")
         return found + _row_sums(rows[:, between], keys[between]) if columns > 2 else found

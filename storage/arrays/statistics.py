@@ -24,9 +24,9 @@ __all__ = ["MOST_BINS", "Histogram", "RunningStatistics", "Statistics"]
 
 MOST_BINS: Final = 64
 
-_TILE: Final = 1 << 15  # elements: as float64 they stay in a core's cache
-_FAR: Final = 300  # numbers beyond 2**300, or below its inverse, are scaled, then squared
-_FACTORS: Final = {4: 120, 8: 1000}  # by size: up to here a float holds 2**n and its inverse
+_TILE: Final = 1 << 15  # elements: as float64 they fit a core's cache
+_FAR: Final = 300  # scale numbers beyond 2**300 or below 2**-300 before squaring
+_FACTORS: Final = {4: 120, 8: 1000}  # by itemsize: up to this n a float holds 2**n and 2**-n
 _TOGETHER: Final = 64  # tiles
 _BYTE: Final = 256
 
@@ -269,7 +269,7 @@ class _Bins:
         self._exponent = 0
         self._first = 0
         self._counts = np.zeros(MOST_BINS, np.int64)
-        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # of bins of numbers side by side
+        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # by pair of adjacent numbers' bins
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
         """Add finite numbers; `least` and `most` span them and all earlier ones."""
@@ -332,7 +332,7 @@ def _is_integer(dtype: np.dtype[Any]) -> bool:
 
 
 def _as_float64(values: _Numbers) -> _Numbers:
-    with np.errstate(invalid="ignore"):  # a NaN may be a signaling one
+    with np.errstate(invalid="ignore"):  # casts of signaling NaNs warn
         return values.astype(np.float64, copy=False)
 
 

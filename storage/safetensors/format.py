@@ -286,7 +286,7 @@ def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     bits = room = _PACKED_BITS.get(code) or DTYPES[code].itemsize * 8
     for size in shape:
         bits = min(bits * size, _MAX_NUMBER + 1)
-        room = min(room * max(size, 1), _MAX_NUMBER + 1)  # no array has such axes, even if empty
+        room = min(room * max(size, 1), _MAX_NUMBER + 1)  # even an empty array can't have such axes
     start, end = offsets
     if room > _MAX_NUMBER or bits % 8 or end - start != bits // 8:
         expected = f"{name!r} to be {bits / 8:g} bytes, {code}{shape}"[:200]

@@ -124,7 +124,7 @@ def _lock(descriptor: int) -> None:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
             return
         except OSError as exc:
-            if exc.errno != errno.EINVAL:  # a kernel without this kind
+            if exc.errno != errno.EINVAL:  # EINVAL: a kernel without open-file-description locks
                 raise
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -133,7 +133,7 @@ class ContentSum:
         self._rest = data
 
     def _add(self, words: Words) -> None:
-        first = min(len(words), -self._words % _ROW)  # the rest of the row that was begun
+        first = min(len(words), -self._words % _ROW)  # completes the current row
         rows = (len(words) - first) // _ROW
         last = first + rows * _ROW
         self._add_part(words[:first])

@@ -93,7 +93,7 @@ class GcsFiles(RemoteFiles):
                 )
             except Exception as exc:
                 if getattr(exc, "code", None) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return b""  # it begins at or after the end of the file
+                    return b""  # the range starts at or after the end of the file
                 raise
 
     @override
@@ -116,7 +116,7 @@ class GcsFiles(RemoteFiles):
         names = (self.uri.bucket, (self.uri / self._checked(source)).path)
         copy = (target.uri.bucket, (target.uri / target._checked(target_rel)).path)
         query: dict[str, Any] = {}
-        while True:  # a large object from one place to another takes many requests
+        while True:  # GCS copies a large object to another location in many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)
             with called("copy", self.uri / source):
                 done = answer(rewrite, path=self.uri / source)

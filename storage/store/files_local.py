@@ -387,6 +387,7 @@ class _LocalWriter(FileWriter):
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
         with mapped(self._shown, "write"):
+            # fsync before the rename: a crash must not leave the name with half of the bytes.
             self._bytes.finish()
             os.fsync(self._stream.fileno())
             self.read_back = self._bytes.crc32c()

@@ -45,7 +45,7 @@ def filesystem(uri: StoreURI) -> Any:
 def _connected(emulator: str | None) -> Any:
     from gcsfs.core import GCSFileSystem
 
-    credentials = {"token": "anon"} if emulator else {}  # else as fsspec is configured
+    credentials = {"token": "anon"} if emulator else {}  # otherwise fsspec's configuration counts
     return GCSFileSystem(
         project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),
         endpoint_url=emulator,

@@ -131,7 +131,7 @@ class GcsRanges:
             credentials = filesystem(self._folder).credentials
             credentials.maybe_refresh()
             credentials.apply(headers)
-        except Exception as exc:  # of gcsfs or google.auth, which TensorStore does without
+        except Exception as exc:  # from gcsfs or google.auth; TensorStore needs neither
             raise http.client.HTTPException(f"no credentials: {exc}") from exc
         return headers
 

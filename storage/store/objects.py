@@ -461,7 +461,7 @@ class ObjectStore:
     def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
         self._parsed.pop(key, None)
         while len(self._parsed) >= self._parsed_kept:
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # other threads
                 del self._parsed[next(iter(self._parsed))]
         self._parsed[key] = value
 
@@ -560,6 +560,7 @@ class ObjectStore:
             written = bytes(stamp.generation)
             if not written:
                 return written
+            # Read back: a writer that was killed since may have left its tail in our lock file.
             found = self.read(key)
             if found is None or found.generation != written or found.value == value:
                 return written
@@ -688,7 +689,7 @@ class ObjectStore:
 
     def _listed(self, prefix: str) -> builtins.list[str]:
         """List a bucket without TensorStore, which takes a refused listing for a complete one."""
-        _range(prefix)  # checks it
+        _range(prefix)  # raises if it is no relative prefix
         root = f"{self.uri.path}/" if self.uri.path else ""
         return sorted(
             item["name"][len(root) :]

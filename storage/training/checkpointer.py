@@ -374,7 +374,7 @@ class Checkpointer:
                     )
                 )
                 del arrays
-                stack.close()  # waves may take long, and garbage is collected meanwhile
+                stack.close()  # waves may take long: garbage collection is on again meanwhile
                 if held.waves > 1:
                     work.go()
                 if not held.copy_rest(own_seconds_left()):
@@ -388,7 +388,7 @@ class Checkpointer:
                 if work is not None:
                     work.go()
                 processes.report_failure(key, exc)
-                if not isinstance(exc, Exception):  # an interrupt stays what it is
+                if not isinstance(exc, Exception):  # an interrupt is raised unchanged
                     raise
                 raise failure(exc, folder) from exc
         return handle, work

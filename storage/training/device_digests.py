@@ -166,7 +166,7 @@ def start_digests(
             parts = [shards[path][number] for path, number in names]
             try:
                 rows.append((names, programs[kind](_KEYS, parts)))
-            except jax.errors.JaxRuntimeError as exc:  # such as no memory for a block
+            except jax.errors.JaxRuntimeError as exc:  # for example no memory for a block
                 _log.warning("no digests of arrays like %s this time: %s", kind, exc)
     digested = Counter(path for names, _ in rows for path, _ in names)
     complete = [path for path, parts in shards.items() if digested[path] == len(parts)]

@@ -107,7 +107,7 @@ def set_direct(descriptor: int, *, wanted: bool) -> None:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if wanted else 0))
     except OSError as exc:
-        if exc.errno != errno.EINVAL:  # the file system has no such thing
+        if exc.errno != errno.EINVAL:  # EINVAL: the file system has no direct I/O
             raise
 
 
@@ -152,7 +152,7 @@ def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
 def drop_cached(descriptor: int) -> None:
     """Drop the page cache of an open file, so that the next read comes from the disk."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # not every file can be synced
+        with contextlib.suppress(OSError):  # not every file supports fsync
             os.fdatasync(descriptor)  # dirty pages are not dropped
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -179,7 +179,7 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
         except OSError as exc:
             if not direct or exc.errno != errno.EINVAL:
                 raise
-            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
+            set_direct(descriptor, wanted=False)  # another alignment, or no direct I/O at all
 
 
 def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryview:
@@ -205,7 +205,7 @@ def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-        return None  # other alignment, or none of it after all
+        return None  # EINVAL: another alignment, or no direct I/O at all
     finally:
         set_direct(descriptor, wanted=False)
 

@@ -107,7 +107,7 @@ def sync_path(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as exc:  # some file systems have no such call for folders
+    except OSError as exc:  # some file systems can't fsync folders
         if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise
     finally:

@@ -56,6 +56,7 @@ class LockedFile:
     def remove(self) -> None:
         """Remove the file, if there is one, and the lock file; one sync covers both."""
         with contextlib.suppress(FileNotFoundError):
+            # The file first: once the lock file is gone, another writer may store a new file.
             os.unlink(self.path)
             os.unlink(self.path + LOCK_SUFFIX)
             sync_path(os.path.dirname(self.path))

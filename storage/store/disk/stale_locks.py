@@ -40,6 +40,7 @@ def remove_stale_lock(path: str) -> None:
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
+            # The lock first: only its holder may trust that the name still means this file.
             if _is_locked_by_us(descriptor) and is_called(descriptor, name):
                 os.unlink(name)
         finally:
@@ -48,7 +49,7 @@ def remove_stale_lock(path: str) -> None:
 
 def _is_locked_by_us(descriptor: int) -> bool:
     """Take both kinds of lock: which one TensorStore uses depends on the platform."""
-    with contextlib.suppress(OSError):  # held by a writer, or there are no locks here
+    with contextlib.suppress(OSError):  # a living writer holds it, or there are no locks here
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

@@ -137,7 +137,7 @@ class PlacedLeaf:
         self._target = target
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._stored = info.dtype
-        self._shape = info.shape  # of typed keys: of their words
+        self._shape = info.shape  # for typed keys, the shape of their words
         self._places = _Places(info.shape, ((0,) * len(info.shape),), on_cpu=True)
         if target.sharding is not None:
             self._places = _places(target.sharding, info.shape)
@@ -271,7 +271,7 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         if sharding is None:
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             committed = False
-        weak = bool(getattr(leaf, "weak_type", False))  # typed keys know nothing of it
+        weak = bool(getattr(leaf, "weak_type", False))  # typed keys lack the attribute
         return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed, weak)
     if isinstance(leaf, np.ndarray):
         reason = why_no_plain_array(leaf)

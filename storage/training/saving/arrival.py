@@ -85,5 +85,5 @@ def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> 
 
 def _recorded(known: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
     crc32c = known.crc32c or entry.crc32c
-    assert crc32c is not None  # the store or a read has said it
+    assert crc32c is not None  # known from the store or from a read
     return ObjectRecord(name=known.name, size=entry.size, crc32c=crc32c, content=known.content)

@@ -261,10 +261,12 @@ class StepWrite:
         if jax.process_count() == 1:
             self._complete(folder, [])
             return
+        # Processes without a shared memory tell process 0 through the store what they wrote.
         if not processes.is_primary():
             parts = {name: one.parts[0] for name, one in self._written.items()}
             told = parts_to_bytes(parts | {META_ITEM: ItemPart(beside.result(), {})})
             write_files(folder, {part_file(int(jax.process_index())): told})
+        # After this barrier all records are in the store, and only process 0 still writes.
         processes.meet(self.key, "written")
         if not processes.is_primary():
             return
@@ -383,7 +385,7 @@ def _refuse_taken(folder: StoreURI) -> None:
 
     Orbax checks only after all writes, and its error does not tell whose the folder is.
     """
-    if folder.scheme == "file":  # Orbax writes into a folder beside, and renames it
+    if folder.scheme == "file":  # Orbax writes a temporary folder beside it, and renames that
         temporary = f"{folder.name}{TEMPORARY}"
         beside = (entry.name for entry in open_files(folder.parent).list())
         taken = [name for name in beside if name == folder.name or name.startswith(temporary)]

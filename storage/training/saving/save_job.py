@@ -100,6 +100,7 @@ class SaveJob:
             error = failure(exc, handle.uri)
             self.items.end(error)
             _let_go(exc)
+            # Others may still wait in `result`; after it they wait in `share_outcome` instead.
             if written is None:
                 processes.report_failure(key, error)
         try:
@@ -115,6 +116,7 @@ class SaveJob:
             if written is None:
                 _remove_leftovers(self.objects, handle, self.write)
             else:
+                # The failure may be due to a file that was linked: write all anew next time.
                 for held in self.items.values():
                     held.unchanged.forget()
         handle.finish(error)
@@ -123,6 +125,7 @@ class SaveJob:
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
+        # Sync first: the manifest must never be durable before the data that it lists.
         sync_folder(folder)
         files = [*self.write.files, *_files_of(written)]
         objects = check_files(
@@ -152,6 +155,7 @@ class SaveJob:
             objects=objects,
             origins=self.origins.of(names),
         )
+        # The index before the manifest: a crash in between leaves the step unlisted.
         self.writer.publish(
             indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
         )
