@@ -61,9 +61,8 @@ def mount_of(path: str) -> Mount | None:
         return None
     real = os.path.join(os.path.realpath(path), "")
     found = None
-    for mount in filter(
-        None, map(_parsed, lines)
-    ):  # a later mount hides an earlier one at the same point
+    # A later mount hides an earlier one at the same point.
+    for mount in filter(None, map(_parsed, lines)):
         if real.startswith(os.path.join(mount.point, "")) and (
             found is None or len(mount.point) >= len(found.point)
         ):

@@ -669,9 +669,7 @@ def _not_copied(handle: SaveHandle, waves: int) -> BaseException:
         handle.wait()  # marks the error as raised, so that the next save does not raise it
     except StorageError as exc:
         return exc
-    return SaveError(
-        "the save was abandoned", path=handle.uri
-    )  # unreachable: it can't be durable yet
+    return SaveError("the save was abandoned", path=handle.uri)  # never: `wait` raises
 
 
 def _check_ttl(seconds: Any) -> None:

@@ -150,9 +150,8 @@ def _hear(client: Coordination, key: str, place: str) -> str:
         if waited <= LATE_SECONDS:
             continue
         comes = client.key_value_try_get(f"{key}/said/0.0") is not None
-        if (
-            comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS
-        ):  # it may have arrived just now, and waits itself
+        # Process 0 may have arrived just now: it waits for as long itself.
+        if comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS:
             continue
         late = {
             "path": place,
