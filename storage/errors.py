@@ -8,28 +8,28 @@ StorageError
 │   ├── AliasNotFoundError
 │   ├── ArtifactNotFoundError
 │   └── LeafNotFoundError
-├── InvalidSliceError (IndexError)          a part of an array that it does not have
-├── NotACheckpointError (ValueError)        a folder that holds no checkpoint of ours
-├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
+├── InvalidSliceError (IndexError)          a slice beyond the array
+├── NotACheckpointError (ValueError)        a folder that is no checkpoint
+├── UnsupportedFormatError (ValueError)     another format or version, or not JSON of the kind
 ├── PolicyError (ValueError)                a retention or save policy that can't act
-├── RecordNotLostError (ValueError)         a record to be forgotten that is not lost for good
-├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
-├── IteratorMismatchError (ValueError)      data can't go on where a step says; lists all
+├── RecordNotLostError (ValueError)         a request to forget a record that is not lost
+├── TreeMismatchError (ValueError)          requested and stored tree differ; lists all differences
+├── IteratorMismatchError (ValueError)      data iterators can't resume at a step; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
 │   └── ConfinementError                    a link that leads out of its run
-├── SourceRefusedError                      files of an adopted step where no administrator allows
+├── SourceRefusedError                      files of an imported step outside the allowed folders
 ├── PreconditionFailedError                 a compare-and-swap that lost
 ├── StepExistsError                         a save at or below the latest step
-├── StepInFlightError                       the step is being written now
+├── StepInFlightError                       a step that is being written now
 ├── StepInUseError                          a deletion of what an alias or another step needs
 ├── StepChangedError                        a promotion of a step that was deleted meanwhile
 ├── StepDamagedError                        a step whose verification has failed
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
-├── LateProcessError (TimeoutError)         a process of the job that does not come; named
-├── UnsoundStoreError                       a store that runs can't rest on; lists why
-├── SaveError                               a save failed in the background
+├── LateProcessError (TimeoutError)         stragglers of the job, named
+├── UnsoundStoreError                       a store without what runs require; lists why
+├── SaveError                               a save that failed in the background
 │   └── StoreFullError (OSError)            no space or quota left
 └── StoreUnavailableError (OSError)         no answer, no permission, or too many failures
 """
@@ -81,11 +81,11 @@ __all__ = [
 class StorageError(Exception):
     """Base of all errors of `storage`.
 
-    The message says where (path), what was expected, what was found, and what to do next; each
-    part stays available as an attribute.
+    The message has the path, what was expected, what was found, and what to do next; each part is
+    also an attribute.
 
     Attributes:
-        problems: where several things are wrong at once, every one of them in a line.
+        problems: all problems, one line each, where there can be several.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class StorageError(Exception):
         super().__init__("\n  - ".join((lead, *self.problems)))
 
     def to_keep(self) -> Self:
-        """This error without what led to it: frames and causes hold all that was read."""
+        """Drop traceback and causes, whose frames keep data in memory; return the error."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
@@ -124,11 +124,11 @@ def _compose(message: str | None, path: str, expected: str, found: str, next_ste
 
 
 class InvalidURIError(StorageError, ValueError):
-    """A URI, name or key is malformed, of a foreign scheme, or leads out of its root."""
+    """A URI, name or key is malformed, has a foreign scheme, or leads out of its root."""
 
 
 class NotFoundError(StorageError, FileNotFoundError):
-    """Something named does not exist in the store."""
+    """A named object does not exist in the store."""
 
 
 class RunNotFoundError(NotFoundError):
@@ -152,11 +152,11 @@ class LeafNotFoundError(NotFoundError):
 
 
 class InvalidSliceError(StorageError, IndexError):
-    """The part asked for is not a part of the array."""
+    """The requested slice lies beyond the array."""
 
 
 class NotACheckpointError(StorageError, ValueError):
-    """A folder that should be a checkpoint is none."""
+    """The folder is no checkpoint."""
 
 
 class UnsupportedFormatError(StorageError, ValueError):
@@ -164,11 +164,11 @@ class UnsupportedFormatError(StorageError, ValueError):
 
 
 class PolicyError(StorageError, ValueError):
-    """A retention or save policy that can't act; every problem is listed."""
+    """A retention or save policy can't act; lists every problem."""
 
 
 class RecordNotLostError(StorageError, ValueError):
-    """A record to be forgotten that is as it was written, or can be rebuilt."""
+    """The record to forget is intact, or can be rebuilt."""
 
 
 class UnsupportedLeafError(StorageError, TypeError):
@@ -176,7 +176,7 @@ class UnsupportedLeafError(StorageError, TypeError):
 
 
 class TreeMismatchError(StorageError, ValueError):
-    """The tree asked for is not the tree that is stored.
+    """The requested tree differs from the stored tree.
 
     Attributes:
         problems: every difference, one line each.
@@ -184,10 +184,10 @@ class TreeMismatchError(StorageError, ValueError):
 
 
 class IteratorMismatchError(StorageError, ValueError):
-    """Iterators of training data can't go on where the step was saved.
+    """Iterators of training data can't resume where the step was saved.
 
     Attributes:
-        problems: what is wrong with which iterator, one line each.
+        problems: every mismatch with its iterator, one line each.
     """
 
 
@@ -195,23 +195,23 @@ class CorruptionError(StorageError):
     """Stored bytes fail their check.
 
     Attributes:
-        problems: every file or leaf that fails, one line each, where more than one was looked at.
+        problems: every file or leaf that fails, one line each, if several were checked.
     """
 
 
 class ConfinementError(CorruptionError):
-    """A link, or a file of another kind, leads out of what others may have opened."""
+    """A link leads out of the folder that it may not leave, or a file is no regular file."""
 
 
 class SourceRefusedError(StorageError):
-    """The files of an adopted step lie where no administrator of the server allows them."""
+    """An imported step's files lie outside the folders that the administrator allows."""
 
 
 class PreconditionFailedError(StorageError):
-    """A conditional write lost: the object is not what the caller last saw.
+    """A conditional write lost: the object has changed since the caller read it.
 
     Attributes:
-        current: what is stored now (None: nothing, or not known).
+        current: the stored value (None: nothing, or not known).
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class PreconditionFailedError(StorageError):
 
 
 class StepExistsError(StorageError):
-    """A save at or below the latest listed step, without asking for an overwrite."""
+    """The saved step is at or below the latest listed one, and overwrite was not requested."""
 
 
 class StepInFlightError(StorageError):
@@ -237,15 +237,15 @@ class StepInFlightError(StorageError):
 
 
 class StepInUseError(StorageError):
-    """A step that an alias names, or that other steps refer to, can't be deleted."""
+    """The step can't be deleted: an alias names it, or other steps refer to it."""
 
 
 class StepChangedError(StorageError):
-    """The step was deleted while it was being promoted; the alias is as it was."""
+    """The step was deleted during its promotion; the alias is unchanged."""
 
 
 class StepDamagedError(StorageError):
-    """The step is damaged: its last verification has failed."""
+    """The step is damaged: its last verification failed."""
 
 
 class LeaseHeldError(StorageError):
@@ -274,27 +274,27 @@ class FencedError(StorageError):
 
 
 class LateProcessError(StorageError, TimeoutError):
-    """Processes of a job that did not come to where the others wait, or are somewhere else."""
+    """Processes of a job did not arrive where the others wait, or are at another point."""
 
 
 class UnsoundStoreError(StorageError):
-    """The store does not keep what the run protocol rests on; nothing is written to it.
+    """The store does not do what the run protocol requires; nothing is written to it.
 
     Attributes:
-        problems: everything that it did and must not, one line each.
+        problems: every violation, one line each.
     """
 
 
 class SaveError(StorageError):
-    """A save failed after the caller had gone on."""
+    """A save failed after `save` had returned to the caller."""
 
 
 class StoreFullError(SaveError, OSError):
-    """No space, quota or file size left. `errno` tells which."""
+    """No space, quota or file size is left; `errno` says which."""
 
 
 class StoreUnavailableError(StorageError, OSError):
-    """The store gave no usable answer: unreachable, refused, or failing again and again."""
+    """The store gave no usable answer: unreachable, refused, or failing repeatedly."""
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -303,7 +303,7 @@ _FAILED = {
     *(errno.EIO, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOTCONN),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY),
 }
-"""A disk, a mount or this machine can't read or write now: nothing is said of what is stored."""
+"""The disk, the mount or this machine fails now; the stored data may be fine."""
 
 # TensorStore raises ValueError("STATUS_NAME: text [os_error_code='28']"), or http_response_code.
 _STATUS = re.compile(r"^([A-Z][A-Z_]+):")
@@ -324,11 +324,11 @@ _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
 def translate(exc: BaseException, *, path: object) -> StorageError:
-    """Say what a foreign error means, in our terms; raise the result from it.
+    """Map a foreign error to a `StorageError`; raise the result `from` it.
 
     Knows OSError (by errno), TensorStore's ValueErrors (by status, errno and HTTP code inside the
-    text), and the HTTP errors of gcsfs and aiohttp (by `code` or `status`). A `StorageError`
-    comes back as it is. Chained causes are looked at too, outermost first.
+    text), and the HTTP errors of gcsfs and aiohttp (by `code` or `status`). Returns a
+    `StorageError` unchanged. Follows the chain of causes, outermost first.
     """
     seen: set[int] = set()
     link: BaseException | None = exc
@@ -342,9 +342,9 @@ def translate(exc: BaseException, *, path: object) -> StorageError:
 
 
 def unanswered(exc: BaseException, *, path: object) -> StoreUnavailableError | None:
-    """The error that a read got no answer; None if the read says something of what is stored.
+    """Return the error that a read got no answer; None if the error is about the data.
 
-    Where the quota of requests is used up nothing was answered either.
+    An exhausted request quota counts as no answer.
     """
     known = translate(exc, path=path)
     if isinstance(known, StoreFullError):
@@ -353,11 +353,11 @@ def unanswered(exc: BaseException, *, path: object) -> StoreUnavailableError | N
 
 
 def unconfirmed(error: StorageError, path: object, found: str) -> StorageError:
-    """Say of a change that a disk failed to make, and that may have been made all the same.
+    """Return the error of a change that failed on the disk but may have been made.
 
     Args:
-        error: what the disk said.
-        path: of what was to be changed.
+        error: the disk's error.
+        path: of the object.
         found: what is known of the change.
     """
     kind = StoreFullError if isinstance(error, StoreFullError) else StoreUnavailableError
@@ -384,7 +384,7 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
         )
     if number == errno.ENOENT or code == 404:
         return _missing(path, text)
-    forbidden = code in (401, 403) or text.startswith("Forbidden:")  # as gcsfs says it
+    forbidden = code in (401, 403) or text.startswith("Forbidden:")  # gcsfs's form
     if number in _REFUSED or forbidden or _is_from(exc, "google.auth"):
         if forbidden and "quota" in text.lower():
             return _full(path, text, errno.EDQUOT)
@@ -395,7 +395,7 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
         return StoreUnavailableError(
             "the disk failed", path=path, found=text, next_step=_FAILED_NEXT
         )
-    if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # as gcsfs says it
+    if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # gcsfs's form
         return PreconditionFailedError("changed by someone else", path=path, found=text)
     if code == 429 or (code is not None and code >= 500):
         return _unavailable(path, text)
@@ -442,7 +442,7 @@ def _unavailable(path: str, text: str) -> StoreUnavailableError:
 
 
 def _text(exc: BaseException) -> str:
-    """The first 400 characters of the error's text on one line; its type if it has none."""
+    """Return the error's text on one line, at most 400 characters; its type if it has none."""
     return " ".join(str(exc).split())[:400] or type(exc).__name__
 
 
@@ -467,7 +467,7 @@ def _http_code(exc: BaseException) -> int | None:
 
 
 def _is_from(exc: BaseException, *packages: str) -> bool:
-    """True if the error's class, or one above it, is from these packages; none is imported here."""
+    """Return True if a class of the error comes from these packages; imports none of them."""
     return any(
         f"{kind.__module__}.".startswith(f"{package}.")
         for kind in type(exc).__mro__

@@ -1,7 +1,7 @@
-"""Small tables for notebooks: what `_repr_html_` of our objects gives.
+"""Small HTML tables for notebooks, the result of `_repr_html_` of our objects.
 
-Names in them come from users, so all text is escaped, and letters that no screen shows are spelt
-out. Nothing is asked of another place, and colours are the notebook's own, dark or light.
+Users choose the names in them, so all text is escaped and unprintable characters are spelt out. The
+HTML loads nothing and inherits the notebook's colours, dark or light.
 """
 
 import functools
@@ -27,14 +27,14 @@ def html_table(
     *,
     more: int = 0,
 ) -> str:
-    """A table below some facts, as HTML.
+    """Return a table below some facts, as HTML.
 
     Args:
-        title: What is shown.
+        title: Name of the object.
         facts: Names and values, one a line; those without a value are left out.
         columns: Their names.
-        rows: A cell for each.
-        more: How many rows are left out.
+        rows: One cell per column.
+        more: Number of further rows that are not shown.
     """
     told = "".join(
         f'<tr><th style="{_CELL}">{_text(name)}</th><td style="{_CELL}">{_text(value)}</td></tr>'
@@ -57,20 +57,20 @@ def html_table(
 
 
 def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
-    """A `_repr_html_` that shows what went wrong: a notebook breaks off at one that raises."""
+    """Decorate a `_repr_html_` to show errors: a notebook stops at one that raises."""
 
     @functools.wraps(shown)
     def _repr_html_(self: Self) -> str:
         try:
             return shown(self)
-        except Exception as error:  # whatever it is: see above
+        except Exception as error:  # any: see the docstring
             return html_table(type(self).__name__, [(type(error).__name__, _told(error))])
 
     return _repr_html_
 
 
 def size_cell(nbytes: int | None) -> str | None:
-    """Bytes in the largest decimal unit that leaves a number of at least one."""
+    """Format bytes in the largest decimal unit that gives at least one; None stays None."""
     if nbytes is None:
         return None
     value = float(nbytes)
@@ -84,7 +84,7 @@ def size_cell(nbytes: int | None) -> str | None:
 def _told(error: Exception) -> str:
     try:
         return str(error)
-    except Exception:  # of somebody else's making
+    except Exception:  # a foreign `__str__` may raise
         return "can't be told"
 
 

@@ -1,4 +1,4 @@
-"""The stored format of arrays, pure: dtypes, chunks, digests, OCDBT, value files."""
+"""The stored format of arrays: dtypes, chunks, digests, OCDBT, value files. Pure."""
 
 import lazy_loader
 

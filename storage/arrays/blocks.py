@@ -1,4 +1,4 @@
-"""Pure planning of bounded reads: which boxes of an array to read, in which order.
+"""Planning of bounded reads: the boxes of an array, in reading order. Pure.
 
 A *box* is a tuple of slices with non-negative bounds. Boxes come in C order and cover the array
 once, so that the concatenation of their flattened contents is the flattened array.
@@ -17,29 +17,29 @@ import numpy as np
 
 Box = tuple[slice, ...]
 
-# A row of chunks up to this size is read whole and handed out in slices: decoding a chunk once is
-# worth this much memory, but not more (the bound must not grow with the model).
+# Rows of chunks up to this size are read whole and handed out in slices, so that each chunk is
+# decoded once. Larger rows are not: memory must not grow with the model.
 BAND_BYTES = 64 << 20
 
 PIECE_BYTES = 8 << 20
-"""Bytes asked of TensorStore at a time: a few chunks, decoded in parallel. Larger ones cost memory
-(its threads keep some of what they free) and gain no speed; smaller ones are slower."""
+"""Bytes per TensorStore read: a few chunks, decoded in parallel. Larger reads cost memory (its
+threads keep some of what they free) and gain no speed; smaller ones are slower."""
 
 MOST_CHUNKS = 64 << 10
-"""Chunks asked of TensorStore at a time: what it plans for each takes some hundred bytes."""
+"""Chunks per TensorStore read: its plan takes some hundred bytes for each."""
 
-# A tile that is transposed at once: it and its transpose stay in the L2 cache. Of float32 it is 1.4
-# times as fast as strips of 16 rows, of bfloat16 twice (measured; 64 and 256 rows are slower).
+# Size of a tile to transpose: it and its transpose fit the L2 cache. Against strips of 16 rows this
+# is 1.4 times as fast for float32, twice for bfloat16 (measured; 64 and 256 rows are slower).
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 _THIN = 16
-# Bytes that part the rows of a tile: rows that are a power of two apart would share few cache sets.
+# Padding between the rows of a tile: rows that are a power of two apart share few cache sets.
 _PADDING = 64
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
 _LARGE_BYTES = 4 << 20
-"""From here on threads share a copy."""
+"""Size from which on several threads share a copy."""
 _THREADS = min(16, os.cpu_count() or 1)
 
 
@@ -50,7 +50,7 @@ def boxes(
     grid: Sequence[int] | None = None,
     phase: Sequence[int] | None = None,
 ) -> Iterator[Box]:
-    """Cuts an array into C-order boxes of at most `limit` elements each.
+    """Divide an array into C-order boxes of at most `limit` elements each.
 
     Args:
         shape: Shape of the array. A zero-size array has no boxes; a 0-d array has one, `()`.
@@ -84,16 +84,15 @@ def bands(
     grid: Sequence[int],
     phase: Sequence[int] | None = None,
 ) -> Iterator[Box]:
-    """Cuts an array into the boxes worth reading at once, so that few chunks are decoded twice.
+    """Divide an array into boxes to read at once, so that few chunks are decoded twice.
 
     A band holds whole rows of chunks: as many as fit in `max_bytes`, or one of at most
-    `BAND_BYTES`. A row of chunks larger than that is read in parts, and its chunks are decoded
-    once per part.
+    `BAND_BYTES`. A larger row of chunks is read in parts, and its chunks are decoded once per part.
 
     Args:
         shape: Shape of the array.
         itemsize: Bytes per element in memory.
-        max_bytes: What the caller wants to hold of it at a time.
+        max_bytes: Memory that the caller has for a band.
         grid: Chunk shape.
         phase: Position of the array's origin inside its first chunk, per axis.
     """
@@ -112,18 +111,18 @@ def bands(
 
 
 def chunk_count(shape: Sequence[int], chunks: Sequence[int]) -> int:
-    """How many chunks an array of this shape has."""
+    """Return the number of chunks of an array of this shape."""
     return math.prod(-(-size // (chunk or 1)) for size, chunk in zip(shape, chunks, strict=True))
 
 
 def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]:
-    """Cuts a part of an array into boxes of whole chunks, so that each chunk lies in one of them.
+    """Divide a box of an array into boxes of whole chunks, each chunk in one of them.
 
     Args:
-        window: the part, in the array's coordinates; boxes end where it does.
+        window: the box, in the array's coordinates; the boxes end where it does.
         chunks: chunk shape, no size 0.
-        limit: most elements of the chunks of a box, unless one chunk has more. No box has more than
-            `MOST_CHUNKS` chunks.
+        limit: maximum number of elements in the chunks of a box, unless one chunk has more. No box
+            has more than `MOST_CHUNKS` chunks.
     """
     if any(part.start >= part.stop for part in window):
         return
@@ -143,15 +142,15 @@ def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]
 
 
 def split_axis(shape: Sequence[int], limit: int) -> int:
-    """The first axis of which one index holds at most `limit` (>= 1) elements."""
+    """Return the first axis of which one index holds at most `limit` (>= 1) elements."""
     return next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= limit)
 
 
 def fill(out: np.ndarray, values: np.ndarray) -> None:
-    """Sets `out` to `values`, cast as NumPy does it, by as many threads as there are cores.
+    """Set `out` to `values`, cast as NumPy does it, with as many threads as there are cores.
 
-    Values that lie with their last two axes swapped, as the transpose of an array does, are copied
-    in tiles.
+    Values whose last two axes are swapped in memory, as in the transpose of an array, are copied in
+    tiles.
 
     Args:
         out: of the same shape, in C order.
@@ -178,13 +177,12 @@ def fill(out: np.ndarray, values: np.ndarray) -> None:
 
 
 def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> None:
-    """Copies `source`, its axes permuted as by `np.transpose`, into `out`, cast as NumPy does it.
+    """Copy `source`, its axes permuted as by `np.transpose`, into `out`, cast as in NumPy.
 
-    Swapping the last two axes, the usual case, goes in tiles that fit the cache.
+    The usual case, a swap of the last two axes, uses tiles that fit the cache.
     """
     axes = tuple(axes)
-    # Element types that NumPy does not know natively are copied item by item: as integers of the
-    # same width they go as fast as any.
+    # NumPy copies ml_dtypes element by element; as integers of the same width they copy fast.
     width = _UNSIGNED.get(source.dtype.itemsize)
     if width is not None and source.dtype == out.dtype:
         source, out = source.view(width), out.view(width)
@@ -197,19 +195,20 @@ def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> N
 
 
 def _cast(out: np.ndarray, values: np.ndarray) -> None:
-    """Sets `out` to `values`."""
-    if (values.dtype, out.dtype) == (_BFLOAT16, _FLOAT32):  # NumPy asks ml_dtypes for each of them
+    """Set `out` to `values`, cast."""
+    # By bits: NumPy's cast would call ml_dtypes for each element.
+    if (values.dtype, out.dtype) == (_BFLOAT16, _FLOAT32):
         np.left_shift(values.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
     else:
         np.copyto(out, values, casting="unsafe")
 
 
 def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
-    """Copies tile by tile, to and fro in whole cache lines; only within the cache with strides."""
+    """Transpose tile by tile: memory sees whole cache lines, strides stay in the cache."""
     if min(source.shape) < _THIN:
         _cast(out, source.T)
         return
-    # Cast while rows are whole; then it is only bits that are turned.
+    # Cast while rows are contiguous; the transposition then moves bits only.
     bits = _UNSIGNED.get(out.itemsize, out.dtype)
     padded = _TILE_COLUMNS + _PADDING // out.itemsize
     tile = np.empty((_TILE_ROWS, padded), out.dtype)
@@ -226,7 +225,7 @@ def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
 
 
 def _whole_chunk_rows(shape: tuple[int, ...], limit: int, grid: Sequence[int]) -> bool:
-    """Whether boxes of `limit` elements can be made of whole rows of chunks."""
+    """Return True if boxes of `limit` elements can consist of whole rows of chunks."""
     axis = split_axis(shape, limit)
     if any(min(size, chunk) > 1 for size, chunk in zip(shape[:axis], grid, strict=False)):
         return False

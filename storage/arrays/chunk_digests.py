@@ -1,7 +1,7 @@
-"""The digests of an item's chunks, as a process that wrote some of them keeps them in the step.
+"""Digests of an item's chunks, in a file per process that wrote some of them.
 
 A file covers the boxes of chunks that its process wrote; all of an item's files together cover the
-item. They are listed with their checksums in the step's manifest. Imports no JAX.
+item. The step's manifest lists them with their checksums. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cairn.storage.store import refuse_crowded
 __all__ = ["FILE_PREFIX", "ChunkDigests", "DigestedBox"]
 
 FILE_PREFIX: Final = "chunk_digests.process_"
-"""Files of an item's folder that hold digests are called this, the process's number, ".json"."""
+"""Prefix of the files with digests in an item's folder; the process's number and ".json" follow."""
 
 _FORMAT: Final = "cairn.chunk_digests"
 _VERSION: Final = 1
@@ -31,7 +31,7 @@ _HEX_DIGITS: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class DigestedBox:
-    """Chunks of a leaf that lie together.
+    """Box of chunks of a leaf, with their digests.
 
     Attributes:
         origin: index of the first element.
@@ -45,10 +45,10 @@ class DigestedBox:
 
 
 class ChunkDigests:
-    """The digests of the chunks of an item, by the leaf's path."""
+    """Digests of an item's chunks, by the leaf's path."""
 
     def __init__(self, boxes: Mapping[str, Sequence[DigestedBox]] | None = None) -> None:
-        """Of these boxes; ones without chunks are left out.
+        """Store these boxes; leave out those without chunks.
 
         Raises:
             CorruptionError: two boxes of a leaf begin at the same element, or do not have the
@@ -75,11 +75,11 @@ class ChunkDigests:
 
     @property
     def paths(self) -> frozenset[str]:
-        """The leaves of which some chunk has a digest."""
+        """Leaves with a digest of at least one chunk."""
         return frozenset(path for path, boxes in self._boxes.items() if boxes)
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Encode the digests as a file."""
         leaves = {
             path: [
                 {
@@ -96,7 +96,7 @@ class ChunkDigests:
 
     @classmethod
     def parse(cls, data: bytes, *, path: object) -> ChunkDigests:
-        """What `to_bytes` made bytes of.
+        """Decode a file that `to_bytes` encoded.
 
         Args:
             data: the file.
@@ -131,7 +131,7 @@ class ChunkDigests:
             _refuse(path, str(exc))
 
     def merged(self, *others: ChunkDigests) -> ChunkDigests:
-        """Those of all.
+        """Return the digests of this and all others.
 
         Raises:
             CorruptionError: two have the same chunks of a leaf.
@@ -143,7 +143,7 @@ class ChunkDigests:
         return ChunkDigests(boxes)
 
     def total(self, path: str) -> int | None:
-        """The digest of a whole leaf; None if it has no digests here."""
+        """Return the digest of a whole leaf; None if it has no digests here."""
         boxes = self._boxes.get(path)
         if not boxes:
             return None
@@ -152,7 +152,7 @@ class ChunkDigests:
         return sum(digests.total(box.digests) for box in boxes) % 2**64
 
     def expected(self, path: str, chunks: Sequence[int], index: tuple[int, ...]) -> int | None:
-        """The digest of a chunk; None if there is not exactly one.
+        """Return the digest of a chunk; None if there is not exactly one.
 
         Args:
             path: the leaf's.

@@ -1,6 +1,6 @@
-"""The shape of the smallest part of an array that can be read: pure, no JAX. See ADR 0003.
+"""Shapes of the shards and chunks of stored arrays. Pure, no JAX. See ADR 0003.
 
-An array is stored as outer shards (what one device held, at most 64 MiB) that are cut into inner
+An array is stored as outer shards (a device's box, at most 64 MiB) that are divided into inner
 chunks of about 4 MiB. Reading any element costs its whole inner chunk, checksum included.
 """
 
@@ -20,22 +20,22 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 4 << 20
-"""Inner chunks hold at most this many bytes where the shard's divisors allow it."""
+"""Maximum size of an inner chunk, where the shard's divisors allow it."""
 
 LEAST_CHUNK_BYTES: Final = 16 << 10
-"""Chunks are never smaller: each costs 20 bytes and some microseconds. A raveled model whose size
+"""Minimum size of a chunk: each costs 20 bytes and some microseconds. A raveled model whose size
 has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
 
 SHARD_BYTES: Final = 64 << 20
-"""Outer shards hold at most this many bytes where the divisors allow it: they are written, and
-sent to a store, as a whole."""
+"""Maximum size of an outer shard, where the divisors allow it: shards are written, and uploaded,
+whole."""
 
 SQUARE_ABOVE_BYTES: Final = 64 << 20
-"""Arrays above this are cut into squares, others into row strips: a reader holds a whole one."""
+"""Larger arrays have square chunks, others row strips: readers hold a smaller array whole."""
 
 
 class ChunkShapes(NamedTuple):
-    """How one array was cut.
+    """Shapes of an array's shards and chunks.
 
     Attributes:
         shard: outer shape, in elements per axis.
@@ -47,10 +47,10 @@ class ChunkShapes(NamedTuple):
 
 
 def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """How the part of an array that one writer holds is cut into outer shards: by leading axes.
+    """Divide a writer's box of an array into outer shards, along leading axes.
 
     Args:
-        part_shape: shape of that part, no axis of size 0.
+        part_shape: shape of that box, no axis of size 0.
         itemsize: bytes per element as stored.
     """
     part = tuple(int(size) for size in part_shape)
@@ -63,13 +63,13 @@ def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ..
 def inner_chunk_shape(
     global_shape: Sequence[int], shard_shape: Sequence[int], itemsize: int, *, square: bool = True
 ) -> tuple[int, ...]:
-    """The inner chunk of a shard: it divides the shard, and holds at most `CHUNK_BYTES`.
+    """Return the shape of a shard's chunks: it divides the shard, within `CHUNK_BYTES`.
 
-    Where only chunks below `LEAST_CHUNK_BYTES` would divide it, the next larger one that does.
+    If only chunks below `LEAST_CHUNK_BYTES` divide it, this returns the next larger one that does.
 
-    Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are cut along their leading
-    axes only: such a chunk lies in one piece in memory and is written without a copy. Larger ones
-    are cut to be roughly square in their last two axes, so that a block of rows and a block of
+    Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are divided along leading axes
+    only: such a chunk is contiguous in memory, and needs no copy to be written. Larger arrays get
+    chunks that are roughly square in the last two axes, so that blocks of rows and blocks of
     columns both touch few chunks.
 
     Args:
@@ -90,7 +90,7 @@ def inner_chunk_shape(
 
 
 def _strip(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
-    """Whole trailing axes, one leading axis in part, ones before it: one piece of memory."""
+    """Return a contiguous chunk: whole trailing axes, a part of one axis, 1 before that."""
     chunk = [1] * len(shard)
     filled = 1
     for axis in reversed(range(len(shard))):
@@ -105,9 +105,9 @@ def _strip(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
 
 
 def _square(rows: int, columns: int, limit: int) -> tuple[int, int]:
-    """(a, b) dividing (rows, columns) with a * b <= limit.
+    """Return (a, b) that divide (rows, columns), with a * b <= limit.
 
-    Of the pairs at least half as full as the fullest, the one whose sides differ least.
+    Of the pairs with at least half the largest area, the one whose sides differ least.
     """
     pairs = [(a, _largest_divisor(columns, limit // a)) for a in _divisors(rows) if a <= limit]
     fullest = max(a * b for a, b in pairs)

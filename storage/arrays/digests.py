@@ -1,16 +1,15 @@
-"""Digests of arrays that do not depend on how they are cut: "keyed-sum-64". Imports no JAX.
+"""Digests of arrays that do not depend on their chunking: "keyed-sum-64". Imports no JAX.
 
-The digest is the sum of (the bits of an element) x (the key of its position), modulo 2**64. A
-position is an element's index in the whole leaf, so that disjoint parts add up to the leaf, and
-every key is odd, so that a change of one element always changes the sum. See ADR 0008.
+The digest is the sum of (bits of an element) x (key of its position), modulo 2**64. A position is
+an element's index in the whole leaf, so the digests of disjoint boxes add up to that of the leaf.
+Every key is odd, so a change of one element always changes the sum. See ADR 0008.
 
 The key of an index is the product over axes d of high_d(index[d] // 4096) x
 low_d(index[d] % 4096), where high_d(j) is splitmix64(splitmix64(2 d) + j) | 1, and low_d(j) the
-same with 2 d + 1: two factors, so that the keys of a long axis are cheap to make. The last axis
-counts 32-bit words: the bits of an element are shifted to where they lie in their word, little
-endian, and elements of 8 and 16 bytes are 2 and 4 words. An element below one byte counts as one,
-zeros above its bits. An array without axes is one of shape (1,), and one without elements has the
-digest 0.
+same with 2 d + 1: two factors make the keys of a long axis cheap. The last axis counts 32-bit
+words: the bits of an element are shifted to their place in the word, little endian; elements of 8
+and 16 bytes are 2 and 4 words. An element below one byte counts as one byte, with zeros above its
+bits. An array without axes counts as one of shape (1,); one without elements has the digest 0.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ _WORD: Final = 4
 
 _LOW: Final = 4096
 _KEYS: Final = 1 << 14
-"""Keys held at a time: their words and they stay in the cache."""
+"""Keys in memory at a time: they and their words fit the cache."""
 
 _FEW: Final = 1024
-"""Words that are summed at once, with the keys of all: for small leaves the rest takes longer."""
+"""Words up to which a leaf is summed with all its keys at once: planning would take longer."""
 
 
 _NARROW: Final = 32
-"""Rows of fewer words are summed down the rows instead of along them."""
+"""Rows with fewer words are summed along columns."""
 
 _PAIRED_ROWS: Final = 8
-"""From so many rows on, words are summed in pairs: for fewer the keys of pairs take longer to make
-than they save."""
+"""Rows from which on words are summed in pairs: for fewer, making the keys of pairs costs more than
+it saves."""
 
 WORDS_AT_ONCE: Final = 1 << 17
-"""64-bit words that are made at a time: they stay in the cache. Fewer take longer, where several
-threads do this: each of NumPy's calls gives Python's lock away and asks for it again."""
+"""64-bit words in a scratch array: they fit the cache. Smaller ones are slower with several
+threads, as every NumPy call releases and takes the GIL."""
 
 _COPIED: Final = 1 << 20
-"""Bytes copied at a time of what is not laid out in whole words."""
+"""Bytes copied at a time of elements that are not laid out in whole words."""
 
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _BELOW_A_BYTE: Final = re.compile(r"(?:u?int|float)([1-7])(?:_|$)")
@@ -74,17 +73,17 @@ Words = np.ndarray[Any, np.dtype[Any]]
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 _scratch: Final[queue.SimpleQueue[Digests]] = queue.SimpleQueue()
-"""Kept from use to use, as many as were once needed at a time: new memory takes as long to have as
-the sum of what is put there."""
+"""Free scratch arrays, as many as were ever in use: faulting in new memory would take as long as
+the sum itself."""
 
 
 def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
-    """The digest of a part of a leaf.
+    """Return the digest of a box of a leaf.
 
-    Holds at most some 3 MiB beside the part.
+    Uses at most some 3 MiB beside the box.
 
     Args:
-        values: the part's elements, in native byte order.
+        values: the box's elements, in native byte order.
         origin: index of its first element in the leaf.
     """
     if values.size == 0:
@@ -103,11 +102,11 @@ def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
 
 
 def digest_chunks(values: np.ndarray, origin: Sequence[int], chunk: Sequence[int]) -> Digests:
-    """The digests of the chunks of a part of a leaf, by their index in it.
+    """Return the digests of the chunks of a box, by chunk index.
 
     Args:
-        values: the part's elements.
-        origin: index of its first element in the leaf: a corner of chunks.
+        values: the box's elements.
+        origin: index of its first element in the leaf: a corner of a chunk.
         chunk: shape of a chunk; the last ones of an axis may be smaller.
     """
     counts = [-(-size // step) for size, step in zip(values.shape, chunk, strict=True)]
@@ -120,23 +119,23 @@ def digest_chunks(values: np.ndarray, origin: Sequence[int], chunk: Sequence[int
 
 
 def total(digests: np.ndarray) -> int:
-    """The digest of what parts with these digests are together."""
+    """Return the digest of the union of boxes with these digests."""
     return int(np.sum(digests, dtype=np.uint64))
 
 
 def digest_text(value: int) -> str:
-    """A digest as it is recorded."""
+    """Format a digest as it is recorded."""
     return f"{ALGORITHM}:{value:016x}"
 
 
 def parse_digest(text: str) -> int | None:
-    """The digest that `digest_text` recorded; None if it is one of another algorithm."""
+    """Parse the text of `digest_text`; None if it is of another algorithm."""
     found = _TEXT.fullmatch(text)
     return int(found[1], 16) if found else None
 
 
 def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
-    """A view of the part as rows of words; None if its bytes don't lie so."""
+    """Return a view of the box as rows of words; None if its memory layout forbids that."""
     size, bits = values.itemsize, _bits(values.dtype)
     whole = (values.shape[-1] * size) % _WORD == 0 and (origin[-1] * size) % _WORD == 0
     if not whole or bits < 8 or values.strides[-1] != size:
@@ -145,13 +144,13 @@ def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
 
 
 def _padded(values: np.ndarray, origin: Sequence[int]) -> Words:
-    """The part copied into rows of words, zeros where a word holds none of it."""
+    """Copy the box into rows of words, with zeros in the bytes outside the box."""
     size, bits = values.itemsize, _bits(values.dtype)
     before = origin[-1] * size % _WORD
     row = values.shape[-1] * size
     words = -(-(before + row) // _WORD)
     copy = np.zeros((*values.shape[:-1], words * _WORD), np.uint8)
-    # NumPy copies foreign dtypes item by item; as integers they go at full speed.
+    # NumPy copies ml_dtypes element by element; as integers they copy at full speed.
     as_type = _UNSIGNED.get(size, values.dtype)
     into, source = copy[..., before : before + row].view(as_type), values.view(as_type)
     if values.shape[-1] < _NARROW:
@@ -170,16 +169,16 @@ def _word_origin(values: np.ndarray, origin: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _bits(dtype: np.dtype[Any]) -> int:
-    """Bits of an element that count: fewer than its bytes hold if it is below one byte."""
+    """Return the significant bits of an element: fewer than 8 for dtypes below one byte."""
     found = _BELOW_A_BYTE.match(dtype.name)
     return int(found[1]) if found else 8 * dtype.itemsize
 
 
 def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
-    """The sum over rows of words.
+    """Return the keyed sum of rows of words.
 
-    As many trailing axes as have few enough keys make up a row; rows are summed each with the same
-    keys, and their sums with the keys of the leading axes.
+    A row consists of as many trailing axes as have few enough keys. All rows are summed with the
+    same keys, and these sums with the keys of the leading axes.
     """
     shape = words.shape
     if words.size <= _FEW and words.flags.c_contiguous:
@@ -212,10 +211,10 @@ def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
 
 
 def _row_sums(rows: Words, keys: Digests) -> Digests:
-    """The sums, of pairs of words if those lie as whole numbers of 64 bits: a third faster.
+    """Return the keyed sum of each row; pairs of words as 64-bit integers are a third faster.
 
-    A pair w = first + 2**32 second is to give first k + second l. That is w k + second (l - 2**32
-    k), modulo 2**64, in which no word has to be widened first.
+    A pair w = first + 2**32 second must contribute first k + second l. That equals
+    w k + second (l - 2**32 k), modulo 2**64, so that no word has to be widened first.
     """
     count, columns = rows.shape
     before = rows.ctypes.data % 8
@@ -224,7 +223,7 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
     if count < _PAIRED_ROWS or not paired or before not in (0, 4):
         found = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
         return found
-    if before:  # the second word begins a pair, and the last one has none
+    if before:  # pairs start at the second word; the first and the last are summed apart
         ends, between = slice(None, None, columns - 1), slice(1, columns - 1)
         found = np.einsum("ij,j->i", rows[:, ends], keys[ends], dtype=np.uint64, casting="unsafe")
         return found + _row_sums(rows[:, between], keys[between]) if columns > 2 else found
@@ -243,7 +242,7 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
 
 @contextlib.contextmanager
 def scratch(rows: int, columns: int) -> Iterator[Words]:
-    """Rows of 64-bit words, at most `WORDS_AT_ONCE`, that hold whatever was there before."""
+    """Lend rows of 64-bit words, at most `WORDS_AT_ONCE`, with arbitrary contents."""
     count = rows * columns
     try:
         memory = _scratch.get_nowait() if count > _KEYS else np.empty(count, np.uint64)
@@ -260,7 +259,7 @@ def _dot(sums: Digests, keys: Digests) -> int:
 
 @lru_cache(maxsize=8)
 def _keys(axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests:
-    """The keys of a box of the axes from `axis` on, flattened; at most `_KEYS` of them."""
+    """Return the flattened keys of a box of the axes from `axis` on; at most `_KEYS` of them."""
     if not starts:
         return np.ones(1, np.uint64)
     found = _axis_keys(axis, starts[0], sizes[0])

@@ -15,7 +15,7 @@ __all__ = ["dtype_named", "is_floating"]
 
 @functools.lru_cache(maxsize=256)
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype that is called `name`, such as "bfloat16", "int4" or "float32".
+    """Return the dtype that is called `name`, such as "bfloat16", "int4" or "float32".
 
     Raises:
         UnsupportedFormatError: there is none.
@@ -34,7 +34,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is floating, those of `ml_dtypes` included; complex ones are not."""
+    """Return True for a real floating dtype, those of `ml_dtypes` included."""
     try:
         ml_dtypes.finfo(dtype)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Four-bit integers, two in a byte: packing, unpacking, and reading parts. Imports no JAX.
+"""Four-bit integers, two per byte: packing, unpacking, and partial reads. Imports no JAX.
 
 Packed along one axis of even size: elements 2i and 2i+1 are the low and the high half of byte i;
 negative numbers are in two's complement. See ADR 0007.
@@ -29,7 +29,7 @@ FOUR_BITS: Final = frozenset({"int4", "uint4"})
 
 
 def packing_axis(shard_shape: Sequence[int]) -> int | None:
-    """The last axis along which every shard holds whole bytes; None if there is none.
+    """Return the last axis along which every shard holds whole bytes; None if there is none.
 
     Args:
         shard_shape: shape of what one device holds.
@@ -39,7 +39,7 @@ def packing_axis(shard_shape: Sequence[int]) -> int | None:
 
 
 def packed_axis(shape: Sequence[int], stored_shape: Sequence[int]) -> int:
-    """The axis along which an array of `shape` was packed to be stored as `stored_shape`.
+    """Return the axis that was packed to store `shape` as `stored_shape`.
 
     Raises:
         ValueError: none.
@@ -51,18 +51,18 @@ def packed_axis(shape: Sequence[int], stored_shape: Sequence[int]) -> int:
 
 
 def packed_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The shape with one axis halved."""
+    """Return the shape with one axis halved."""
     return (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
 
 
 def unpacked_shape(stored: Sequence[int], axis: int) -> tuple[int, ...]:
-    """A shape, or an index, of packed bytes, counted in the elements that they hold."""
+    """Convert a shape, or an index, from packed bytes to elements."""
     return (*stored[:axis], 2 * stored[axis], *stored[axis + 1 :])
 
 
 def pack(values: Any, axis: int) -> Any:
-    """A four-bit array, NumPy's or JAX's, as bytes."""
-    # By way of int8, since that is what NumPy has of two's complement.
+    """Pack a four-bit array of NumPy or JAX into bytes."""
+    # Through int8, which gives NumPy's two's complement of negative numbers.
     wide = np.int8 if np.dtype(values.dtype).name == "int4" else np.uint8
     codes = values.astype(wide).view(np.uint8) & np.uint8(15)
     shape = tuple(values.shape)
@@ -72,13 +72,13 @@ def pack(values: Any, axis: int) -> Any:
 
 
 def unpack(packed: Any, dtype: str, axis: int, *, numpy: Any = np) -> Any:
-    """The four-bit array that `pack` made bytes of.
+    """Unpack the bytes that `pack` made.
 
     Args:
         packed: the bytes.
         dtype: name of the dtype.
-        axis: along which they are packed.
-        numpy: the module that they belong to, `numpy` or `jax.numpy`.
+        axis: axis along which they are packed.
+        numpy: module of the bytes, `numpy` or `jax.numpy`.
     """
     codes = numpy.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=axis + 1)
     shape = tuple(packed.shape)
@@ -89,24 +89,24 @@ def unpack(packed: Any, dtype: str, axis: int, *, numpy: Any = np) -> Any:
 
 
 class PackedReads:
-    """A stored array of packed bytes, indexed as the array that it stands for."""
+    """Adapter that indexes a stored array of packed bytes as the four-bit array."""
 
     def __init__(self, array: Any, dtype: str, axis: int) -> None:
-        """Wraps a TensorStore array.
+        """Wrap a TensorStore array.
 
         Args:
             array: the bytes.
             dtype: name of the four-bit dtype.
-            axis: along which they are packed.
+            axis: axis along which they are packed.
         """
         self._array, self._dtype, self._axis = array, dtype, axis
 
     def __getitem__(self, index: tuple[int | slice, ...]) -> _PackedRead:
-        """A part to read: one non-negative integer, or slice with bounds, per axis."""
+        """Select a part to read: one non-negative integer, or slice with bounds, per axis."""
         part = index[self._axis]
         low, high = (part.start, part.stop) if isinstance(part, slice) else (part, part + 1)
         outer = slice(low // 2, -(-high // 2))
-        # Other axes are cut by the store; this one, and axes that integers drop, afterwards.
+        # The store slices the other axes; this one, and axes that integers drop, come after.
         stored = tuple(
             slice(one, one + 1) if isinstance(one, int) else one
             for one in (*index[: self._axis], outer, *index[self._axis + 1 :])
@@ -119,18 +119,18 @@ class PackedReads:
 
 
 class _PackedRead:
-    """A part of a packed array; `read` starts to read it and gives what to wait for."""
+    """Part of a packed array; `read` starts the read and returns the object to wait for."""
 
     def __init__(self, part: Any, dtype: str, axis: int, select: tuple[int | slice, ...]) -> None:
         self._part, self._dtype, self._axis, self._select = part, dtype, axis, select
         self._future: Any = None
 
     def read(self, order: str = "C") -> _PackedRead:
-        """Starts to read."""
+        """Start the read."""
         self._future = self._part.read(order=order)
         return self
 
     def result(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The part, once it is read."""
+        """Wait for the read and return the part."""
         whole = unpack(self._future.result(), self._dtype, self._axis)
         return np.ascontiguousarray(whole[self._select])

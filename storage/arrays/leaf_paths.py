@@ -1,9 +1,9 @@
-"""Paths of leaves: a tree's keys joined by "/", so that no two trees share one. Pure.
+"""Paths of leaves: a tree's keys joined by "/", unambiguously. Pure.
 
-A key is a segment of the path as it is, unless it holds a "/": that is written "%2F" in it, so that
-Haiku's {"linear/~/w": ...} has the path "linear%2F~%2Fw", and {"linear": {"~": {"w": ...}}} the
-path "linear/~/w". A "%" is written "%25", but only where what follows would else read as one of
-these two. All other keys, those with "." among them, stand for themselves.
+A "/" within a key is written "%2F": Haiku's {"linear/~/w": ...} has the path "linear%2F~%2Fw", and
+{"linear": {"~": {"w": ...}}} the path "linear/~/w". A "%" is written "%25" only where the text
+would otherwise read as one of these two escapes. All other keys, also those with a ".", stay
+unchanged.
 """
 
 import re
@@ -17,12 +17,12 @@ _WRITTEN: Final = re.compile("%2F|%25")
 
 
 def path_of(keys: Iterable[str]) -> str:
-    """The path of the leaf that `keys` lead to."""
+    """Return the path of the leaf at `keys`."""
     return "/".join(map(_segment, keys))
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """The keys that `path_of` made this path from."""
+    """Return the keys of a path; the inverse of `path_of`."""
     if not path:
         return ()
     segments = path.split("/")

@@ -1,9 +1,9 @@
-"""The index of an OCDBT database whose value files were written by us: one node, one manifest.
+"""Index of an OCDBT database whose value files we wrote: one node, one manifest.
 
 OCDBT is TensorStore's key-value format. A B+tree leaf node maps keys to small values or to ranges
 of value files, and the manifest points at the tree's root. The format lets value files have any
-name and be made by anyone; we write them straight from the arrays that are saved (see
-`value_files`), and this module writes what makes a database of them. Pure, no JAX.
+name and origin; we write them straight from the saved arrays (see `value_files`), and this module
+writes the node and the manifest that make them a database. Pure, no JAX.
 
 Source: TensorStore, "ocdbt Key-Value Store driver", section "Storage format"
 (tensorstore/kvstore/ocdbt/index.rst), and manifests written by TensorStore 0.1.86.
@@ -33,17 +33,17 @@ __all__ = [
 
 MANIFEST_FILE: Final = "manifest.ocdbt"
 VALUE_FOLDER: Final = "d"
-"""Where value files go, and nothing else: every byte of them is part of a value."""
+"""Folder of the value files and of nothing else: every byte in it is part of a value."""
 
 NODE_FOLDER: Final = "b"
 
 _VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{VALUE_FOLDER})/[^/]+")
-"""As Orbax calls the folders, and as Cairn does."""
+"""Value files by their path in a step, for the folder names of Orbax and of Cairn."""
 
 _OTHER_VALUES: Final = re.compile(
     r"(ocdbt\.process_[^/]+/)?d/[0-9a-f]{32}|.+/([0-9]+(\.[0-9]+)*|c(/[0-9]+)*)"
 )
-"""Of a tree that is no item, and of arrays that have a folder each: their chunks."""
+"""Value files of a tree that is no item, and chunks of arrays with a folder each."""
 
 _MANIFEST_MAGIC: Final = 0x0CDB3A2A
 _NODE_MAGIC: Final = 0x0CDB20DE
@@ -56,7 +56,7 @@ _FEW: Final = 64
 
 
 class ValueRef(NamedTuple):
-    """Where a value lies.
+    """Location of a value.
 
     Attributes:
         file: path of the value file, from the database's folder.
@@ -70,11 +70,11 @@ class ValueRef(NamedTuple):
 
 
 class Node(NamedTuple):
-    """An encoded node.
+    """Encoded node.
 
     Attributes:
         data: the bytes of its file.
-        keys: how many there are.
+        keys: number of keys.
         indirect_bytes: bytes of all values that lie in value files.
     """
 
@@ -84,12 +84,12 @@ class Node(NamedTuple):
 
 
 def holds_values(name: str) -> bool:
-    """True for a file of a step that holds elements of arrays, by its name."""
+    """Return True if the name is that of a step's file with array elements."""
     return any(kind.fullmatch(name) for kind in (_VALUES, _OTHER_VALUES))
 
 
 def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:
-    """The one node of a tree with these entries, at least one: a value each, or where it lies."""
+    """Encode the only node of a tree, from at least one entry: a value, or its location."""
     keys = sorted(entries)
     values = [entries[key] for key in keys]
     refs = [value for value in values if isinstance(value, ValueRef)]
@@ -117,12 +117,12 @@ def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:
 
 
 def manifest(node: Node, node_file: str, *, time_ns: int) -> bytes:
-    """The manifest of a database whose first and only version has `node` as its root.
+    """Encode the manifest of a database whose first and only version has `node` as its root.
 
     Args:
         node: the root.
         node_file: path of its file, from the database's folder.
-        time_ns: when, in nanoseconds since the epoch.
+        time_ns: commit time, in nanoseconds since the epoch.
     """
     config = b"".join(
         [
@@ -150,7 +150,7 @@ def manifest(node: Node, node_file: str, *, time_ns: int) -> bytes:
 
 
 def _framed(magic: int, body: bytes) -> bytes:
-    """With the header, length included, and the checksum that TensorStore checks on reading."""
+    """Add the header, with the length, and the checksum that TensorStore verifies."""
     plain = b"\x00\x00"  # format version, no compression
     size = 4 + 8 + len(plain) + len(body) + 4
     data = magic.to_bytes(4, "big") + size.to_bytes(8, "little") + plain + body
@@ -159,7 +159,7 @@ def _framed(magic: int, body: bytes) -> bytes:
 
 
 def _file_table(files: Sequence[str]) -> bytes:
-    """Paths of files, none with a base path, to which a shared prefix could belong."""
+    """Encode a table of file paths, without base paths and without shared prefixes."""
     paths = [file.encode() for file in files]
     return b"".join(
         [
@@ -173,7 +173,7 @@ def _file_table(files: Sequence[str]) -> bytes:
 
 
 def _shared(a: bytes, b: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix."""
     size = min(len(a), len(b))
     differing = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
     return size - (differing.bit_length() + 7) // 8
@@ -183,7 +183,7 @@ def _varints(numbers: Iterable[int]) -> bytes:
     values = np.fromiter(numbers, np.uint64)
     if len(values) < _FEW:
         return b"".join(map(_varint, values.tolist()))
-    # As `_varint` does it, of all at a time: a column for each seven bits.
+    # `_varint` for all at once: a column for each seven bits.
     shifts = np.arange(0, 64, _GROUP_BITS, dtype=np.uint64)
     groups = values[:, None] >> shifts
     has_more = groups >= 1 << _GROUP_BITS
@@ -194,7 +194,7 @@ def _varints(numbers: Iterable[int]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Encode seven bits per byte, lowest first; the high bit marks that more follow."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

@@ -1,11 +1,11 @@
-"""What Orbax writes about a step in JSON: its items, and an item's leaves. Pure parsing, no JAX.
+"""Orbax's JSON metadata of a step: its items, and an item's leaves. Pure parsing, no JAX.
 
-Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (which items there are, and when
-they were committed) and, in each item that is a tree, `_METADATA` (key path of every leaf, and
-which array format holds it). A leaf's array is named by its keys joined by ".".
+Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (the items, and the commit time)
+and, in each item that is a tree, `_METADATA` (key path and array format of every leaf). The name of
+a leaf's array is its keys joined by ".".
 
-Steps that Cairn saved carry in the first, under Orbax's custom metadata, the names of all items
-and the leaves that are stored in another form (see `leaf_forms`).
+Steps that Cairn saved have in the first, under Orbax's custom metadata, the names of all items and
+the leaves that are stored in another form (see `leaf_forms`).
 
 Source: orbax.checkpoint 0.12, `_src/metadata/{step_metadata_serialization,tree}.py`.
 """
@@ -24,18 +24,18 @@ from cairn.storage.store import refuse_crowded
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ROOT_METADATA = "metadata/_ROOT_METADATA"
-"""What Orbax keeps about a folder of steps."""
+"""Orbax's metadata of a folder of steps."""
 
 OLD_ROOT_METADATA = "metadata/metadata"
-"""In its place, by older releases of Orbax: the custom metadata alone."""
+"""File of older Orbax releases in its place, with the custom metadata alone."""
 
 TREE_METADATA = "_METADATA"
 STRINGS_FILE = "_strings.json"
 ARRAY_METADATA = "array_metadatas"
-"""Folder of an item: how each process cut its arrays, and what else it knew of them."""
+"""Folder of an item: chunking and extension data of the arrays, one file per process."""
 
 JSON_FILES = ("data.json", "metadata")
-"""Names under which Orbax's JSON handler keeps an item; the second is that of its older API."""
+"""File names of Orbax's JSON handler; the second is that of its older API."""
 
 _SEQUENCE_KEY = 1
 _VALUE = "value"
@@ -44,19 +44,19 @@ _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 
 
 CUSTOM_KEY = "cairn"
-"""Our part of Orbax's custom metadata: which items there are, and leaves stored in another form."""
+"""Key of Cairn's part of Orbax's custom metadata: items, and leaves stored in another form."""
 
 META_ITEM = "meta"
-"""The item that holds JSON; all others are trees."""
+"""Name of the JSON item; all others are trees."""
 
 
 class StoredForm(NamedTuple):
-    """How a leaf is stored that is not stored as it is.
+    """Form of a leaf that is not stored as itself.
 
     Attributes:
-        kind: "empty" (nothing stored: it has no elements), "widened" (uint8 of equal value),
-            "bits" (uint8 of equal bits), "packed" (uint8 of two elements each, along the one axis
-            that is half as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
+        kind: "empty" (not stored: it has no elements), "widened" (uint8 of equal value), "bits"
+            (uint8 of equal bits), "packed" (uint8 of two elements each, along the axis that is half
+            as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
         shape: logical shape.
         dtype: logical dtype by name; for a key the name of its implementation.
     """
@@ -68,12 +68,12 @@ class StoredForm(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """What `_CHECKPOINT_METADATA` says.
+    """Content of `_CHECKPOINT_METADATA`.
 
     Attributes:
         items: names of the step's items; None if it names none (older Orbax).
         committed: Orbax recorded the time of the commit.
-        ours: items that Cairn saved; there is nothing on disk of those without a stored leaf.
+        ours: items that Cairn saved; those without a stored leaf have no files.
         forms: by item and path, the leaves that are stored in another form.
         meta_digest: of the JSON item's canonical form, if recorded.
     """
@@ -87,7 +87,7 @@ class StepMetadata:
 
 @dataclass(frozen=True)
 class StoredTree:
-    """What an item's `_METADATA` says.
+    """Content of an item's `_METADATA`.
 
     Attributes:
         arrays: path of each leaf that is an array -> the array's name.
@@ -97,9 +97,9 @@ class StoredTree:
         zarr3: the arrays are zarr version 3, else 2.
         ocdbt: the arrays lie in an OCDBT database, else each in a folder of its own.
         sparse: chunks equal to the fill value may be absent.
-        variables: path of a leaf, of those that `without_variables` moved -> where it was.
-        renamed: path of a leaf as manifests of before `leaf_paths` have it -> its path, where they
-            differ: keys were joined as they are.
+        variables: path of a leaf that `without_variables` moved -> its path before.
+        renamed: path of a leaf in manifests from before `leaf_paths`, which joined keys without
+            escapes -> its path, where they differ.
     """
 
     arrays: Mapping[str, str] = field(default_factory=dict)
@@ -113,13 +113,13 @@ class StoredTree:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def current(self, path: str) -> str:
-        """The path of the leaf that a manifest, be it an old one, has at `path`."""
+        """Return the path of the leaf that a manifest, also an old one, has at `path`."""
         return path if path in self.arrays else self.renamed.get(path, path)
 
     def without_variables(self) -> StoredTree:
-        """This tree, with the values of Variables where the Variables are.
+        """Return this tree with the values of Variables at the Variables' own paths.
 
-        Older releases of Flax saved an `nnx.State` with a "value" below each Variable, alone.
+        Older releases of Flax saved an `nnx.State` with a single child "value" below each Variable.
         """
         nodes: set[str] = set()
         for path in (*self.arrays, *self.strings, *self.empties):
@@ -140,12 +140,12 @@ class StoredTree:
 
 
 def array_name(path: str) -> str:
-    """The name by which Orbax knows the array of the leaf at `path`."""
+    """Return Orbax's name of the array of the leaf at `path`."""
     return ".".join(keys_of(path)) if "%" in path else path.replace("/", ".")
 
 
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
-    """Reads `_CHECKPOINT_METADATA`.
+    """Parse `_CHECKPOINT_METADATA`.
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
@@ -183,7 +183,7 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
 
 
 def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
-    """The `custom_metadata` of Orbax's description of a step or of a folder of steps.
+    """Return the `custom_metadata` of Orbax's description of a step, or of a folder of steps.
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
@@ -195,7 +195,7 @@ def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
 
 
 def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
-    """Reads an item's `_METADATA`.
+    """Parse an item's `_METADATA`.
 
     Raises:
         CorruptionError: it is not JSON of the expected form.
@@ -264,7 +264,7 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
 
 
 def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
-    """Which arrays hold typed PRNG keys, by name: the implementation of each.
+    """Return the PRNG implementation of each array of typed keys, by the array's name.
 
     Args:
         data: a file of the item's folder `ARRAY_METADATA`.
@@ -287,7 +287,7 @@ def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
 
 
 def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
-    """The nested containers that `leaves` (by path) were flattened from.
+    """Rebuild the nested containers of `leaves` (by path).
 
     Args:
         leaves: values by path; the path "" alone is a tree that is one leaf.
@@ -313,10 +313,10 @@ def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
 
 
 def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
-        CorruptionError: the bytes are none, or more than they may be.
+        CorruptionError: the bytes are no JSON object, or exceed the limits.
     """
     refuse_crowded(data, path)
     try:

@@ -1,7 +1,7 @@
-"""A table of rows of one size, cut into pages each of which is checked when it is read.
+"""Table of fixed-size rows in pages, each of which is checked when it is read.
 
-So a reader takes the few pages that it needs of a table of any length, and believes no byte of
-them that is not what was written. Imports no JAX.
+A reader loads only the pages it needs of a table of any length, and never uses unchecked bytes.
+Imports no JAX.
 """
 
 import hashlib
@@ -18,27 +18,27 @@ from cairn.storage.errors import CorruptionError
 __all__ = ["PAGE_BYTES", "PagedTable", "TablePlace", "damaged_index", "table_place"]
 
 PAGE_BYTES: Final = 64 << 10
-"""Most bytes of a page."""
+"""Maximum size of a page, in bytes."""
 
 _RUN_PAGES: Final = 64
-"""Read in one go."""
+"""Maximum number of pages per read."""
 
 _GAP_PAGES: Final = 1
-"""Read for nothing, rather than to ask once more."""
+"""Unneeded pages in a gap that are read along, to save another request."""
 
 _READS_AT_ONCE: Final = 8
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 Fetch = Callable[[int, int], bytes | memoryview]
-"""Gives the bytes of a file from one offset to another. They are kept, not copied."""
+"""Function that returns a file's bytes between two offsets. The table keeps them, uncopied."""
 
 
 class TablePlace(NamedTuple):
-    """Where a table lies in its file.
+    """Location of a table in its file.
 
     Attributes:
         offset: of its first byte.
-        rows: how many there are.
+        rows: number of rows.
         pages: SHA-256 of each page, in hexadecimal digits.
     """
 
@@ -48,29 +48,29 @@ class TablePlace(NamedTuple):
 
 
 def table_place(rows: Rows, offset: int) -> TablePlace:
-    """Of a table whose bytes are written at `offset`."""
+    """Return the location and page digests of a table whose bytes are written at `offset`."""
     step = _page_rows(rows.dtype)
     pages = (rows[at : at + step] for at in range(0, len(rows), step))
     return TablePlace(offset, len(rows), tuple(_sha256(page.tobytes()) for page in pages))
 
 
 class PagedTable:
-    """The rows of a table, read as they are asked for and then kept. Safe for many threads."""
+    """Rows of a table, read on first use and then cached. Safe for use by many threads."""
 
     def __init__(
         self, place: TablePlace, row: np.dtype[Any], fetch: Fetch, *, end: int, path: object
     ) -> None:
-        """Of a table that `table_place` described.
+        """Check the location of a table that `table_place` described; read nothing.
 
         Args:
-            place: where it lies.
-            row: what a row is.
+            place: its location.
+            row: dtype of a row.
             fetch: reads the file.
-            end: where all tables end.
+            end: end of all tables in the file.
             path: the file, for errors.
 
         Raises:
-            CorruptionError: the number of pages is not that of the rows, or they don't fit in.
+            CorruptionError: the number of pages does not match the rows, or the table is too long.
         """
         self._place, self._row, self._fetch, self._path = place, row, fetch, path
         self._step = _page_rows(row)
@@ -87,7 +87,7 @@ class PagedTable:
         return self._place.rows
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Some rows that follow one another.
+        """Return consecutive rows.
 
         Raises:
             CorruptionError: there are no such rows, or they are not what was written.
@@ -106,7 +106,7 @@ class PagedTable:
         return rows[start - skipped : stop - skipped]
 
     def taken(self, numbers: Sequence[int]) -> list[Any]:
-        """Some rows, in ascending order, as Python has them: many at a time cost least so.
+        """Return some rows, in ascending order, as Python values; cheapest for many at once.
 
         Raises:
             StorageError: as `rows`.
@@ -119,7 +119,7 @@ class PagedTable:
         return found
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read the pages of these rows, many at a time, if they were not read before.
+        """Read the pages of these rows that are not cached, many at a time.
 
         Raises:
             CorruptionError: they are not what was written.
@@ -141,7 +141,7 @@ class PagedTable:
                         done.result()
 
     def _read(self, first: int, last: int) -> None:
-        """Read pages that follow one another."""
+        """Read and check consecutive pages."""
         size = self._row.itemsize
         begin = self._place.offset + first * self._step * size
         rows = min((last + 1) * self._step, len(self)) - first * self._step
@@ -162,7 +162,7 @@ class PagedTable:
 
 
 def damaged_index(path: object, expected: str, found: str) -> CorruptionError:
-    """That what was read of an index is not what was written."""
+    """Return the error that a step's index is not what was written."""
     return CorruptionError(
         "the index of the step is not what was written",
         path=path,
@@ -173,7 +173,7 @@ def damaged_index(path: object, expected: str, found: str) -> CorruptionError:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of pages that are read in one go."""
+    """Yield (first, last) of the pages to read with one request."""
     run: tuple[int, int] | None = None
     for number in numbers:
         if run and (number - run[1] - 1 > _GAP_PAGES or number - run[0] >= _RUN_PAGES):

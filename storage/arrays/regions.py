@@ -1,4 +1,4 @@
-"""Parts of an array being put together from what is stored of it. Pure geometry, no JAX."""
+"""Boxes of an array that are filled from its stored chunks. Pure geometry, no JAX."""
 
 import itertools
 import math
@@ -19,40 +19,40 @@ __all__ = [
 ]
 
 ALIGNMENT: Final = 64
-"""Bytes. JAX takes a host array as a CPU device's buffer, without a copy, if it begins so."""
+"""Alignment in bytes at which JAX uses a host array as a CPU buffer without a copy."""
 
 _NUMPY_LARGE_BYTES: Final = 4 << 20
 
 _SHARED_BYTES: Final = 1 << 20
-"""Of an allocation of `SmallArrays`."""
+"""Size of an allocation of `SmallArrays`."""
 
 Index = tuple[int, ...]
 
 
 class Region(NamedTuple):
-    """A part of an array, to be filled.
+    """Box of an array, to be filled.
 
     Attributes:
         origin: index of its first element in the array.
-        values: where the elements go.
+        values: memory for the elements.
     """
 
     origin: Index
     values: np.ndarray[Any, Any]
 
     def part(self, box: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-        """A view of a part, of an array without axes too."""
+        """Return a view of a part; works for an array without axes, too."""
         index: Any = (*box, ...)
         view: np.ndarray[Any, Any] = self.values[index]
         return view
 
 
 class Overlap(NamedTuple):
-    """What two boxes share.
+    """Intersection of two boxes.
 
     Attributes:
-        first: it, as a part of the first box.
-        second: the same, as a part of the second.
+        first: the intersection, in coordinates of the first box.
+        second: the intersection, in coordinates of the second.
     """
 
     first: tuple[slice, ...]
@@ -60,7 +60,7 @@ class Overlap(NamedTuple):
 
 
 def origin_of(index: tuple[slice, ...] | None) -> Index:
-    """Index of the first element of a part, as JAX tells where a device's shard lies."""
+    """Return the index of a box's first element, from the slices that JAX gives for a shard."""
     return tuple(part.start or 0 for part in index or ())
 
 
@@ -70,7 +70,7 @@ def overlap(
     other_origin: Sequence[int],
     other_shape: Sequence[int],
 ) -> Overlap | None:
-    """What two boxes of an array share; None if nothing."""
+    """Return the intersection of two boxes of an array; None if it is empty."""
     first, second = [], []
     for a, n, b, m in zip(origin, shape, other_origin, other_shape, strict=True):
         start, stop = max(a, b), min(a + n, b + m)
@@ -84,15 +84,15 @@ def overlap(
 def boxes_touching(
     shape: Sequence[int], box: Sequence[int], regions: Sequence[Region]
 ) -> Iterator[tuple[Index, list[Region]]]:
-    """The boxes of a grid over an array in which some region has a part.
+    """Yield the boxes of a grid over an array that overlap with some region.
 
     Args:
         shape: of the array.
         box: shape of a box; those at the array's end may be smaller.
-        regions: parts of the array.
+        regions: boxes of the array.
 
     Yields:
-        Index of the box's first element, and the regions that have a part in it.
+        Index of the box's first element, and the regions that overlap with it.
     """
     touching: dict[Index, list[Region]] = {}
     for region in regions:
@@ -107,7 +107,7 @@ def boxes_touching(
 
 
 def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-    """Arrays in one allocation, each beginning at a multiple of `ALIGNMENT`; not initialised."""
+    """Return uninitialised arrays in one allocation, each aligned to `ALIGNMENT`."""
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
     memory = _memory(sum(steps) + ALIGNMENT)
@@ -120,9 +120,9 @@ def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndar
 
 
 class SmallArrays:
-    """Arrays of which many share an allocation; each begins at a multiple of `ALIGNMENT`.
+    """Allocator that packs many arrays into one allocation, each aligned to `ALIGNMENT`.
 
-    The allocation stays for as long as one of its arrays does.
+    An allocation lives as long as any of its arrays.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class SmallArrays:
         self._next = 0
 
     def empty(self, shape: Index, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An array, not initialised."""
+        """Return an uninitialised array."""
         size = math.prod(shape) * dtype.itemsize
         if size > _SHARED_BYTES // 16:
             return aligned_empty([shape], dtype)[0]
@@ -143,11 +143,11 @@ class SmallArrays:
 
 
 def _memory(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes that nobody has touched yet.
+    """Allocate bytes that no page backs yet.
 
-    From 4 MiB on NumPy asks the kernel for large pages. Where they have first to be found, or had
-    from a virtual machine's host, their first touch takes three times as long as reading the data
-    (see ADR 0011). Ordinary pages are asked for instead.
+    From 4 MiB on NumPy requests huge pages. If the kernel has to find these first, or get them from
+    a virtual machine's host, touching them takes three times as long as reading the data (ADR
+    0011). So this requests ordinary pages.
     """
     if size < _NUMPY_LARGE_BYTES:
         return np.empty(size, np.uint8)

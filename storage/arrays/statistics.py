@@ -1,11 +1,11 @@
-"""Statistics of an array whose elements come block by block, in one pass. Imports no JAX.
+"""Statistics of an array in one pass over its blocks. Imports no JAX.
 
-Tiles are joined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-computing sample variances" (1979), sums as fractions: nothing overflows, and those of integers are
-exact. Elements of at most 16 bits are counted by their bits, which says everything about them.
+Tiles are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+computing sample variances" (1979), with sums as fractions: nothing overflows, and sums of integers
+are exact. Elements of at most 16 bits are counted by bit pattern, which determines all statistics.
 
-A histogram's bins are as wide as a power of two and begin at a multiple of it: where the range
-grows, bins are put together, and no element is looked at again.
+A histogram's bins have a power of two as their width and start at a multiple of it: when the range
+grows, bins merge, and no element is read again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["MOST_BINS", "Histogram", "RunningStatistics", "Statistics"]
 
 MOST_BINS: Final = 64
 
-_TILE: Final = 1 << 15  # elements: as float64 they stay in a core's cache
-_FAR: Final = 300  # numbers beyond 2**300, or below its inverse, are scaled, then squared
-_FACTORS: Final = {4: 120, 8: 1000}  # by size: up to here a float holds 2**n and its inverse
+_TILE: Final = 1 << 15  # elements: as float64 they fit a core's cache
+_FAR: Final = 300  # scale numbers beyond 2**300 or below 2**-300 before squaring
+_FACTORS: Final = {4: 120, 8: 1000}  # by itemsize: up to this n a float holds 2**n and 2**-n
 _TOGETHER: Final = 64  # tiles
 _BYTE: Final = 256
 
@@ -36,13 +36,13 @@ _Real = int | float
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many elements lie where.
+    """Histogram with bins of equal width.
 
     Attributes:
-        start: where the first bin begins; infinite if that is beyond float64.
-        width: of each bin. It holds what is not less than its beginning, and less than its end; 0
-            with one bin says that all are `start`.
-        counts: elements of each bin, of which there are at most 64.
+        start: start of the first bin; infinite if it is beyond float64.
+        width: of each bin, whose start is inclusive and whose end is exclusive; 0 with one bin
+            means that all elements are equal to `start`.
+        counts: elements per bin; at most 64 bins.
     """
 
     start: _Real
@@ -52,16 +52,17 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the elements of an array.
+    """Statistics of an array's elements.
 
     Attributes:
-        count: of all of them.
-        nan, positive_infinity, negative_infinity: how many are that. All below is without them.
-        zeros: how many are 0.
+        count: of all elements.
+        nan, positive_infinity, negative_infinity: number of such elements. The fields below exclude
+            them.
+        zeros: number of zeros.
         min, max: exact; None if no element is finite.
-        mean: of integers rounded once.
-        std: of the whole population: the squares are divided by how many elements there are.
-        norm: square root of the sum of squares; infinite if that is beyond float64.
+        mean: for integers rounded once.
+        std: of the population: the sum of squares is divided by the number of elements.
+        norm: square root of the sum of squares; infinite if it is beyond float64.
         histogram: None if no element is finite.
     """
 
@@ -79,13 +80,13 @@ class Statistics:
 
 
 class RunningStatistics:
-    """The statistics of what was added so far."""
+    """Statistics of the elements added so far."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        """Of elements of this dtype: bool, integers or floating, with those of `ml_dtypes`.
+        """Start with no elements of a dtype: bool, integer or floating, also of `ml_dtypes`.
 
         Raises:
-            TypeError: it is none of these.
+            TypeError: another dtype.
         """
         self._floating = is_floating(dtype)
         if not (self._floating or dtype == np.bool_ or _is_integer(dtype)):
@@ -97,10 +98,10 @@ class RunningStatistics:
             self._by_bits = np.zeros(1 << 8 * dtype.itemsize, np.int64)
 
     def add(self, block: _Numbers) -> None:
-        """Elements, in whatever order and shape.
+        """Add elements, in any order and shape.
 
         Raises:
-            TypeError: they are of another dtype.
+            TypeError: they have another dtype.
         """
         if block.dtype != self._dtype:
             raise TypeError(f"a block of {block.dtype.name}: expected {self._dtype.name}")
@@ -114,7 +115,7 @@ class RunningStatistics:
             _count(self._by_bits, bits[start : start + _TILE])
 
     def result(self) -> Statistics:
-        """Of all of it."""
+        """Return the statistics of all elements."""
         if self._by_bits is None:
             return self._sums.result()
         sums, found = _Sums(), np.flatnonzero(self._by_bits)
@@ -126,7 +127,7 @@ class RunningStatistics:
 
 
 class _Sums:
-    """What is known of some numbers."""
+    """Sums that determine the statistics."""
 
     def __init__(self) -> None:
         self._count = self._nan = self._above = self._below = self._zeros = 0
@@ -140,7 +141,7 @@ class _Sums:
         self._bins = _Bins()
 
     def add(self, values: _Numbers, weights: _Numbers | None, *, floating: bool) -> None:
-        """Numbers, at least one, each as often as its weight says."""
+        """Add numbers, at least one, each as often as its weight says."""
         self._count += _weight(weights, values.size)
         least, most = values.min().item(), values.max().item()
         if floating and not (math.isfinite(least) and math.isfinite(most)):
@@ -160,7 +161,7 @@ class _Sums:
         self._bins.add(values, weights, self._least, self._most)
 
     def result(self) -> Statistics:
-        """Of all of them."""
+        """Return the statistics of all numbers."""
         self._join_tiles()
         known = self._finite > 0
         mean = self._sum / self._finite if known else Fraction(0)
@@ -182,7 +183,7 @@ class _Sums:
     def _finite_of(
         self, values: _Numbers, weights: _Numbers | None
     ) -> tuple[_Numbers, _Numbers | None]:
-        """Those that are finite; the others are counted."""
+        """Return the finite numbers; count the others."""
         self._nan += _weight_where(np.isnan(values), weights)
         self._above += _weight_where(values == math.inf, weights)
         self._below += _weight_where(values == -math.inf, weights)
@@ -209,7 +210,7 @@ class _Sums:
             self._join_tiles()
 
     def _join_tiles(self) -> None:
-        """Join ordinary tiles: many at once, since fractions take their time."""
+        """Combine the tiles, many at once, as arithmetic with fractions is slow."""
         if not self._tiles:
             return
         counts, totals, squares = np.array(self._tiles).T
@@ -223,7 +224,7 @@ class _Sums:
         self, values: _Numbers, weights: _Numbers | None, count: int, least: int
     ) -> None:
         above = _above(values, least)
-        if weights is None:  # in halves: the sum of a tile of these is an integer of 64 bits
+        if weights is None:  # in halves, so that a tile's sum fits 64 bits
             total = (int((above >> 32).sum()) << 32) + int((above & 0xFFFFFFFF).sum())
         else:
             total = int((above.astype(np.int64) * weights).sum())
@@ -232,7 +233,7 @@ class _Sums:
         self._add_squares(squares, 0)
 
     def _join(self, total: Fraction, count: int) -> None:
-        """Add the sum of numbers, and what their mean's distance adds to the squares."""
+        """Add a sum of numbers, and the share of the squares due to their mean's distance."""
         if self._joined:
             apart = total / count - self._sum / self._joined
             size = max(apart.numerator.bit_length() - apart.denominator.bit_length(), -_FACTORS[8])
@@ -244,7 +245,7 @@ class _Sums:
         self._joined += count
 
     def _add_squares(self, squares: float, exponent: int) -> None:
-        """In units of 4**exponent; what is too small beside the others to tell adds nothing."""
+        """Add squares in units of 4**exponent; values below the precision vanish."""
         if not squares:
             return
         if not self._squares:
@@ -257,9 +258,9 @@ class _Sums:
 
 
 class _Bins:
-    """A histogram whose bins widen with the range of what is added.
+    """Histogram whose bins widen with the range of the numbers.
 
-    While all numbers are one there are no bins yet.
+    There are no bins while all numbers are equal.
     """
 
     def __init__(self) -> None:
@@ -268,10 +269,10 @@ class _Bins:
         self._exponent = 0
         self._first = 0
         self._counts = np.zeros(MOST_BINS, np.int64)
-        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # of bins of numbers side by side
+        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # by pair of adjacent numbers' bins
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
-        """Finite numbers, and the range of these and of all before."""
+        """Add finite numbers; `least` and `most` span them and all earlier ones."""
         if least == most:
             self._same = (least, self._same[1] + _weight(weights, values.size))
             return
@@ -292,7 +293,7 @@ class _Bins:
         self._pairs[:] = 0
 
     def result(self) -> Histogram:
-        """Of all of it."""
+        """Return the histogram of all numbers."""
         self._unpair()
         if self._range is None:
             return Histogram(self._same[0], 0, (self._same[1],))
@@ -303,7 +304,7 @@ class _Bins:
         return Histogram(plain(self._first * width), plain(width), counts)
 
     def _widen(self, least: _Real, most: _Real) -> None:
-        """Take the narrowest bins that hold the range."""
+        """Choose the narrowest bins that cover the range, and merge the old ones into them."""
         old, before, counted = self._exponent, self._first, self._counts.tolist()
         if self._range is None:
             self._exponent = _too_narrow(least, most)
@@ -331,7 +332,7 @@ def _is_integer(dtype: np.dtype[Any]) -> bool:
 
 
 def _as_float64(values: _Numbers) -> _Numbers:
-    with np.errstate(invalid="ignore"):  # a NaN may be a signaling one
+    with np.errstate(invalid="ignore"):  # casts of signaling NaNs warn
         return values.astype(np.float64, copy=False)
 
 
@@ -344,18 +345,18 @@ def _weight_where(those: _Numbers, weights: _Numbers | None) -> int:
 
 
 def _sum_of_squares(values: _Numbers, weights: _Numbers | None) -> float:
-    # Not by a dot product: its library's threads stand in each other's way on a busy machine.
+    # No dot product: the threads of its BLAS contend on a busy machine.
     squares = values * values
     return float((squares if weights is None else squares * weights).sum())
 
 
 def _above(values: _Numbers, least: int) -> _Numbers:
-    """By how much integers are above one that none is below, as uint64."""
+    """Return integers minus their minimum, as uint64."""
     return values.astype(np.uint64) - np.uint64(least % (1 << 64))
 
 
 def _too_narrow(least: _Real, most: _Real) -> int:
-    """Exponent of a width with which a range has too many bins; integers' are not below 1."""
+    """Return the exponent of a bin width that is too small for a range; for integers at least 0."""
     span = Fraction(most) - Fraction(least)
     size = span.numerator.bit_length() - span.denominator.bit_length()
     return max(size - 8, 0) if isinstance(least, int) else size - 8
@@ -366,7 +367,7 @@ def _bin_of(value: _Real, exponent: int) -> int:
 
 
 def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
-    """The bins that numbers are in, counted from the first, as uint8."""
+    """Return the bins of numbers, counted from the first, as uint8."""
     if values.dtype.kind != "f":
         return (_above(values, first << exponent) >> np.uint64(exponent)).astype(np.uint8)
     if abs(exponent) <= _FACTORS[values.dtype.itemsize]:
@@ -374,7 +375,7 @@ def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
     else:
         scaled = np.ldexp(_as_float64(values), -exponent)
     np.floor(scaled, out=scaled)
-    if exponent > 0:  # what is below 0, and so little that it became 0
+    if exponent > 0:  # negative numbers that underflowed to 0
         np.copyto(scaled, -1, where=(values < 0) & (scaled == 0))
     scaled -= scaled.dtype.type(first)
     places: _Numbers = scaled.astype(np.uint8)
@@ -382,13 +383,13 @@ def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
 
 
 def _count(counts: _Numbers, numbers: _Numbers) -> None:
-    """Add how often there is each of some whole numbers below how many counts there are."""
-    # Of what stays in the cache, and in place: `bincount` makes all counts anew each time.
+    """Add the number of occurrences of each number to `counts`."""
+    # In place: `bincount` would allocate all counts anew each time.
     np.add.at(counts, numbers.astype(np.intp), 1)
 
 
 def _as_float(number: Fraction) -> float:
-    """Rounded; infinite if it is beyond float64, as the beginning of the first bin may be."""
+    """Round to a float; infinite beyond float64, as the start of the first bin may be."""
     try:
         return float(number)
     except OverflowError:
@@ -396,7 +397,7 @@ def _as_float(number: Fraction) -> float:
 
 
 def _root(square: Fraction) -> float:
-    """The square root; infinite if no float64 is so large."""
+    """Return the square root; infinite if no float64 is so large."""
     if not square:
         return 0.0
     half = (square.numerator.bit_length() - square.denominator.bit_length()) // 2

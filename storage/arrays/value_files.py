@@ -1,9 +1,9 @@
-"""Write arrays as the value files of an OCDBT database: from memory to the store in one pass.
+"""Writer of arrays as the value files of an OCDBT database, in one pass from memory to store.
 
-Each outer shard of an array becomes one value: its inner chunks one after another, a crc32c behind
-each, and an index (zarr's `sharding_indexed`, index at the end). What is written are the arrays'
-own bytes, unless they are to be compressed. In the same pass every chunk gets its digest and every
-file its crc32c. Imports no JAX. See ADR 0009.
+Each outer shard of an array becomes one value: its inner chunks in order, each followed by a
+crc32c, and an index (zarr's `sharding_indexed`, index at the end). The bytes are the arrays' own,
+unless compression is on. The same pass computes a digest of every chunk and a crc32c of every file.
+Imports no JAX. See ADR 0009.
 
 Source: zarr v3 specification, codecs `sharding_indexed` 1.0, `bytes` 1.0, `zstd` and `crc32c` 1.0.
 """
@@ -53,23 +53,23 @@ __all__ = [
 ]
 
 Compression = Literal["zstd"]
-"""How the chunks of an array can be compressed."""
+"""Compression of an array's chunks."""
 
 CRC_BYTES: Final = 4
-"""Behind each chunk."""
+"""Size of the checksum after each chunk."""
 
 _INDEX_ENTRY_BYTES: Final = 16
 
 _ZSTD_LEVEL: Final = 1
-"""Higher ones take much longer for floats, and save hardly more."""
+"""Higher levels take much longer for floats and save little more."""
 
 
 Fingerprints = tuple[int, ...]
-"""Of the chunks of a shard, in the order in which they are stored."""
+"""Fingerprints of a shard's chunks, in stored order."""
 
 
 class ShardToWrite(NamedTuple):
-    """One outer shard of an array.
+    """Outer shard of an array.
 
     Attributes:
         key: its key in the database.
@@ -77,9 +77,9 @@ class ShardToWrite(NamedTuple):
         values: the elements, as they are stored.
         origin: index of the first one in the stored array.
         chunk: shape of an inner chunk; divides that of `values`.
-        packed: (dtype, axis) of a leaf that is stored two elements in a byte, else None.
+        packed: (dtype, axis) of a leaf with two elements per stored byte, else None.
         compression: of each chunk.
-        fingerprinted: whether its chunks get fingerprints as they are written.
+        fingerprinted: compute fingerprints of its chunks while writing.
     """
 
     key: bytes
@@ -93,19 +93,19 @@ class ShardToWrite(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Length of the value, if it is not compressed."""
+        """Length of the value without compression."""
         return stored_bytes(self.values.shape, self.chunk, self.values.itemsize)
 
 
 def stored_bytes(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> int:
-    """Length of a shard's value: data, checksums and index."""
+    """Return the length of a shard's value: data, checksums and index."""
     chunks = math.prod(size // step for size, step in zip(shard, chunk, strict=True))
     data = math.prod(shard) * itemsize
     return data + chunks * (CRC_BYTES + _INDEX_ENTRY_BYTES) + CRC_BYTES
 
 
 def codecs(compression: Compression | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What zarr calls the encoding: of the inner chunks, and of the index behind them."""
+    """Return zarr's codecs of the inner chunks, and of the index after them."""
     octets = {"name": "bytes", "configuration": {"endian": "little"}}
     crc = {"name": "crc32c"}
     if compression is None:
@@ -115,30 +115,30 @@ def codecs(compression: Compression | None) -> tuple[list[dict[str, Any]], list[
 
 
 def bytes_of(values: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of an array that lies in one piece, in C order."""
+    """Return the memory of a C-contiguous array."""
     return values.reshape(-1).view(np.uint8).data
 
 
 def crc_bytes(data: bytes | memoryview) -> bytes:
-    """The crc32c of some bytes, as it is stored."""
+    """Return the crc32c of some bytes, in its stored form."""
     checksum: int = google_crc32c.value(_array(data))
     return checksum.to_bytes(CRC_BYTES, "little")
 
 
 def _array(data: bytes | memoryview) -> Any:
-    """What google_crc32c takes: bytes, or an array."""
+    """Return bytes, or an array, which are the inputs that google_crc32c takes."""
     return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
 
 
 @functools.lru_cache(maxsize=1024)
 def shard_index(shard: tuple[int, ...], chunk: tuple[int, ...], itemsize: int) -> bytes:
-    """The last bytes of a shard's value: (offset, length) of each chunk, and their crc32c."""
+    """Return the last bytes of a shard's value: (offset, length) per chunk, and their crc32c."""
     chunks = math.prod(size // step for size, step in zip(shard, chunk, strict=True))
     return _index_of([math.prod(chunk) * itemsize + CRC_BYTES] * chunks)
 
 
 def _index_of(lengths: Sequence[int]) -> bytes:
-    """Of chunks of these lengths, one after another."""
+    """Return the index of consecutive chunks with these lengths."""
     pairs = np.empty((len(lengths), 2), "<u8")
     pairs[:, 1] = lengths
     pairs[:, 0] = np.cumsum(pairs[:, 1]) - pairs[:, 1]
@@ -147,13 +147,13 @@ def _index_of(lengths: Sequence[int]) -> bytes:
 
 
 class StoredFile(NamedTuple):
-    """A file as it was written.
+    """File as it was written.
 
     Attributes:
-        name: path relative to the folder that it is told of.
+        name: path relative to the folder in question.
         size: bytes.
         crc32c: eight hexadecimal digits.
-        content: what `ContentSum.text` gave.
+        content: content sum, as `ContentSum.text` returns it.
     """
 
     name: str
@@ -163,20 +163,20 @@ class StoredFile(NamedTuple):
 
 
 def stored_file(name: str, data: bytes) -> StoredFile:
-    """What a file of these bytes is."""
+    """Return the record of a file with these bytes."""
     content = ContentSum()
     content.update(data)
     return StoredFile(name, len(data), f"{google_crc32c.value(data):08x}", content.text())
 
 
 class WrittenFile(NamedTuple):
-    """A value file that is durable.
+    """Durable value file.
 
     Attributes:
-        record: its name below the database's folder, size and checksum.
-        refs: by key, where the values lie.
+        record: its name below the database's folder, size and checksums.
+        refs: by key, the location of each value.
         boxes: by key, the leaf's path and the digests of the chunks.
-        fingerprints: by key, of the chunks of shards that were to get them.
+        fingerprints: by key, of the chunks of the shards marked `fingerprinted`.
     """
 
     record: StoredFile
@@ -188,14 +188,14 @@ class WrittenFile(NamedTuple):
 def write_value_files(
     sink: ValueSink, shards: Iterable[ShardToWrite], *, stopped: Callable[[], bool] = bool
 ) -> list[WrittenFile]:
-    """Write all shards, several files at a time; returns once all are durable.
+    """Write all shards, several files at a time; return once all are durable.
 
-    Shards are let go of as they are written.
+    Drops each shard once it is written.
 
     Args:
-        sink: where to.
+        sink: destination.
         shards: what to write, in the order in which it is likely to be read.
-        stopped: asked between files; True makes this return early.
+        stopped: called between files; True makes this return early.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -229,7 +229,7 @@ def write_value_files(
 
 
 def _batches(shards: Iterable[ShardToWrite], limit: int) -> Iterator[list[ShardToWrite]]:
-    """Consecutive shards that go into one file."""
+    """Group consecutive shards into files."""
     batch: list[ShardToWrite] = []
     size = 0
     for shard in shards:
@@ -268,7 +268,7 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
 
 
 class _Written:
-    """The size and the crc32c of a file so far, whose parts each end in their own crc32c.
+    """Size and crc32c of a file so far; every part of it ends in its own crc32c.
 
     Attributes:
         size: bytes.
@@ -278,16 +278,16 @@ class _Written:
     size = crc = 0
 
     def add(self, length: int) -> None:
-        """A part of so many bytes follows, its crc32c among them."""
+        """Append a part of this length, including its crc32c."""
         self.crc = combined(self.crc, CHECKED_PART, length)
         self.size += length
 
 
 def _encoded(shard: ShardToWrite, file: _Written, digests: list[int], prints: list[int]) -> Pieces:
-    """The value: each chunk and its crc32c, then the index and its.
+    """Produce the value: each chunk and its crc32c, then the index and its crc32c.
 
-    Appends the chunks' digests, and their fingerprints if they get any: all are those of the bytes
-    that are written, whatever becomes of the array meanwhile.
+    Appends the chunks' digests, and their fingerprints if requested. All are computed from the
+    bytes that are written, even if the array changes meanwhile.
     """
     lengths: list[int] = []
     for origin, part in _placed_chunks(shard):
@@ -322,7 +322,7 @@ def _copy_and_sum(
     digests: list[int],
     prints: list[int],
 ) -> None:
-    """Put a chunk into memory, and tell its digest, and its fingerprint if it gets one."""
+    """Copy a chunk into memory; append its digest, and its fingerprint if requested."""
     octets = np.frombuffer(data, np.uint8)
     chunk = octets.view(part.dtype).reshape(part.shape)
     if part.flags.c_contiguous:
@@ -337,7 +337,7 @@ def _copy_and_sum(
 def _placed_chunks(
     shard: ShardToWrite,
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, np.dtype[Any]]]]:
-    """Every chunk in C order, with the index of its first element in the stored array."""
+    """Yield every chunk in C order, with the index of its first element in the stored array."""
     sizes = zip(shard.values.shape, shard.chunk, strict=True)
     for corner in itertools.product(*(range(0, size, step) for size, step in sizes)):
         box = tuple(slice(at, at + step) for at, step in zip(corner, shard.chunk, strict=True))
@@ -346,7 +346,7 @@ def _placed_chunks(
 
 
 def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
-    """True if the chunks of a shard have these; looks no further than the first other."""
+    """Return True if a shard's chunks have these fingerprints; stop at the first mismatch."""
     return math.prod(_counts(shard)) == len(expected) and all(
         fingerprint(bytes_of(np.ascontiguousarray(part))) == one
         for (_, part), one in zip(_placed_chunks(shard), expected, strict=True)
@@ -369,5 +369,5 @@ def _digested(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
 
 
 def _counts(shard: ShardToWrite) -> tuple[int, ...]:
-    """Chunks per axis."""
+    """Return the number of chunks per axis."""
     return tuple(size // step for size, step in zip(shard.values.shape, shard.chunk, strict=True))

@@ -1,4 +1,4 @@
-"""Where value files go: a local disk, past its page cache, or an object store. Imports no JAX."""
+"""Sinks for value files: a local disk, by direct I/O, or an object store. Imports no JAX."""
 
 import contextlib
 import os
@@ -33,52 +33,52 @@ __all__ = [
 ]
 
 FILE_BYTES: Final = 64 << 20
-"""A value file on a disk is closed once it would grow beyond this."""
+"""Maximum size of a value file on a disk."""
 
 REMOTE_FILE_BYTES: Final = 4 << 20
-"""The same for objects, of which `_REMOTE_WRITERS` are in memory at a time."""
+"""Maximum size of an object; `_REMOTE_WRITERS` of them are in memory at a time."""
 
 MOST_REMOTE_BYTES: Final = 16 << 20
-"""The same for objects of large items, of which there would be too many else."""
+"""Maximum size of an object of a large item, to limit the number of objects."""
 
 MOST_FILE_BYTES: Final = 400 << 20
-"""The same for files of the largest items, which are written as a stream. See ADR 43."""
+"""Maximum size of a file of the largest items; in object stores a streamed upload. ADR 43."""
 
 _FILES_OF_ITEM: Final = 4_000
-"""About so many files hold an item, whatever its size, as long as files can grow."""
+"""Number of files per item that the file size aims at, within its limits."""
 
 _OBJECTS_OF_ITEM: Final = 1_000
-"""From so many on objects grow, up to `MOST_REMOTE_BYTES`."""
+"""Number of objects per item above which objects grow, up to `MOST_REMOTE_BYTES`."""
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
 _REMOTE_MAKERS: Final = max(2, min(4, os.cpu_count() or 1))
-"""Threads that put objects together: each has a part of the heap that keeps what it once had."""
+"""Threads that assemble objects. Few: malloc keeps the freed memory of each thread's arena."""
 
 _FILLED_AT_ONCE: Final = max(2, os.cpu_count() or 2)
-"""Buffers for a disk that are filled at a time. With more threads than processors they would take
-each other's place in the cache, and wait for each other at each of NumPy's calls. See ADR 45."""
+"""Disk buffers that are filled at once. More threads than processors would evict each other's
+cache lines and contend for the GIL at each NumPy call. See ADR 45."""
 
 _COPIES_OF_AN_OBJECT: Final = 2
-"""In memory on its way: one that is put together, and the client's."""
+"""Copies of an object in memory: ours, and the client's."""
 
 _BLOCKS_OF_A_STREAM: Final = 4
-"""In memory of a file that is sent as a stream: ours, the client's, and that of the request."""
+"""Blocks of a streamed file in memory: ours, the client's, and those of the request."""
 
 _SOON_SECONDS: Final = 10.0
-"""If an object takes less, twice as many at a time take far less than a store may be silent."""
+"""Upload time below which the window doubles: far below the deadline of a silent store."""
 
 Pieces = Generator[int, memoryview, None]
-"""The contents of a file. It asks for memory for so many bytes, which lie in one piece there, and
-has filled it when it asks again, or ends. So what is written can be summed where it lies: the
-arrays that it was copied from may be changed meanwhile by whoever shares their memory."""
+"""Generator of a file's contents: yields a size, receives a buffer of that size, and fills it
+before it yields again or ends. Checksums are computed over this buffer, which is what is written:
+the source arrays may change meanwhile if somebody shares their memory."""
 
 _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
-"""Held by who fills a buffer for a disk, in all sinks; not while the disk writes it."""
+"""Held while a thread fills a disk buffer, in any sink; not while the disk writes it."""
 
 
 def _forget_fillers() -> None:
-    """A child that was forked has none of the threads that hold it."""
+    """Replace the semaphore in a forked child, where no thread would release it."""
     global _filling
     _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
 
@@ -87,11 +87,11 @@ os.register_at_fork(after_in_child=_forget_fillers)
 
 
 class ValueSink(Protocol):
-    """Where value files go.
+    """Sink for value files.
 
     Attributes:
-        file_bytes: most bytes of a file, unless one value has more.
-        writers: how many files to write at a time.
+        file_bytes: maximum size of a file, unless one value is larger.
+        writers: number of files to write at a time.
     """
 
     file_bytes: int
@@ -100,13 +100,13 @@ class ValueSink(Protocol):
     def write(
         self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
-        """Write a new file; the future is done once it is durable.
+        """Write a new file; the returned future is done once the file is durable.
 
         Args:
             name: below the folder.
             pieces: its bytes.
-            content: sums them, and has all when this returns.
-            expected: how many bytes they are before any compression; 0 if nobody knows.
+            content: sum that has received all bytes when this returns.
+            expected: size before any compression; 0 if unknown.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -114,14 +114,14 @@ class ValueSink(Protocol):
         """
 
     def close(self) -> None:
-        """Free threads."""
+        """Stop the threads."""
 
 
 class UploadMemory:
-    """How many bytes may be in memory on their way to an object store, in all sinks that share it.
+    """Limiter of the bytes in memory for uploads, over all sinks that share it.
 
     Attributes:
-        most: so many; what alone has more goes alone.
+        most: the limit; a single larger upload runs alone.
     """
 
     def __init__(self, most: int) -> None:
@@ -131,7 +131,7 @@ class UploadMemory:
 
     @contextlib.contextmanager
     def taken(self, nbytes: int) -> Iterator[None]:
-        """Within this they count; waits until there is room."""
+        """Count `nbytes` as used within the context; wait until there is room."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + nbytes <= self.most)
             self._used += nbytes
@@ -146,13 +146,12 @@ class UploadMemory:
 def open_sink(
     folder: StoreURI, *, item_bytes: int = 0, uploads: UploadMemory | None = None
 ) -> ValueSink:
-    """The sink for the database in `folder`.
+    """Open the sink for the database in `folder`.
 
     Args:
         folder: the database's.
-        item_bytes: what all processes together store of the item: the more, the larger its files.
-        uploads: memory for what is on its way to an object store; None has no limit but the number
-            of files at a time.
+        item_bytes: size of the item over all processes: the larger, the larger its files.
+        uploads: memory for uploads; None: limited only by the number of concurrent files.
     """
     wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
@@ -164,9 +163,9 @@ def open_sink(
 
 
 class _LocalSink:
-    """Files of a local disk, written past the page cache where the file system can do that.
+    """Sink for files on a local disk, by direct I/O where the file system supports it.
 
-    Each is synced by another thread while the next is written. See ADR 0013.
+    Other threads sync each file while the next is written. See ADR 0013.
     """
 
     def __init__(self, folder: str, file_bytes: int) -> None:
@@ -197,11 +196,11 @@ class _LocalSink:
 
 
 class _RemoteSink:
-    """Objects of a store. Each is put together in memory: a store is asked again if it fails.
+    """Sink for objects of a store. Each is assembled in memory, so that a retry can resend it.
 
-    One thread hands all of them over, which takes two copies of an object for a moment: else each
-    writer would hold two, and its own part of the heap would keep them. What is in memory is then
-    the objects that are on their way, those that are put together, and two.
+    One thread hands all objects to the client, which briefly holds two copies: otherwise every
+    writer would hold two, in malloc arenas that keep the memory. So the memory in use is the
+    objects on their way, those being assembled, and two.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ class _RemoteSink:
             return self._sending.submit(_answered, answer, held.pop_all())
 
     def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
-        """Has the client copy it, and takes it out of the list: nobody holds it any more."""
+        """Give the client the value to copy, and drop our last reference to it."""
         return self._objects.start_write(name, value.pop())
 
     def close(self) -> None:
@@ -235,9 +234,9 @@ class _RemoteSink:
 
 
 class _StreamSink:
-    """Large objects of a store, each an upload of many requests, of which it holds one or two.
+    """Sink for large objects, each an upload of many requests with a block or two in memory.
 
-    The store's checksum of each is compared with ours when it is whole.
+    At the end it compares the store's checksum with its own.
     """
 
     def __init__(
@@ -261,17 +260,17 @@ class _StreamSink:
         return done
 
     def close(self) -> None:
-        """No threads."""
+        """Do nothing: there are no threads."""
 
 
 def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
-    """The store has it; what was held for it is free then, and told what was raised."""
+    """Wait for the store's answer, then release the upload's memory and place."""
     with held:
         answer()
 
 
 def _next_size(pieces: Pieces, memory: memoryview | None = None) -> int | None:
-    """Have the piece filled that was asked for; how large the next one is, None after the last."""
+    """Send the filled buffer; return the size of the next piece, None after the last."""
     try:
         return next(pieces) if memory is None else pieces.send(memory)
     except StopIteration:
@@ -279,7 +278,7 @@ def _next_size(pieces: Pieces, memory: memoryview | None = None) -> int | None:
 
 
 def _put_together(pieces: Pieces, content: ContentSum, expected: int) -> bytearray:
-    """All bytes; so many as are expected, unless they are compressed."""
+    """Assemble all bytes; `expected` is exact unless they are compressed."""
     value, filled = bytearray(expected), 0
     size = _next_size(pieces)
     while size is not None:
@@ -293,7 +292,7 @@ def _put_together(pieces: Pieces, content: ContentSum, expected: int) -> bytearr
 
 
 def _with_room(memory: bytearray, filled: int, size: int) -> bytearray:
-    """The memory, or a copy in larger memory: what others look into can't grow."""
+    """Return the memory, or a larger copy: a bytearray with exported views can't grow."""
     if filled + size <= len(memory):
         return memory
     return memory[:filled] + bytearray(max(size, filled))
@@ -304,7 +303,7 @@ def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractCont
 
 
 def _blocks(pieces: Pieces) -> Iterator[bytes]:
-    """The same bytes, so many at a time as an upload sends."""
+    """Regroup the bytes into blocks of the size that an upload sends."""
     buffer, filled = bytearray(2 * BLOCK_BYTES), 0
     size = _next_size(pieces)
     while size is not None:
@@ -321,10 +320,10 @@ def _blocks(pieces: Pieces) -> Iterator[bytes]:
 
 
 class _Window:
-    """How many objects are on their way at a time."""
+    """Limiter of concurrent uploads, whose width follows their duration."""
 
     def __init__(self, most: int, first: int) -> None:
-        """`first` at first, and `most` at most."""
+        """Start with a width of `first`; `most` is the maximum."""
         self._most = most
         self._wide, self._sent = min(first, most), 0
         self._error: BaseException | None = None
@@ -332,10 +331,10 @@ class _Window:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Send an object within this.
+        """Hold a place while an object is sent.
 
         Raises:
-            BaseException: what the sending of another has raised.
+            BaseException: the error of another upload.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._sent < self._wide)
@@ -357,9 +356,10 @@ class _Window:
 
 
 def _write_all(descriptor: int, pieces: Pieces, memory: memoryview, content: ContentSum) -> None:
-    """Write a new file, `memory` by `memory`; what is left at its end through the page cache.
+    """Write a new file buffer by buffer; the unaligned end goes through the page cache.
 
-    There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
+    The content sum is computed in the buffers: there the bytes are aligned as in the file, and
+    still in the processor's cache.
     """
     at = 0
     set_direct(descriptor, wanted=True)
@@ -370,15 +370,15 @@ def _write_all(descriptor: int, pieces: Pieces, memory: memoryview, content: Con
 
 
 def _next(fillings: Iterator[int]) -> int:
-    """How many bytes there are this time; 0 after the last."""
+    """Fill the next buffer under the semaphore; return its bytes, 0 after the last."""
     with _filling:
         return next(fillings, 0)
 
 
 def _fillings(pieces: Pieces, memory: memoryview, content: ContentSum) -> Iterator[int]:
-    """Fill `memory` with the next bytes, again and again; gives how many are to be written.
+    """Fill `memory` with the next bytes, repeatedly; yield the number of bytes to write.
 
-    These are whole blocks, but for the last time. What a piece has beyond them goes to the front.
+    All but the last are whole disk blocks: the rest of a piece moves to the front of the buffer.
     """
     filled = 0
     size = _next_size(pieces)
@@ -393,7 +393,7 @@ def _fillings(pieces: Pieces, memory: memoryview, content: ContentSum) -> Iterat
             start, filled = filled, filled + size
             size = _next_size(pieces, memory[start:filled])
             continue
-        alone = memoryview(bytearray(size))  # a chunk that is larger than all of it
+        alone = memoryview(bytearray(size))  # a chunk that is larger than the buffer
         size = _next_size(pieces, alone)
         while alone:
             count = min(len(alone), len(memory) - filled)

@@ -1,4 +1,4 @@
-"""How a leaf is stored as an array of zarr, in its own elements, and the description of that.
+"""Layout of a leaf as a zarr array, in stored elements, and its zarr description.
 
 Source: zarr v3 specification, and TensorStore, which writes the descriptions.
 """
@@ -20,11 +20,11 @@ _OCTET: Final = "uint8"
 
 
 class StoredLayout(NamedTuple):
-    """An array of zarr.
+    """Layout of a zarr array.
 
     Attributes:
-        shape: in elements as stored.
-        dtype: of these, by name.
+        shape: in stored elements.
+        dtype: of the stored elements, by name.
         cut: outer shards and inner chunks.
     """
 
@@ -36,13 +36,13 @@ class StoredLayout(NamedTuple):
 def stored_layout(
     shape: tuple[int, ...], dtype: str, cut: ChunkShapes, form: StoredForm | None
 ) -> StoredLayout:
-    """How a leaf is stored.
+    """Return the stored layout of a leaf.
 
     Args:
-        shape: its own.
-        dtype: its own, by name.
-        cut: shards and chunks in its own elements; for a key with the axis of its words.
-        form: how it is stored, if not as it is.
+        shape: of the leaf.
+        dtype: of the leaf, by name.
+        cut: shards and chunks in the leaf's elements; for a key with the axis of its words.
+        form: stored form, if it differs from the leaf's own.
     """
     match form:
         case None:
@@ -50,7 +50,8 @@ def stored_layout(
         case StoredForm(kind="key"):
             return StoredLayout((*shape, *cut.shard[len(shape) :]), _WORD, cut)
         case StoredForm(kind="packed"):
-            # Parts are packed along their last even axis; those behind it have odd divisors only.
+            # The last even axis of a chunk is that of the device's shard, too: the sizes of later
+            # axes are odd, and have only odd divisors.
             axis = packing_axis(cut.chunk)
             assert axis is not None, "packed leaves have an even axis"
             shard, chunk = (packed_shape(part, axis) for part in cut)
@@ -61,9 +62,9 @@ def stored_layout(
 
 @lru_cache(maxsize=4096)
 def zarr_description(layout: StoredLayout, compression: Compression | None) -> bytes:
-    """The content of an array's "zarr.json", as TensorStore writes it.
+    """Return the content of an array's "zarr.json", as TensorStore writes it.
 
-    TensorStore knows the dtypes' names and their fill values.
+    TensorStore makes it, as it knows the names and the fill values of dtypes.
     """
     of_chunks, of_index = codecs(compression)
     spec = {

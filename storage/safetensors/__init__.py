@@ -1,4 +1,4 @@
-"""The safetensors format: its header, reading, and streamed writing in shards."""
+"""The safetensors format: header, reading, and streamed writing in shards."""
 
 import lazy_loader
 

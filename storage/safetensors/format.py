@@ -1,7 +1,7 @@
 """The safetensors header: dtypes, layout, encoding, and decoding of hostile bytes. Pure.
 
-A file is: the header's length (u64, little endian); the header, a JSON object padded with spaces
-so that the data starts at a multiple of 8; the data, tensor after tensor without a gap.
+A file consists of the header's length (u64, little endian); the header, a JSON object padded with
+spaces so that the data starts at a multiple of 8; and the data, tensor after tensor without gaps.
 
 Source: https://github.com/huggingface/safetensors (README, "Format"), and the limits of its
 `tensor.rs`.
@@ -33,7 +33,7 @@ __all__ = [
 
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit of the reference reader."""
+"""Limit of the reference reader."""
 
 _ALIGNMENT: Final = 8
 _POINTER_START: Final = b"version "
@@ -66,23 +66,23 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
         "U64": np.uint64,
     }.items()
 }
-"""What we read and write, by the name in the header."""
+"""Supported dtypes, by their name in the header."""
 
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 _PACKED_BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""Dtypes of the format that hold several elements in a byte: listed, but not decoded here."""
+"""Dtypes with several elements in a byte: headers may have them, but no array is decoded."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a file.
+    """Tensor of a file.
 
     Attributes:
         name: as in the header.
         code: its dtype's name in the header, such as "BF16".
         shape: its shape.
-        start: where its bytes start, counted from the start of the file.
-        end: where they end.
+        start: offset of its first byte in the file.
+        end: offset just after its last byte.
     """
 
     name: str
@@ -98,11 +98,11 @@ class TensorEntry:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype.
+        """NumPy dtype.
 
         Raises:
-            UnsupportedFormatError: NumPy has none, since elements share bytes, or no array with
-                so many axes.
+            UnsupportedFormatError: NumPy has no such dtype (elements share bytes), or allows fewer
+                axes.
         """
         if len(self.shape) > _MAX_AXES:
             raise UnsupportedFormatError(
@@ -125,7 +125,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """What a file says of itself.
+    """Decoded header of a file.
 
     Attributes:
         metadata: free text by name.
@@ -137,7 +137,7 @@ class SafetensorsHeader:
 
 
 def dtype_code(dtype: np.dtype[Any], *, path: object) -> str:
-    """The name of `dtype` in a header.
+    """Return the name of `dtype` in a header.
 
     Raises:
         UnsupportedLeafError: safetensors has no such dtype.
@@ -157,10 +157,10 @@ def dtype_code(dtype: np.dtype[Any], *, path: object) -> str:
 def encode_header(
     tensors: Sequence[tuple[str, np.dtype[Any], Sequence[int]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Length and header of a file that holds `tensors` (name, dtype, shape) in this order.
+    """Encode the length and header of a file with `tensors` (name, dtype, shape) in order.
 
     Raises:
-        UnsupportedLeafError: a dtype that safetensors has not, or a header above its limit.
+        UnsupportedLeafError: a dtype is not in safetensors, or the header exceeds its limit.
     """
     header: dict[str, Any] = {_METADATA_KEY: dict(metadata)} if metadata else {}
     offset = 0
@@ -186,7 +186,7 @@ def encode_header(
 
 
 def header_length(prefix: bytes, file_size: int, *, path: object) -> int:
-    """Bytes of the header, by the first 8 bytes of a file.
+    """Return the length of the header in bytes, from the first 8 bytes of a file.
 
     Raises:
         CorruptionError: the file can't hold such a header.
@@ -203,7 +203,7 @@ def header_length(prefix: bytes, file_size: int, *, path: object) -> int:
 
 
 def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHeader:
-    """The header, every claim in it checked.
+    """Decode the header and check all of it.
 
     Args:
         data: the header's bytes, without the length.
@@ -211,12 +211,12 @@ def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHe
         path: the file, for errors.
 
     Raises:
-        CorruptionError: not JSON, a name twice, or tensors that don't fill the data exactly.
+        CorruptionError: not JSON, a duplicate name, or tensors that don't fill the data exactly.
         UnsupportedFormatError: a dtype that the format does not have.
     """
     body = _parse(data, path)
     metadata = body.pop(_METADATA_KEY, None)
-    if metadata is None:  # null, as some writers have it for none
+    if metadata is None:  # some writers put null for none
         metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, f"{_METADATA_KEY} with texts only", repr(metadata)[:100])
@@ -263,7 +263,7 @@ def _check_text(texts: Iterable[str], path: object) -> None:
     try:
         for text in texts:
             text.encode()
-    except UnicodeEncodeError as exc:  # JSON can escape half of a surrogate pair
+    except UnicodeEncodeError as exc:  # JSON can escape a lone surrogate
         raise _damaged(path, "names and texts in Unicode", ascii(exc.object)[:200]) from exc
 
 
@@ -286,7 +286,7 @@ def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     bits = room = _PACKED_BITS.get(code) or DTYPES[code].itemsize * 8
     for size in shape:
         bits = min(bits * size, _MAX_NUMBER + 1)
-        room = min(room * max(size, 1), _MAX_NUMBER + 1)  # no array has such axes, even if empty
+        room = min(room * max(size, 1), _MAX_NUMBER + 1)  # even an empty array can't have such axes
     start, end = offsets
     if room > _MAX_NUMBER or bits % 8 or end - start != bits // 8:
         expected = f"{name!r} to be {bits / 8:g} bytes, {code}{shape}"[:200]

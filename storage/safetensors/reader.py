@@ -1,4 +1,4 @@
-"""Reads safetensors files from any store: the header, and tensors or parts of them by range."""
+"""Reader of safetensors files in any store: the header, and ranges of tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["read_elements", "read_header", "read_tensor"]
 
 
 def read_header(files: Files, rel: str) -> SafetensorsHeader:
-    """The header of the file `rel`, every claim in it checked against the file's size.
+    """Read the header of the file `rel` and check all of it against the file's size.
 
     Raises:
         NotFoundError: there is no such file.
@@ -45,14 +45,14 @@ def read_tensor(
     header: SafetensorsHeader | None = None,
     rows: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """One tensor of the file `rel`, or some of its rows; nothing else of the file is read.
+    """Read one tensor of the file `rel`, or some of its rows, and nothing else of the file.
 
     Args:
         files: the store's folder.
         rel: the file's name in it.
         name: the tensor's name.
-        header: as `read_header` gave it, to save reading it again.
-        rows: first and last-but-one index of the first axis; None: all.
+        header: as `read_header` returned it, to save reading it again.
+        rows: first index of the first axis, and the one after the last; None: all.
 
     Raises:
         NotFoundError: there is no such file (LeafNotFoundError: or tensor).
@@ -71,19 +71,19 @@ def read_tensor(
 def read_elements(
     files: Files, rel: str, name: str, first: int, out: np.ndarray, *, header: SafetensorsHeader
 ) -> None:
-    """Fills `out` with numbers of one tensor that follow each other; nothing else is read.
+    """Fill `out` with consecutive elements of one tensor; read nothing else.
 
     Args:
         files: the store's folder.
         rel: the file's name in it.
         name: the tensor's name.
-        first: index of the first number, in C order.
-        out: an array of one axis without gaps, of the tensor's dtype.
-        header: as `read_header` gave it.
+        first: index of the first element, in C order.
+        out: a contiguous array with one axis, of the tensor's dtype.
+        header: as `read_header` returned it.
 
     Raises:
         NotFoundError: there is no such file (LeafNotFoundError: or tensor).
-        InvalidSliceError: the tensor has not so many, or is of another dtype.
+        InvalidSliceError: the tensor has not so many elements, or is of another dtype.
         CorruptionError: the file is shorter than its header says.
         UnsupportedFormatError: a dtype that NumPy does not have.
         StoreUnavailableError: the store gives no answer.
@@ -127,7 +127,7 @@ def _fill(files: Files, rel: str, entry: TensorEntry, first: int, out: np.ndarra
 def _part(
     entry: TensorEntry, rows: tuple[int, int] | None, path: str
 ) -> tuple[tuple[int, ...], int]:
-    """Shape of the rows of a tensor, and index of their first number."""
+    """Return the shape of some rows of a tensor, and the index of their first element."""
     if rows is None:
         return entry.shape, 0
     low, high = rows

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `5GB`, `512MiB`, or plain bytes. The one reader of them."""
+"""Parser of sizes such as `5GB`, `512MiB`, or plain bytes."""
 
 import re
 from decimal import Decimal
@@ -14,11 +14,11 @@ _UNITS: Final = {
     **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
 }
 _LARGEST: Final = 2**63 - 1
-"""No file and no store holds more."""
+"""No file and no store can hold more."""
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a size such as "5GB" (decimal, as Hugging Face counts) or "512MiB".
+    """Parse a size such as "5GB" (decimal, as Hugging Face counts) or "512MiB" into bytes.
 
     Raises:
         UnsupportedFormatError: not a size, less than one byte, or more than a file can have.

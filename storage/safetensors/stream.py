@@ -1,8 +1,7 @@
-"""Writes sharded safetensors files to any store, in bounded memory.
+"""Writer of sharded safetensors files to any store, in bounded memory.
 
-The header is known before any data is: shapes and dtypes come first, blocks are pulled while they
-are written. A few blocks are read ahead, so that reads and writes overlap. A file becomes visible
-whole or not at all.
+The header needs shapes and dtypes only, so it is written before any data is read. A few blocks are
+read ahead, so that reads and writes overlap. A file becomes visible whole or not at all.
 """
 
 from __future__ import annotations
@@ -42,37 +41,37 @@ __all__ = [
 ]
 
 BLOCK_BYTES: Final = 8 << 20
-"""Most bytes asked of a tensor's source at a time."""
+"""Maximum size of a block of a tensor, in bytes."""
 
 TENSORS_AT_ONCE: Final = 2
-"""Large tensors, or groups of small ones, that are read at once, each in a thread of its own."""
+"""Concurrent reads of large tensors, or groups of small ones, each in its own thread."""
 
 BLOCKS_IN_FLIGHT: Final = 1 + 2 * TENSORS_AT_ONCE
-"""Blocks held at once: one is being written; of each tensor that is read one waits, and the next
-one is made."""
+"""Blocks in memory: one being written, and for each tensor being read one waiting and one being
+made."""
 
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 4
 _HEADER_BYTES: Final = 512
-"""Of an entry, as it lies in memory several times while the header is made; without its name."""
+"""Bytes per header entry, without its name, while the header is made, which copies it often."""
 _READING_BYTES: Final = 192 << 20
-"""What a store's chunks take while blocks are cut of them: two rows of chunks, one of which is read
-while the other is handed out, and what decoding threads keep of what they freed."""
+"""Memory of the chunks that blocks are cut from: two rows of chunks, one being read and one being
+consumed, and freed memory that decoding threads keep."""
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor that is not read yet.
+    """Tensor that is not read yet.
 
     Attributes:
         name: its name in the file.
         shape: its shape.
         dtype: its dtype.
-        blocks: given a limit in bytes, its elements in C order as consecutive blocks of `dtype`,
-            each about that large at most. May be called from another thread, and more than once.
-        held_bytes: most bytes that `blocks` holds beside the block that it gives. If that is more
-            than a block, no other large tensor is read at the same time.
+        blocks: given a limit in bytes, yields its elements in C order as consecutive blocks of
+            `dtype`, each at most about that large. May be called from another thread, and again.
+        held_bytes: most bytes that `blocks` keeps beside the current block. If that exceeds a
+            block, no other large tensor is read at the same time.
     """
 
     name: str
@@ -89,15 +88,14 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file to write.
+    """File to write.
 
     Attributes:
         file_name: such as "model-00001-of-00003.safetensors".
-        tensors: what it holds.
+        tensors: its tensors.
         nbytes: bytes of the tensors, without the header.
-        header: what the file begins with, if it is of another format; its tensors follow in their
-            order. None: it is safetensors.
-        alignment: of another format: where each tensor ends, zeros fill up to a multiple of this.
+        header: of another format, whose tensors follow in the given order. None: safetensors.
+        alignment: for another format: each tensor is padded with zeros to a multiple of this.
     """
 
     file_name: str
@@ -108,7 +106,7 @@ class Shard:
 
 
 class WrittenFile(NamedTuple):
-    """What was written.
+    """Result of `write_shard`.
 
     Attributes:
         size: bytes of the whole file.
@@ -122,15 +120,15 @@ class WrittenFile(NamedTuple):
 def plan_shards(
     sources: Sequence[TensorSource], max_shard_size: int | str = "5GB", *, prefix: str = "model"
 ) -> list[Shard]:
-    """Which tensors go into which file, in the order given; a larger tensor gets its own file.
+    """Distribute tensors over files, in the given order; a larger tensor gets its own file.
 
     Args:
         sources: all tensors.
         max_shard_size: most bytes of tensors per file, as `parse_size` takes it.
-        prefix: what file names start with. A single file is "<prefix>.safetensors".
+        prefix: start of the file names. A single file is "<prefix>.safetensors".
 
     Raises:
-        UnsupportedLeafError: two tensors of one name, or dtypes that safetensors has not; lists
+        UnsupportedLeafError: two tensors have one name, or a dtype is not in safetensors; lists
             all of them.
         UnsupportedFormatError: `max_shard_size` is not a size.
     """
@@ -167,25 +165,25 @@ def write_shard(
     metadata: Mapping[str, str] = PT_METADATA,
     read_back: bool = False,
 ) -> WrittenFile:
-    """Writes one file.
+    """Write one file.
 
-    Tensors of safetensors lie in order of falling element size, so that each starts at a multiple
-    of its own. At most `peak_bytes` are held. On any error nothing becomes visible under `rel`, and
-    what was there stays.
+    In a safetensors file the tensors are ordered by falling element size, which aligns each to its
+    element size. The memory use is at most `peak_bytes`. On any error nothing becomes visible under
+    `rel`, and an earlier file there stays.
 
     Args:
         files: the store's folder.
         rel: the file's name in it.
         shard: what to write.
-        on_bytes: called with the bytes just written, header included; what it raises stops the
-            write.
+        on_bytes: called with the number of bytes just written, header included; an exception from
+            it stops the write.
         on_data: called with each part of the file just before it is written, for a checksum.
         metadata: free text for the header.
         read_back: read what was written, see `Files.open_write`.
 
     Raises:
-        UnsupportedLeafError: a dtype that safetensors has not.
-        StorageError: a source gave other bytes than its shape and dtype say.
+        UnsupportedLeafError: a dtype is not in safetensors.
+        StorageError: a source gave other bytes than its shape and dtype announce.
         StoreFullError: no space or quota left.
         StoreUnavailableError: the store gives no answer.
     """
@@ -205,10 +203,10 @@ def write_shard(
 
 
 def shard_header(shard: Shard, metadata: Mapping[str, str] = PT_METADATA) -> bytes:
-    """What the file that `write_shard` makes of `shard` begins with: all but its tensors.
+    """Return all that `write_shard` writes before the tensors.
 
     Raises:
-        UnsupportedLeafError: a dtype that safetensors has not.
+        UnsupportedLeafError: a dtype is not in safetensors.
     """
     if shard.header is not None:
         return shard.header
@@ -216,21 +214,21 @@ def shard_header(shard: Shard, metadata: Mapping[str, str] = PT_METADATA) -> byt
 
 
 def _in_order(shard: Shard) -> Sequence[TensorSource]:
-    """The tensors as they lie in the file."""
+    """Return the tensors in their order in the file."""
     if shard.header is not None:
         return shard.tensors
     return sorted(shard.tensors, key=lambda tensor: -tensor.dtype.itemsize)
 
 
 def peak_bytes(shard: Shard) -> int:
-    """Most bytes that `write_shard` holds of a file at once, its sources' reading included."""
+    """Return the most memory that `write_shard` uses for a file, reads included."""
     held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
     header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
     return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + held + header
 
 
 def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """The index that says which file holds which tensor.
+    """Return the index that maps tensors to files.
 
     Args:
         shards: all files.
@@ -246,7 +244,7 @@ def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None =
 def write_index(
     files: Files, rel: str, shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None
 ) -> int:
-    """Writes the index that says which file holds which tensor; its bytes.
+    """Write the index that maps tensors to files; return its size in bytes.
 
     Args:
         files: the store's folder.
@@ -291,7 +289,7 @@ def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memoryview, None, None]:
-    """The bytes of `tensors` in order; those of the next ones are made ahead of their turn."""
+    """Yield the bytes of `tensors` in order, reading the next tensors ahead."""
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]] = deque()
     with ThreadPoolExecutor(_SMALL_READS, "cairn-tensors") as pool:
         try:
@@ -312,7 +310,7 @@ def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memory
 def _taken(
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]],
 ) -> Iterator[memoryview]:
-    """All blocks of the first."""
+    """Yield all blocks of the first tensor in the queue and remove it."""
     began, made, _ = ahead[0]
     yield from made
     began.close()
@@ -322,7 +320,7 @@ def _taken(
 def _made(
     group: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
 ) -> Generator[memoryview, None, None]:
-    """The bytes of a large tensor, block by block, or of small ones, which are read together."""
+    """Yield the blocks of a large tensor, or of a group of small ones, read concurrently."""
     reads: deque[Future[list[memoryview]]] = deque()
     if len(group) > 1:
         reads.extend(pool.submit(_read_whole, tensor) for tensor in group)
@@ -354,17 +352,17 @@ def _groups(tensors: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
 
 
 def _checked_blocks(tensor: TensorSource) -> Iterator[memoryview]:
-    """The tensor's bytes, block by block.
+    """Yield the tensor's bytes, block by block.
 
     Raises:
-        StorageError: they are not as many, or not of the dtype, that the tensor announced.
+        StorageError: their number or dtype is not what the tensor announced.
     """
     total = 0
     for block in tensor.blocks(BLOCK_BYTES):
         total += block.nbytes
         if block.dtype != tensor.dtype or total > tensor.nbytes:
             raise _mismatch(tensor, f"{total} or more bytes, a block of {block.dtype}")
-        # NumPy's own buffers don't know the dtypes of ml_dtypes; bytes they all have.
+        # NumPy can't export a buffer of an ml_dtypes dtype, but any array can be viewed as bytes.
         yield np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
         del block
     if total != tensor.nbytes:

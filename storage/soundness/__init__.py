@@ -1,4 +1,4 @@
-"""Whether a store keeps what the run protocol rests on: asked before anybody writes."""
+"""Store checks: a probe, before the first write, of what the run protocol requires of a store."""
 
 import lazy_loader
 

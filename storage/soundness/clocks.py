@@ -1,4 +1,4 @@
-"""How far the clock of this host is from that of a store, which other writers' hosts go by, too."""
+"""Offset between this host's clock and the store's, which stands for other writers' clocks."""
 
 import os
 import secrets
@@ -11,20 +11,21 @@ from cairn.storage.store import Clock, StoreURI, bucket_time, utc_now
 __all__ = ["clock_ahead"]
 
 _TOLD_EACH: Final = 1.0
-"""A bucket tells whole seconds."""
+"""Seconds of precision of a bucket's time."""
 
 
 def clock_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
-    """Seconds by which this host's clock is ahead of the store's, less what asking took.
+    """Return the seconds by which this host's clock is certainly ahead of the store's.
 
-    On a disk a file is made for it, and removed: the disk of another host tells that host's time.
+    The duration of the request counts against the difference. On a disk it creates and removes a
+    folder: a network disk stamps it with its own host's time.
 
     Args:
-        folder: of the store, which is there already if it is on a disk.
-        clock: tells this host's time.
+        folder: of the store; on a disk it must exist.
+        clock: this host's clock.
 
     Returns:
-        None if the store tells no time.
+        Seconds, negative if behind; None if the store has no clock.
 
     Raises:
         StorageError: it gives no answer, or can't be written.

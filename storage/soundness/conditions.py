@@ -1,6 +1,6 @@
-"""Whether a store refuses the conditional writes and deletions that it has to refuse.
+"""Check that a store refuses conditional writes and deletions whose condition fails.
 
-The same few requests on three objects of the probe's own, in any store; in three rounds.
+Uses a few requests on three objects of the probe's own, in three rounds; the same for every store.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ _CHANGED: Final = "expected a refusal, found one, but the object had been change
 
 
 class Conditions:
-    """What the store did that it must not, found out in rounds of which none has a wait in it.
+    """Check of conditional requests, in rounds of concurrent calls.
 
     Attributes:
-        is_doubtful: all that is amiss is that the last deletion was refused. So it is where the
-            answer to it was lost, and it was asked for again.
+        is_doubtful: the only problem is that the last deletion was refused. This also happens when
+            its first answer was lost and the client repeated the request.
     """
 
     def __init__(self, objects: ObjectStore, created: str, replaced: str, kept: str) -> None:
-        """Nothing is asked yet.
+        """Prepare the check; no request yet.
 
         Args:
-            objects: where.
-            created: an object that nobody else knows.
-            replaced: another.
-            kept: a third.
+            objects: the store.
+            created: name of an object that nobody else uses.
+            replaced: name of a second one.
+            kept: name of a third one.
         """
         self._objects = objects
         self._created, self._replaced, self._kept = created, replaced, kept
@@ -43,7 +43,7 @@ class Conditions:
         self.is_doubtful = False
 
     def creation_problems(self) -> list[str]:
-        """Of writes of what is not there, and of what is, and a first deletion; a line each.
+        """Test creation, replacement and deletion; return one line per problem.
 
         Raises:
             StorageError: the store gives no answer, or has no room.
@@ -59,6 +59,7 @@ class Conditions:
         refused, now, kept = self._objects.at_once(
             lambda: self._objects.refuses_write(self._created, self._late, generation=None),
             lambda: self._done(self._replaced, self._second, self._old),
+            # `made[1]` is another object's generation: not that of `_kept`
             lambda: self._objects.refuses_deletion(self._kept, generation=made[1]),
         )
         problems = []
@@ -73,10 +74,10 @@ class Conditions:
         return problems
 
     def replacement_problems(self, found: list[str]) -> list[str]:
-        """Of writes and deletions of what was replaced since; after `creation_problems`.
+        """Test requests with the generation of a replaced value; call after `creation_problems`.
 
         Args:
-            found: what that gave.
+            found: problems so far.
 
         Raises:
             StorageError: the store gives no answer, or has no room.
@@ -98,14 +99,17 @@ class Conditions:
         return problems
 
     def end(self, found: list[str]) -> list[str]:
-        """Remove the objects; what shows then: what was refused and yet done.
+        """Remove the objects; return the problems that this shows.
+
+        The deletion has the condition that the last value is there: it fails if the store refused a
+        write and made it all the same.
 
         Args:
-            found: all that was found before.
+            found: problems so far.
         """
         whole, left = True, [self._created, self._kept]
         if self._now and not found:
-            with contextlib.suppress(StorageError):  # no answer is none
+            with contextlib.suppress(StorageError):  # no answer proves nothing
                 whole = not self._objects.refuses_deletion(self._replaced, generation=self._now)
         if not (self._now and whole and not found):
             left.append(self._replaced)
@@ -116,7 +120,7 @@ class Conditions:
         return [] if whole else [f"a write over what was replaced since it was read: {_CHANGED}"]
 
     def _done(self, key: str, value: bytes, generation: bytes | None) -> bytes | None:
-        """The generation of what had to be written; None if it was refused."""
+        """Write and return the new generation; None if the store refuses."""
         try:
             return self._objects.write_if(key, value, generation=generation, same_is_success=True)
         except PreconditionFailedError:

@@ -1,6 +1,6 @@
-"""Whether a file system does what runs on a disk rest on: create, rename, link, lock and sync.
+"""Check of what runs require of a file system: create, rename, link, lock and sync.
 
-All of it by one process on one host. What breaks between hosts alone is read off the mount.
+One process on one host makes all calls. Problems between hosts show in the mount's options only.
 """
 
 import errno
@@ -22,11 +22,11 @@ _NOT_OFFERED: Final = {
 
 
 def disk_problems(folder: str, mount: Mount | None) -> list[str]:
-    """What the file system did that it must not, a line each.
+    """Return the problems of a file system, one line each.
 
     Args:
-        folder: an empty folder that nobody else knows.
-        mount: on which it lies, if that is known.
+        folder: an empty folder that nobody else uses.
+        mount: its mount, if known.
 
     Raises:
         OSError: the disk failed, or has no room.
@@ -67,7 +67,7 @@ def _renames(folder: str) -> str:
 
 
 def _hard_links(folder: str, mount: Mount | None) -> str:
-    """A disk that offers none is fine, as files are copied then; one that gives false ones not."""
+    """Test hard links: having none is fine, as files are copied then, having wrong ones is not."""
     file, link = os.path.join(folder, "file"), os.path.join(folder, "link")
     _write(file, b"kept")
     try:
@@ -117,14 +117,14 @@ def _locks(folder: str) -> str:
 
 
 def _lock(descriptor: int) -> None:
-    """As TensorStore locks: for the open file, not for the process, where there is such a lock."""
+    """Lock as TensorStore does: for the open file, where that exists, not for the process."""
     if sys.platform == "linux":
         whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
             return
         except OSError as exc:
-            if exc.errno != errno.EINVAL:  # a kernel without this kind
+            if exc.errno != errno.EINVAL:  # EINVAL: a kernel without open-file-description locks
                 raise
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

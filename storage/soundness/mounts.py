@@ -1,4 +1,4 @@
-"""On what kind of file system a path lies, and what its mount says of locks.
+"""File system type and lock options of the mount that holds a path.
 
 Source: proc(5), `/proc/pid/mountinfo`; nfs(5), `local_lock`; mount.lustre(8), `localflock`;
 mount.cifs(8), `nobrl`; gfs2(5) and the kernel's `filesystems/ocfs2.rst`, `localflocks`.
@@ -22,17 +22,17 @@ _LOCKS_OF_ONE_HOST: Final = {
     "gfs2": {"localflocks"},
     "ocfs2": {"localflocks"},
 }
-"""Options under which the kind of lock that TensorStore takes keeps out this host alone."""
+"""Mount options that make TensorStore's locks invisible to other hosts."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system.
+    """Mounted file system.
 
     Attributes:
         point: absolute path of where it is mounted.
-        kind: such as "ext4", "nfs4" or "fuse.gcsfuse".
-        source: what is mounted, as the kernel tells it; of gcsfuse the bucket's name.
+        kind: file system type, such as "ext4", "nfs4" or "fuse.gcsfuse".
+        source: what is mounted, as the kernel names it; for gcsfuse the bucket.
         options: of the mount and of the file system.
     """
 
@@ -43,17 +43,17 @@ class Mount:
 
     @property
     def is_in_user_space(self) -> bool:
-        """Whether a program of somebody's serves it; "fuseblk" is a disk's."""
+        """True for a FUSE file system; "fuseblk" is a disk and does not count."""
         return self.kind == "fuse" or self.kind.startswith("fuse.")
 
     @property
     def local_locks(self) -> list[str]:
-        """The options, if any, by which its locks are unknown to other hosts."""
+        """Options, if any, that make its locks invisible to other hosts."""
         return sorted(self.options & _LOCKS_OF_ONE_HOST.get(self.kind, set()))
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount that `path` lies in, which need not exist; None where the kernel tells nothing."""
+    """Return the mount of `path`, which need not exist; None if the kernel doesn't list mounts."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
@@ -61,7 +61,8 @@ def mount_of(path: str) -> Mount | None:
         return None
     real = os.path.join(os.path.realpath(path), "")
     found = None
-    for mount in filter(None, map(_parsed, lines)):  # of several at one point the last one shows
+    # A later mount hides an earlier one at the same point.
+    for mount in filter(None, map(_parsed, lines)):
         if real.startswith(os.path.join(mount.point, "")) and (
             found is None or len(mount.point) >= len(found.point)
         ):
@@ -79,12 +80,12 @@ def _parsed(line: str) -> Mount | None:
 
 
 def _plain(text: str) -> str:
-    """Blanks and backslashes are told as three octal digits."""
+    """Decode a field of mountinfo, which escapes blanks and backslashes as octal digits."""
     return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 
 def mount_problems(mount: Mount) -> list[str]:
-    """What the mount itself says that runs can't rest on."""
+    """Return the problems that the mount's type and options show, one line each."""
     if mount.kind == "fuse.gcsfuse" or "subtype=gcsfuse" in mount.options:
         return [
             f"the mount {mount.point}: expected a file system with atomic renames and with locks "

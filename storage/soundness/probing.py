@@ -1,15 +1,16 @@
-"""Asks a store, once for each root, whether it keeps what the run protocol rests on.
+"""Probe of a store, once per root, for what the run protocol requires.
 
-A store that forgets a condition loses steps without a word: two writers are both told that they
-hold the run. So whoever takes a lease asks beside it, and is promised nothing before the answer.
-The root remembers a good one; a bad one is asked for again each time, as a store can be mended.
+A store that ignores a condition loses steps silently: two writers both succeed in taking the run.
+So the probe runs beside every attempt to take a lease, and the writer promises nothing before its
+answer. The root stores a good answer; a bad one is not stored, as a store can be repaired.
 
     a root that remembers    1 request of each process that writes
     one that does not        15, once: the record, 12 to probe, a listing of leftovers, the record
 
-Of these 12 a start waits for three rounds, the last of them beside its attempt: for what an attempt
-rests on before it begins one, for the rest before it is promised anything. That what was refused
-was not done all the same shows when the probe's objects are removed: a step is published only then.
+The 12 requests to probe take three rounds, the last of them concurrent with the start of the
+attempt. The attempt waits for what its own start requires, and its first promise for the rest. The
+removal of the probe's objects shows whether the store made a change that it had refused: only the
+publication of a step waits for that.
 """
 
 import atexit
@@ -53,18 +54,18 @@ __all__ = ["Probe", "Recalled", "begin_probe", "probe_now", "recall"]
 _OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
 _OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
 _LEFTOVER_SECONDS: Final = 3600
-"""After so long a probe has ended, or was killed, whatever the clocks say."""
+"""Age after which a probe has ended or was killed, with room for clocks that differ."""
 
 _EXIT_SECONDS: Final = 5.0
-"""How long a process that ends waits for probes: their threads must not be cut off in a call."""
+"""Seconds that a process waits for probes at exit: a thread must not be cut off within a call."""
 
 
 class _Answer(Future[None]):
-    """All of it, once the root remembers it.
+    """Future of a probe, done once the root has stored the answer.
 
     Attributes:
-        creates: what is created if absent is created by one.
-        sound: so it is, and what has changed is neither replaced nor deleted.
+        creates: done once it is known that only one writer can create an object.
+        sound: done once it is also known that a changed object is neither replaced nor deleted.
     """
 
     def __init__(self) -> None:
@@ -73,13 +74,13 @@ class _Answer(Future[None]):
         self.sound: Future[None] = Future()
 
     def good(self, *parts: Future[None]) -> None:
-        """These are answered, unless they are already."""
+        """Mark these parts as answered, unless they are."""
         for part in parts:
             if not part.done():
                 part.set_result(None)
 
     def end(self, error: BaseException | None = None) -> None:
-        """All is answered, or what is not yet never will be."""
+        """Complete all open parts, with `error` if there is one."""
         for part in (self.creates, self.sound, self):
             if part.done():
                 continue
@@ -90,14 +91,14 @@ class _Answer(Future[None]):
 
 
 class Probe:
-    """The question whether a store is sound, under way or answered."""
+    """Probe of a store, running or answered."""
 
     def __init__(self, root: StoreURI, answer: _Answer) -> None:
         self._root = root
         self._answer = answer
 
     def ensure_creates(self) -> None:
-        """Wait until it is known that of two who create an object one does.
+        """Wait until it is known that only one of two writers can create an object.
 
         Raises:
             StorageError: as `ensure_sound`.
@@ -105,32 +106,32 @@ class Probe:
         self._wait(self._answer.creates)
 
     def ensure_sound(self) -> None:
-        """Wait for the answer; promise nothing to anybody before.
+        """Wait for the answer; call it before the first promise to anybody.
 
         Raises:
-            UnsoundStoreError: the store does not keep what runs rest on.
-            StorageError: it gives no answer, or none in the time that the caller has.
+            UnsoundStoreError: the store does not do what runs require.
+            StorageError: it gives no answer, or none within the caller's deadline.
         """
         self._wait(self._answer.sound)
 
     def ensure_over(self) -> None:
-        """Wait for the last word; nothing counts before.
+        """Wait for the end of the probe; call it before publishing anything.
 
         Raises:
-            UnsoundStoreError: the store does not keep what runs rest on.
-            StorageError: there is no answer in the time that the caller has.
+            UnsoundStoreError: the store does not do what runs require.
+            StorageError: there is no answer within the caller's deadline.
         """
         try:
             self._wait(self._answer)
         except UnsoundStoreError:
             raise
         except StorageError:
-            self._wait(self._answer.sound)  # it could not be remembered
+            self._wait(self._answer.sound)  # perhaps only storing the answer failed
 
     def _wait(self, part: Future[None]) -> None:
         seconds = own_seconds_left()
         if seconds is not None and not wait([part], seconds).done:
-            raise silence(self._root, seconds)  # the question goes on, for whoever asks then
+            raise silence(self._root, seconds)  # the probe goes on, for the next caller
         part.result()
 
 
@@ -139,13 +140,13 @@ _lock = threading.Lock()
 
 
 class Recalled(NamedTuple):
-    """What the root of a run remembers, as stored; None: nothing."""
+    """Record of an earlier probe in a run's root, as stored; None: there is none."""
 
     stored: Versioned | None
 
 
 def recall(run: StoreURI) -> Recalled | None:
-    """What the root of a run remembers; None if this process has asked, or there is no answer.
+    """Read the record in a run's root; None if this process has probed, or the read fails.
 
     Args:
         run: the run's folder.
@@ -154,17 +155,17 @@ def recall(run: StoreURI) -> Recalled | None:
     with _lock:
         if _key(root) in _answers:
             return None
-    with contextlib.suppress(StorageError):  # who asks then is told
+    with contextlib.suppress(StorageError):  # the probe reports it
         return Recalled(ObjectStore.open(root).read(RECORD_FILE))
     return None
 
 
 def begin_probe(run: StoreURI, recalled: Recalled | None = None) -> Probe:
-    """Ask the store of a run, unless this process knows the answer; returns at once.
+    """Start to probe the store of a run, unless this process has; return at once.
 
     Args:
         run: the run's folder, which is about to be written.
-        recalled: what its root remembers, if that was read just now.
+        recalled: the root's record, if the caller has just read it.
     """
     root = _root(run)
     key = _key(root)
@@ -188,7 +189,7 @@ def _failed(part: Future[None]) -> bool:
 
 
 def _forget_answers() -> None:
-    """A forked child has none of the threads that would answer."""
+    """Forget all probes in a forked child, which has none of their threads."""
     global _lock
     _lock = threading.Lock()
     _answers.clear()
@@ -203,7 +204,7 @@ def _await_answers() -> None:
 
 
 def _root(run: StoreURI) -> StoreURI:
-    """The folder that the run lies in; the run itself where that is of another store."""
+    """Return the run's parent folder; the run itself if that is on another file system."""
     if not run.path:
         return run
     if run.scheme == "file":
@@ -223,7 +224,7 @@ def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: Recalled |
         except StorageError:
             if root == run:
                 raise
-            _ask(run, answer)  # a root may be somebody else's to write
+            _ask(run, answer)  # we may not be allowed to write the root
     except BaseException as exc:
         answer.end(exc)
     else:
@@ -231,16 +232,16 @@ def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: Recalled |
 
 
 def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) -> None:
-    """Do nothing if `folder` remembers a good answer; else ask, and remember it there.
+    """Probe `folder` unless its record has a good answer; store the answer there.
 
     Args:
         folder: a root, or a run.
-        answer: is told what is known before all is.
-        recalled: what `folder` remembers, if that was read just now.
+        answer: gets the partial answers on the way.
+        recalled: the record in `folder`, if the caller has just read it.
 
     Raises:
         UnsoundStoreError: the answer is bad.
-        StorageError: there is none, or it can't be remembered here.
+        StorageError: there is none, or it can't be stored here.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):
@@ -250,7 +251,7 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) ->
     store = identity(folder, mount)
     found = objects.read(RECORD_FILE) if recalled is None else recalled.stored
     if found is not None:
-        with contextlib.suppress(StorageError):  # what can't be read is no answer
+        with contextlib.suppress(StorageError):  # an unreadable record counts as none
             known = StoreRecord.parse(found.value, folder / RECORD_FILE)
             if known.store == store and set(checked) <= set(known.checked):
                 return
@@ -259,20 +260,20 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) ->
         at=rfc3339(utc_now()), cairn=installed_version(), checked=checked, store=store
     )
     generation = None if found is None else found.generation
-    with contextlib.suppress(PreconditionFailedError):  # somebody else asked, too
+    with contextlib.suppress(PreconditionFailedError):  # another process probed, too
         objects.write_if(
             RECORD_FILE, record.to_bytes(), generation=generation, same_is_success=True
         )
 
 
 def probe_now(folder: StoreURI) -> None:
-    """Ask a store whatever it remembers, and have it remember nothing: for who looks for a cause.
+    """Probe a store without reading or storing a record; for diagnosis.
 
     Args:
-        folder: of the store, which is there already if it is on a disk.
+        folder: of the store; on a disk it must exist.
 
     Raises:
-        UnsoundStoreError: the store does not keep what runs rest on.
+        UnsoundStoreError: the store does not do what runs require.
         StorageError: it gives no answer, or can't be written.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
@@ -295,7 +296,7 @@ def _look(folder: StoreURI, mount: Mount | None, answer: _Answer) -> None:
             return _refusals(conditions, answer), conditions.is_doubtful
 
         problems, is_doubtful = probed()
-        if is_doubtful:  # a store that breaks its promise does so again
+        if is_doubtful:  # a lost answer won't repeat, a broken store will
             problems, _ = probed()
         if not problems:
             _remove_leftovers(objects, started)
@@ -338,7 +339,7 @@ def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list
 
 
 def _remove_leftovers(objects: ObjectStore, now: int) -> None:
-    with contextlib.suppress(StorageError):  # they harm nobody
+    with contextlib.suppress(StorageError):  # leftovers are harmless
         for name in objects.list(".cairn-probe-"):
             if _is_left_over(name, now):
                 objects.delete(name)

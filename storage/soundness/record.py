@@ -1,4 +1,4 @@
-"""What a root remembers of a probe, and which store that was: one moved elsewhere is asked anew."""
+"""Record of a good probe in a root, with the identity of the store: a copy elsewhere is void."""
 
 import os
 import re
@@ -10,19 +10,19 @@ from cairn.storage.store import Moment, Record, StoreURI
 __all__ = ["RECORD_FILE", "StoreRecord", "identity", "is_of_a_probe", "probe_name", "probed_at"]
 
 RECORD_FILE: Final = ".cairn-store.json"
-"""In a root, or in a run where the root can't be written. No run has a name like that."""
+"""File in a root, or in a run whose root can't be written. No run can have this name."""
 
 _PROBE: Final = re.compile(r"\.cairn-probe-([0-9]{1,12})-[0-9a-f]{16}")
 
 
 class StoreRecord(Record):
-    """That a store was found sound.
+    """Record that a store was found sound.
 
     Attributes:
-        at: when, RFC 3339 in UTC.
-        cairn: the version that looked.
-        checked: what was looked at.
-        store: which store that was; see `identity`.
+        at: time of the probe, RFC 3339 in UTC.
+        cairn: version that probed.
+        checked: what it checked.
+        store: identity of the store; see `identity`.
     """
 
     FORMAT: ClassVar[str] = "cairn.store"
@@ -34,10 +34,10 @@ class StoreRecord(Record):
 
 
 def identity(folder: StoreURI, mount: Mount | None) -> dict[str, str]:
-    """Which store `folder` lies in, the same for every host that sees it.
+    """Return the identity of the store that holds `folder`, equal on all hosts.
 
-    A disk is known by its kind and by what is mounted: the number of a mount is another one on each
-    host, and after each start.
+    A disk is identified by file system type and source: mount numbers differ between hosts and
+    between boots.
     """
     match folder.scheme:
         case "file":
@@ -54,21 +54,21 @@ def identity(folder: StoreURI, mount: Mount | None) -> dict[str, str]:
 
 
 def probe_name(seconds: int, token: str) -> str:
-    """What a probe calls its object or folder, which it removes in the end.
+    """Return the name of a probe's object or folder, which the probe removes at its end.
 
     Args:
-        seconds: of its start, since 1970.
+        seconds: start of the probe, since 1970.
         token: 16 hexadecimal digits.
     """
     return f".cairn-probe-{seconds}-{token}"
 
 
 def probed_at(name: str) -> int | None:
-    """When the probe began that gave something this name, in seconds since 1970."""
+    """Return the start of the probe that used this name, in seconds since 1970; None: no probe."""
     match = _PROBE.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
 def is_of_a_probe(name: str) -> bool:
-    """Whether a name in a root or a run is of a probe's making: its record, or a leftover."""
+    """Return True for the names of a probe's record and of its leftovers."""
     return name == RECORD_FILE or probed_at(name) is not None

@@ -1,8 +1,8 @@
-"""The most bytes that an object of a run may have, by its kind: a store holds what anybody wrote.
+"""Upper bounds on the size of a run's objects, by kind: a store may hold what anybody wrote.
 
-What is larger is damaged, and not read. What writes it is refused, too: nobody writes what can't be
-read again. Values of arrays are not of these: they are read by chunk, and `tensor_parts` bounds
-what an answer may read.
+Readers report a larger object as damaged, without reading it. Writers refuse to write one, as it
+could not be read again. The bounds do not cover array values: those are read by chunk, and
+`tensor_parts` bounds what an answer may read.
 """
 
 import functools
@@ -38,25 +38,25 @@ __all__ = [
 ]
 
 MOST_VALUES: Final = 4_000_000
-"""Values in one JSON, by its commas and brackets: of 100,000 leaves with all their axes."""
+"""Values in one JSON, counted by commas and brackets: enough for 100,000 leaves with their axes."""
 
 MOST_FREE_BYTES: Final = 4 << 20
-"""Of JSON whose form is not ours, such as a model's config, by its texts and 8 for each value."""
+"""Bytes of free-form JSON, such as a model's config: its strings and 8 for each value."""
 
 MOST_FREE_DEPTH: Final = 64
-"""Of the same: containers within containers."""
+"""Nesting depth of free-form JSON."""
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
 class _Group(NamedTuple):
-    """Files of a container's memory.
+    """Files that describe the memory of a control group (container).
 
     Attributes:
-        limit: bytes that it may use; another text, or more than the machine has, is no limit.
+        limit: bytes that it may use; no number, or more than the machine has, means no limit.
         used: bytes that it uses.
-        cache: the line of `memory.stat` with the bytes of files that can be read again.
+        cache: key in `memory.stat` of the bytes of reclaimable file cache.
     """
 
     limit: Path
@@ -74,18 +74,18 @@ _GROUPS: Final = (
         "total_inactive_file",
     ),
 )
-"""Of both versions of control groups."""
+"""Control groups version 2 and version 1."""
 
 
 @functools.cache
 def memory_here() -> int:
-    """Bytes of memory of this machine, or of its container."""
+    """Return the bytes of memory of this machine, or of its container."""
     machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(limit for group in _GROUPS if (limit := _number(group.limit)))])
 
 
 def free_memory() -> int:
-    """Bytes of memory that can be taken now on this machine, or in its container."""
+    """Return the bytes of memory that are free now on this machine, or in its container."""
     free = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
     room = memory_here() if free is None else free << 10
     for group in _GROUPS:
@@ -102,19 +102,19 @@ def _number(path: Path) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The second word of each line by the first."""
+    """Return the second word of each line, as a number, by the first."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1}
 
 
 class Bound(NamedTuple):
-    """How large objects of one kind may be.
+    """Upper bound on the size of objects of one kind.
 
     Attributes:
         kind: what they are.
-        names: how they are called in a run; "*" is any text without a slash.
+        names: patterns of their names in a run; "*" matches any text without a slash.
         max_bytes: of each.
-        why: what the largest one holds.
+        why: content of the largest one that must fit.
     """
 
     kind: str
@@ -168,10 +168,10 @@ BOUNDS: Final[Sequence[Bound]] = (
         "what one process wrote; readers never see it",
     ),
 )
-"""The first that has a name counts. Docs: `docs/reference/storage/bounds.md`."""
+"""The first match counts. Docs: `docs/reference/storage/bounds.md`."""
 
 OTHERS: Final = Bound("small object", ("*",), 1 * _MIB, "probes of a store, and what else there is")
-"""All other objects that are read as a whole."""
+"""Bound of all other objects that are read whole."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -179,7 +179,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 LEAST_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, OTHERS))
-"""What no kind forbids."""
+"""Size that every kind allows: no lookup of the kind is needed below it."""
 
 _BY_LENGTH: Final = {
     length: [
@@ -190,12 +190,12 @@ _BY_LENGTH: Final = {
     ]
     for length in range(1, 5)
 }
-"""Names of so many segments."""
+"""Patterns and their bounds, by the pattern's number of segments."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def bound_of(path: str) -> Bound:
-    """The bound of the object that has this path."""
+    """Return the bound of the object at this path."""
     segments = path.split("/")[-max(_BY_LENGTH) :]
     for start in range(len(segments)):
         tail = "/".join(segments[start:])
@@ -206,27 +206,27 @@ def bound_of(path: str) -> Bound:
 
 
 class Oversized(bytes):
-    """Stands for the value of an object that is larger than any of its kind: none of it was kept.
+    """Placeholder for the value of an object that exceeds its bound; it holds none of the bytes.
 
-    It is empty, so that whoever asks only whether there is an object learns that. What parses it
-    calls `refuse_oversized`.
+    It is an empty `bytes`, so that code which only tests for existence works. Parsers call
+    `refuse_oversized`.
 
     Attributes:
-        size: bytes that the object has.
-        bound: what it may have.
+        size: bytes of the object.
+        bound: bound that it exceeds.
     """
 
     size: int
     bound: Bound
 
     def __new__(cls, size: int, bound: Bound) -> "Oversized":
-        """Of an object of that size, and what bounds it."""
+        """Create the placeholder of an object with this size."""
         made = super().__new__(cls)
         made.size, made.bound = size, bound
         return made
 
     def error(self, path: object) -> CorruptionError:
-        """That the object at `path` is no such one as was written there."""
+        """Return the error that the object at `path` is too large to be genuine."""
         return CorruptionError(
             f"larger than any {self.bound.kind}",
             path=path,
@@ -237,22 +237,22 @@ class Oversized(bytes):
 
 
 def refuse_oversized(data: bytes, path: object) -> None:
-    """Raise if `data` only stands for what is too large to be read.
+    """Raise if `data` is the placeholder of an object that exceeds its bound.
 
     Raises:
-        CorruptionError: it does.
+        CorruptionError: it is.
     """
     if isinstance(data, Oversized):
         raise data.error(path)
 
 
 def refuse_crowded(data: bytes, path: object) -> None:
-    """Raise if JSON is too large to be read, or has more values than memory is worth.
+    """Raise if JSON is too large to read, or has more values than `MOST_VALUES`.
 
-    An empty list of two bytes takes 64 of memory.
+    The second limit bounds memory: an empty list of two bytes takes 64.
 
     Raises:
-        CorruptionError: so it is.
+        CorruptionError: one of the two.
     """
     refuse_oversized(data, path)
     count = sum(map(data.count, (b",", b"[", b"{"))) if len(data) > MOST_VALUES else 0
@@ -267,7 +267,7 @@ def refuse_crowded(data: bytes, path: object) -> None:
 
 
 def few(most: int) -> BeforeValidator:
-    """Refuse a mapping of more entries, before each of them is looked at."""
+    """Return a validator that refuses a larger mapping before pydantic validates its entries."""
 
     def checked(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
@@ -278,7 +278,7 @@ def few(most: int) -> BeforeValidator:
 
 
 def free_context(data: bytes) -> dict[str, bool]:
-    """What validators of a record are told of it: whether free JSON in it has to be measured."""
+    """Return the validation context of a record: `is_small` skips measuring free-form JSON."""
     containers = data.count(b"[") + data.count(b"{")
     return {"is_small": len(data) <= MOST_FREE_BYTES and containers <= MOST_FREE_DEPTH}
 
@@ -303,11 +303,11 @@ def _checked_free(given: Any, info: ValidationInfo) -> Any:
 
 
 FreeJson = Annotated[dict[str, Any], BeforeValidator(_checked_free)]
-"""JSON of any form, such as a model's config; not too much of it."""
+"""Free-form JSON of bounded size and depth, such as a model's config."""
 
 
 def ensure_within(path: str, size: int) -> None:
-    """Raise unless an object of this size, once it is written, can be read again.
+    """Raise if an object of this size could not be read again.
 
     Raises:
         UnsupportedFormatError: it could not.

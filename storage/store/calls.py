@@ -1,7 +1,7 @@
-"""Tells whoever listens of every request to a store: what it was, how long it took, how it ended.
+"""Listeners for store requests: operation, duration and outcome of each.
 
-The one place that all requests go through, whatever library carries them. Without a listener it
-costs nothing. What a listener does is done in the thread that asked, once it has its answer.
+All requests pass through `called`, whichever library carries them. Without a listener it costs
+nothing. A listener runs in the thread that made the request, after the answer.
 """
 
 import threading
@@ -17,16 +17,16 @@ __all__ = ["CallOutcome", "Operation", "StoreCall", "StoreListener", "called", "
 Operation: TypeAlias = Literal["stat", "list", "read", "write", "delete", "copy"]
 
 CallOutcome: TypeAlias = Literal["ok", "absent", "unavailable", "error"]
-"""`absent`: there is no such thing. `unavailable`: the store gave no answer, or refused."""
+"""`absent`: not found. `unavailable`: the store gave no answer, or refused."""
 
 
 class StoreCall(NamedTuple):
-    """A request that has been answered, or given up.
+    """Completed or abandoned request.
 
     Attributes:
-        operation: what was asked for.
-        path: of what.
-        seconds: until the answer, with all that the library tried again.
+        operation: kind of request.
+        path: object or folder of the request.
+        seconds: duration, including the library's retries.
         outcome: how it ended.
     """
 
@@ -43,9 +43,9 @@ _lock: Final = threading.Lock()
 
 
 def listen(listener: StoreListener) -> Callable[[], None]:
-    """Have every request of this process told to `listener`, by any thread; returns what ends it.
+    """Call `listener` for every request of this process, in any thread; return a stop function.
 
-    It must be quick, and raise nothing.
+    The listener must be quick and must not raise.
     """
     global _listeners
     with _lock:
@@ -61,7 +61,7 @@ def listen(listener: StoreListener) -> Callable[[], None]:
 
 @contextmanager
 def called(operation: Operation, path: object) -> Iterator[None]:
-    """What is done inside is one request; an error that leaves it is how that ended."""
+    """Report the body as one request; an error that leaves it sets the outcome."""
     if not _listeners:
         yield
         return

@@ -1,20 +1,20 @@
-"""Two checksums of files: a crc32c that is put together from parts, and a sum over the content.
+"""Two checksums of files: a crc32c that is combined from parts, and a sum over the content.
 
-**crc32c.** A crc is linear over GF(2): what the bytes behind a part make of its crc is a matrix
-that depends on their number alone, so that the crc32c of parts gives that of the whole without
-reading the bytes again. Source: zlib, `crc32_combine` (M. Adler), with Castagnoli's polynomial.
+**crc32c.** A crc is linear over GF(2): appending bytes multiplies the crc by a matrix that depends
+only on their number. So the crc32c of a file follows from that of its parts, without reading the
+bytes again. Source: zlib, `crc32_combine` (M. Adler), with Castagnoli's polynomial.
 
-**ContentSum** tells contents apart where crc32c, by its nature, does not. The crc32c of parts that
-each end in their own crc32c depends on their lengths alone: a register that has passed over both is
-in a state that the part had no influence on. Files of array values are made of such parts, and so
-are the nodes of OCDBT, so that one of them in the place of another has the right crc32c. It finds
-what changed in a part; this sum finds which part it is.
+**ContentSum** distinguishes contents that crc32c can't. If each part of a file ends in its own
+crc32c, the crc32c of the file depends on the lengths of the parts alone: after a part and its
+crc32c the register's state does not depend on the part. Files of array values consist of such
+parts, and so do the nodes of OCDBT; one swapped for another keeps the file's crc32c. The crc32c
+finds a change within a part; this sum identifies which part it is.
 
     sum over i of word[i] x low(i % 512) x high(i // 512), modulo 2**64
     low(n) = splitmix64(n) | 1        high(n) = (2 n + 1) x 0x9E3779B97F4A7C15
 
-over the little-endian 64-bit words of the file, zeros behind its end. Every key is odd: a change
-in one word always changes the sum, and so, but for a chance in 2**64, do words that change places.
+over the little-endian 64-bit words of the file, with zeros after its end. Every key is odd, so a
+change in one word always changes the sum; two swapped words change it but for a chance in 2**64.
 It costs a fraction of reading the bytes.
 """
 
@@ -26,10 +26,10 @@ import numpy as np
 __all__ = ["CHECKED_PART", "ContentSum", "combined", "splitmix64"]
 
 CHECKED_PART: Final = 0x48674BC7
-"""The crc32c of any bytes with their own crc32c, little endian, behind them."""
+"""The crc32c of any bytes followed by their own crc32c (little endian): a constant."""
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""Castagnoli's, its bits reversed."""
+"""Castagnoli's polynomial, bits reversed."""
 
 _WORD: Final = 8
 _ROW: Final = 512
@@ -42,7 +42,7 @@ Matrix = tuple[int, ...]
 
 
 def combined(first: int, second: int, length: int) -> int:
-    """The crc32c of two parts together.
+    """Return the crc32c of two parts together.
 
     Args:
         first: crc32c of the first part.
@@ -54,7 +54,7 @@ def combined(first: int, second: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _after(length: int) -> Matrix:
-    """What `length` bytes of zeros do to a crc."""
+    """Return the matrix that `length` zero bytes apply to a crc."""
     whole = _identity()
     step = _squared(_squared(_squared(_one_bit())))  # eight bits
     while length:
@@ -87,7 +87,7 @@ def _times(matrix: Matrix, vector: int) -> int:
 
 
 def splitmix64(state: int) -> int:
-    """What the generator of that name (Steele, Lea, Flood 2014) gives for a state."""
+    """Return the output of splitmix64 (Steele, Lea, Flood 2014) for a state."""
     mixed = (state + 0x9E3779B97F4A7C15) & _MASK
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
@@ -95,7 +95,7 @@ def splitmix64(state: int) -> int:
 
 
 class ContentSum:
-    """The sum of the bytes that were given, one piece after another."""
+    """Content sum of bytes that arrive piece by piece; see the module for the formula."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -103,7 +103,7 @@ class ContentSum:
         self._rest = b""
 
     def update(self, data: bytes | bytearray | memoryview | np.ndarray) -> None:
-        """Add the next bytes; pieces of any size, those of whole words are the fastest."""
+        """Add the next bytes; pieces may have any size, whole 8-byte words are the fastest."""
         if len(data) <= _SMALL:
             self._add_small(bytes(data))
             return
@@ -117,7 +117,7 @@ class ContentSum:
         self._rest = octets[whole:].tobytes()
 
     def text(self) -> str:
-        """The sum as it is recorded: "words-64:" and 16 hexadecimal digits."""
+        """Return the sum as it is recorded: "words-64:" and 16 hexadecimal digits."""
         total = self._total
         if self._rest:
             total += int.from_bytes(self._rest, "little") * _key(self._words)
@@ -133,7 +133,7 @@ class ContentSum:
         self._rest = data
 
     def _add(self, words: Words) -> None:
-        first = min(len(words), -self._words % _ROW)  # the rest of the row that was begun
+        first = min(len(words), -self._words % _ROW)  # completes the current row
         rows = (len(words) - first) // _ROW
         last = first + rows * _ROW
         self._add_part(words[:first])
@@ -145,7 +145,7 @@ class ContentSum:
         self._total &= _MASK
 
     def _add_part(self, words: Words) -> None:
-        """Words of one row."""
+        """Add words that all lie in one row."""
         if len(words):
             start = self._words % _ROW
             total = int(np.dot(words, _low()[start : start + len(words)]))

@@ -1,4 +1,4 @@
-"""Time as the store keeps it: RFC 3339 in UTC, from a clock that callers pass in."""
+"""Time in stored records: RFC 3339 in UTC, from a clock that callers pass in."""
 
 import math
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from pydantic import AfterValidator
 __all__ = ["Clock", "Moment", "from_rfc3339", "is_above_zero", "rfc3339", "utc_now"]
 
 Clock = Callable[[], datetime]
-"""A function that returns the present moment, with a time zone."""
+"""Function that returns the current time, with a time zone."""
 
 
 def utc_now() -> datetime:
-    """The present moment in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def rfc3339(moment: datetime) -> str:
-    """`moment` as text such as "2026-11-21T10:15:30.123456Z".
+    """Format `moment` as text such as "2026-11-21T10:15:30.123456Z".
 
     Raises:
         ValueError: `moment` has no time zone.
@@ -32,7 +32,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def from_rfc3339(text: str) -> datetime:
-    """The moment that `rfc3339` wrote, in UTC.
+    """Parse a time that `rfc3339` formatted; the result is in UTC.
 
     Raises:
         ValueError: `text` is no RFC 3339 moment, or has no time zone.
@@ -42,7 +42,7 @@ def from_rfc3339(text: str) -> datetime:
         raise ValueError(f"a moment needs a time zone: {text!r}; append Z for UTC")
     try:
         return moment.astimezone(UTC)
-    except OverflowError as exc:  # an hour of the year 1 that is one of the year 0 in UTC
+    except OverflowError as exc:  # in UTC it falls into the year 0
         raise ValueError(f"a moment outside the years 1 to 9999: {text!r}") from exc
 
 
@@ -52,11 +52,11 @@ def _checked(text: str) -> str:
 
 
 Moment = Annotated[str, AfterValidator(_checked)]
-"""A field of a stored record: text that `from_rfc3339` takes, kept as it was written."""
+"""Field of a stored record: text that `from_rfc3339` parses, stored unchanged."""
 
 
 def is_above_zero(duration: object) -> bool:
-    """Whether this is a finite number above 0, in whatever unit; True is none."""
+    """Return True for a finite number above 0; a bool is no number here."""
     if isinstance(duration, bool) or not isinstance(duration, int | float):
         return False
     return duration > 0 and math.isfinite(duration)

@@ -1,10 +1,10 @@
-"""How long a store may be silent: one limit for every wait, whatever library carries the call.
+"""Deadlines for every wait on a store, whichever library carries the call.
 
-A wait ends once nothing that belongs to it was answered for `DEADLINE_SECONDS`, and at the end of
-the caller's own time, if it set one by `within`. TensorStore's futures are waited for by `outcome`.
-What waits without any limit inside, as fsspec does, runs in a thread of its own (`WatchedCall`):
-that can be given up. What was given up may go on, for as long as the store keeps it; so whoever
-gives up must see to it that nobody looks at what it may still do.
+A wait ends when none of its calls was answered for `DEADLINE_SECONDS`, or at the caller's own
+deadline (`within`). `outcome` waits for TensorStore's futures. fsspec waits without a limit, so its
+calls run in a thread of their own (`WatchedCall`), which the caller can abandon. An abandoned call
+may still complete for as long as the store holds it: whoever abandons a write must make sure that
+nobody reads what it may yet write.
 """
 
 import math
@@ -33,26 +33,26 @@ __all__ = [
 ]
 
 DEADLINE_SECONDS = 90.0
-"""How long nothing may be answered before the store counts as unavailable, retries included."""
+"""Seconds without an answer, retries included, after which the store counts as unavailable."""
 
 _READ_STEP_BYTES: Final = 1 << 20
-"""So much was read: some read is going on, and not just somebody renewing a lease."""
+"""Bytes that count as progress: more than a lease renewal reads in the background."""
 
 _LOOKS: Final = 4
-"""How often in a deadline it is looked whether bytes arrive."""
+"""Checks for arriving bytes per deadline."""
 
 T = TypeVar("T")
 
 
 _ends: ContextVar[float] = ContextVar("cairn_deadline", default=math.inf)
-"""When the caller's own time ends, on the clock of `time.monotonic`."""
+"""The caller's own deadline, on the clock of `time.monotonic`."""
 
 
 @contextmanager
 def within(seconds: float | None) -> Iterator[None]:
-    """Have every wait in this context end by then; of nested ones the soonest counts.
+    """End every wait in this context after `seconds`; the earliest of nested deadlines counts.
 
-    A thread has a context of its own, unless it was started with that of another.
+    A thread starts without the deadline, unless it runs in a copy of the caller's context.
 
     Args:
         seconds: from now on; None changes nothing.
@@ -66,7 +66,7 @@ def within(seconds: float | None) -> Iterator[None]:
 
 
 def own_seconds_left() -> float | None:
-    """What is left of the time that the caller set by `within`; None if it set none."""
+    """Return the seconds until the caller's own deadline; None if `within` set none."""
     ends = _ends.get()
     if ends == math.inf:
         return None
@@ -74,7 +74,7 @@ def own_seconds_left() -> float | None:
 
 
 def silence(path: object, seconds: float, found: str = "none") -> StoreUnavailableError:
-    """What to raise for a store that said nothing for so long."""
+    """Return the error for a store that gave no answer for `seconds`."""
     return StoreUnavailableError(
         "the store does not answer",
         path=path,
@@ -85,24 +85,24 @@ def silence(path: object, seconds: float, found: str = "none") -> StoreUnavailab
 
 
 class Progress:
-    """When calls that belong together were answered last: an answer to one is progress of all."""
+    """Time of the last answer to a group of calls: an answer to one is progress of all."""
 
     def __init__(self) -> None:
-        """It begins now."""
+        """Start the clock now."""
         self._at = time.monotonic()
         self._elsewhere = 0
         self._lock = threading.Lock()
 
     def made(self) -> None:
-        """Something was answered."""
+        """Record that a call was answered."""
         self._at = time.monotonic()
 
     def look(self) -> None:
-        """Find out whether there was some that nobody has told of; called now and then."""
+        """Detect progress that no call reported; `outcome` calls this now and then."""
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Meanwhile nothing is asked here: what goes on has limits of its own."""
+        """Stop the clock while the caller waits for something that has limits of its own."""
         with self._lock:
             self._elsewhere += 1
         try:
@@ -113,14 +113,14 @@ class Progress:
                 self._elsewhere -= 1
 
     def end_within(self, seconds: float) -> None:
-        """From now on that much is allowed, and no more."""
+        """Shorten the time that is left to `seconds`."""
         self._at = min(self._at, time.monotonic() - DEADLINE_SECONDS + seconds)
 
     def seconds_left(self, began: float = -math.inf) -> float:
-        """Until the wait is over, if nothing is answered.
+        """Return the seconds until the wait ends if nothing is answered.
 
         Args:
-            began: when it did, on the clock of `time.monotonic`.
+            began: start of the wait, on the clock of `time.monotonic`.
         """
         now = time.monotonic()
         since = now if self._elsewhere else max(began, self._at)
@@ -128,15 +128,15 @@ class Progress:
 
 
 class ReadProgress(Progress):
-    """The same for reads of arrays: bytes that TensorStore brings count before a read is whole."""
+    """Progress of array reads: bytes that TensorStore receives count before a read completes."""
 
     def __init__(self) -> None:
-        """It begins now."""
+        """Start the clock now."""
         super().__init__()
         self._bytes = _bytes_read()
 
     def look(self) -> None:
-        """Count the bytes that this process has read."""
+        """Count the bytes that this process has read as progress."""
         count = _bytes_read()
         if count - self._bytes >= _READ_STEP_BYTES:
             self._bytes = count
@@ -144,7 +144,7 @@ class ReadProgress(Progress):
 
 
 def _bytes_read() -> int:
-    """By all of TensorStore's key-value stores in this process, once each request is answered."""
+    """Return the bytes that TensorStore's key-value stores received in answered requests."""
     metrics = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/")
     return sum(
         int(value["value"])
@@ -155,15 +155,15 @@ def _bytes_read() -> int:
 
 
 def outcome(future: Any, progress: Progress | None = None) -> Any:
-    """The result of a future of TensorStore's.
+    """Wait for a TensorStore future and return its result.
 
     Args:
-        future: of a read, a write or whatever else.
-        progress: of the calls that it belongs to; None if it is alone.
+        future: of any TensorStore operation.
+        progress: of the group of calls that it belongs to; None if it is alone.
 
     Raises:
-        TimeoutError: nothing was answered for too long; what it does is cancelled.
-        Exception: what it raised.
+        TimeoutError: no answer came in time; the future is cancelled.
+        Exception: the future's error.
     """
     shared = Progress() if progress is None else progress
     began = time.monotonic()
@@ -183,14 +183,14 @@ def outcome(future: Any, progress: Progress | None = None) -> Any:
 
 
 class WatchedCall(Generic[T]):
-    """A call that may wait for good, in a thread that does not keep the process alive."""
+    """Call that may block forever, in a daemon thread that lets the process exit."""
 
     def __init__(self, call: Callable[[], T], *, path: object) -> None:
-        """Begins.
+        """Start the call.
 
         Args:
-            call: what to do.
-            path: what the error names.
+            call: the function to run.
+            path: the path that the error names.
         """
         self._path = path
         self._outcome: Future[T] = Future()
@@ -199,18 +199,18 @@ class WatchedCall(Generic[T]):
 
     @property
     def running(self) -> bool:
-        """Whether it still goes on, given up or not."""
+        """True while the call runs, abandoned or not."""
         return not self._outcome.done()
 
     def result(self, progress: Progress | None = None) -> T:
-        """What it gave.
+        """Wait for the call and return its result.
 
         Args:
-            progress: of the calls that it makes; None: its return is the only one to be seen.
+            progress: of the requests that the call makes; None if only its return is an answer.
 
         Raises:
-            StoreUnavailableError: nothing was answered for too long; it is given up.
-            Exception: what it raised.
+            StoreUnavailableError: no answer came in time; the call is abandoned.
+            Exception: the call's error.
         """
         shared = Progress() if progress is None else progress
         while not wait([self._outcome], min(shared.seconds_left(), DEADLINE_SECONDS / _LOOKS)).done:
@@ -226,10 +226,10 @@ class WatchedCall(Generic[T]):
 
 
 def answer(call: Callable[[], T], *, path: object) -> T:
-    """What `call` gives, which one answer of a store is enough for.
+    """Run `call`, which makes one request to a store, and return its result.
 
     Raises:
-        StoreUnavailableError: nothing was answered for too long; it is given up.
-        Exception: what it raised.
+        StoreUnavailableError: no answer came in time; the call is abandoned.
+        Exception: the call's error.
     """
     return WatchedCall(call, path=path).result()

@@ -1,7 +1,7 @@
-"""The checksums of files, read back in parallel in bounded memory. Imports no JAX.
+"""Checksums of files, read in parallel in bounded memory. Imports no JAX.
 
 Memory: `direct_io.BUFFER_BYTES` per thread on a local disk, some `files.BLOCK_BYTES` per thread on
-other stores, whatever the number and the size of the files.
+other stores, for any number and size of files.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 PART_BYTES: Final = 32 << 20
-"""Bytes of one file that one thread reads while others read what follows."""
+"""Bytes of one file that a thread reads at a time, while other threads read the next parts."""
 
 _DISK_THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _NETWORK_THREADS: Final = 8
@@ -45,13 +45,13 @@ Buffer = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class FileChecksum(NamedTuple):
-    """What reading a file gave.
+    """Checksums of a file that was read.
 
     Attributes:
         name: path relative to the folder.
         size: bytes that were read.
-        crc32c: of them, eight hexadecimal digits; None if it was not asked for.
-        content: of them, what `ContentSum.text` gives.
+        crc32c: eight hexadecimal digits; None if not requested.
+        content: content sum, as `ContentSum.text` returns it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class FileChecksum(NamedTuple):
 
 
 def read_file(files: Files, name: str) -> FileChecksum:
-    """Read one file from end to end, in the caller's thread; what it gave.
+    """Read one file completely, in the caller's thread, and return its checksums.
 
     Raises:
         NotFoundError: it is not there.
@@ -79,17 +79,16 @@ def read_files(
     past_cache: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[FileChecksum]:
-    """Read files from end to end, several at once; what each one gave, in the order of `names`.
+    """Read files completely, several at once; yield their checksums in the order of `names`.
 
     Args:
         folder: where they lie.
-        names: paths relative to it. The largest first makes the best use of the threads.
-        threads: how many read at once; None: as suits the store.
-        content_only: names of files whose crc32c is not wanted. It costs as much as reading them.
-        past_cache: read them from the disk, whatever the page cache has of them. Other stores are
-            always asked.
-        progress: called now and then, in the caller's thread, with the bytes that were read since
-            the last time; what it raises ends the reading.
+        names: paths relative to it. Largest first makes the best use of the threads.
+        threads: number of concurrent reads; None: as suits the store.
+        content_only: names of files that need no crc32c, which costs as much as reading them.
+        past_cache: read from the disk, not from the page cache. Other stores have no such cache.
+        progress: called regularly, in the caller's thread, with the bytes read since its last call;
+            an exception from it ends the reading.
 
     Raises:
         NotFoundError: one of them is not there.
@@ -116,9 +115,10 @@ def read_files(
 
 
 def forget_cached(folder: StoreURI, names: Iterable[str]) -> None:
-    """Have files read from the disk the next time; those that are not there are passed by.
+    """Drop files from the page cache, so that the next read comes from the disk.
 
-    For reads that go other ways than `read_files`. Other stores are always asked.
+    Skips files that do not exist. For readers other than `read_files`. Only local disks have the
+    cache.
     """
     if folder.scheme != "file":
         return
@@ -131,13 +131,13 @@ def forget_cached(folder: StoreURI, names: Iterable[str]) -> None:
 def read_crc32c(
     files: Files, name: str, size: int, *, progress: Callable[[int], None] | None = None
 ) -> tuple[int, str]:
-    """Read one file, its parts in several threads; how many bytes there were, and their crc32c.
+    """Read one file, its parts in several threads; return the bytes read and their crc32c.
 
     Args:
         files: the folder that it lies in.
         name: path relative to it.
-        size: its bytes; of a longer one only these are read.
-        progress: as `read_files` takes it.
+        size: bytes to read, from the start of the file.
+        progress: as in `read_files`.
 
     Raises:
         NotFoundError: it is not there.
@@ -165,7 +165,7 @@ def _in_threads(
     meter: "_Meter",
     progress: Callable[[int], None] | None,
 ) -> Iterator[U]:
-    """What each call gives, in order; what was read is told to `progress` meanwhile."""
+    """Yield the results of `call` in order, and report the bytes read to `progress`."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="cairn-checksum")
     try:
         for future in [pool.submit(call, one) for one in wanted]:
@@ -180,7 +180,7 @@ def _in_threads(
 
 
 class _Meter:
-    """Bytes that were read and not told yet; and whether to go on reading."""
+    """Counter of bytes read since the last report, and the flag that stops the readers."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -198,7 +198,7 @@ class _Meter:
 
 
 class _Reader:
-    """Reads one file after another."""
+    """Reader of one file after another."""
 
     def __init__(
         self, files: Files, meter: _Meter, *, on_disk: bool, past_cache: bool = False
@@ -218,7 +218,7 @@ class _Reader:
         return FileChecksum(name, size, f"{crc:08x}" if with_crc else None, content.text())
 
     def read_part(self, name: str, start: int, end: int) -> tuple[int, int]:
-        """How many of these bytes there are, and their crc32c."""
+        """Return the number of bytes between `start` and `end`, and their crc32c."""
         size, crc = 0, 0
         for block in self._blocks(name, start, end):
             size, crc = size + len(block), google_crc32c.extend(crc, block)

@@ -1,6 +1,6 @@
-"""Large files below one folder, over any store: stat, list, stream in and out, copy.
+"""Large files below one folder, over any store: stat, list, stream, copy.
 
-`open_files` picks the store. What is written becomes visible whole or not at all: on a local disk
+`open_files` picks the store. A written file becomes visible whole or not at all: on a local disk
 through a synced temporary file and a rename, on object stores through an upload that ends in one
 commit. Listings are never cached.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class FileStat(NamedTuple):
-    """One file.
+    """Metadata of one file.
 
     Attributes:
         size: bytes.
@@ -41,7 +41,7 @@ class FileStat(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One name in a listing.
+    """Entry of a listing.
 
     Attributes:
         name: one segment from `Files.list`; the path from the listed folder from `Files.walk`.
@@ -59,12 +59,12 @@ class Entry(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A file that takes room in a store.
+    """File that occupies space in a store.
 
     Attributes:
         name: the path from the listed folder.
         size: bytes.
-        identity: names that have the same share their bytes; None: nobody shares them.
+        identity: names with equal identity share their bytes; None: the bytes are not shared.
     """
 
     name: str
@@ -73,18 +73,18 @@ class Held(NamedTuple):
 
 
 class FileWriter(abc.ABC):
-    """A file being written. As a context manager it commits on success and aborts on an error.
+    """File being written. As a context manager it commits on success and aborts on an error.
 
     Attributes:
-        read_back: once it is committed: crc32c, as eight hexadecimal digits, of the bytes that the
-            store gave back before the file got its name; None: they were not read.
+        read_back: after the commit, the crc32c (eight hexadecimal digits) of the bytes as they were
+            read back before the rename; None: they were not read back.
     """
 
     read_back: str | None = None
 
     @abc.abstractmethod
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append `data`; how many bytes that was.
+        """Append `data`; return the number of bytes.
 
         Raises:
             StoreFullError: no space or quota left.
@@ -92,11 +92,11 @@ class FileWriter(abc.ABC):
 
     @abc.abstractmethod
     def commit(self) -> None:
-        """Make the file durable and visible under its name, replacing what was there."""
+        """Make the file durable and visible under its name, replacing any other."""
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Drop what was written; nothing becomes visible. Safe to call twice."""
+        """Drop what was written, so that nothing becomes visible. Safe to call twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +118,7 @@ class FileWriter(abc.ABC):
 
 
 class Files(abc.ABC):
-    """The files below one folder. Names are relative to it; safe for use by many threads.
+    """Files below one folder. Names are relative to it; safe for use by many threads.
 
     Every method raises `InvalidURIError` for a name that could lead out of the folder, and
     `StoreUnavailableError` if the store gives no answer.
@@ -132,7 +132,7 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def stat(self, rel: str) -> FileStat:
-        """Size and etag of the file `rel`.
+        """Return the size and etag of the file `rel`.
 
         Raises:
             NotFoundError: there is no such file.
@@ -140,23 +140,23 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def list(self, rel: str = "") -> builtins.list[Entry]:
-        """What lies directly in the folder `rel`, by name; nothing if it does not exist."""
+        """List what lies directly in the folder `rel`, by name; empty if it does not exist."""
 
     @abc.abstractmethod
     def walk(self, rel: str = "") -> builtins.list[Entry]:
-        """Every file below the folder `rel`, by path; nothing if it does not exist."""
+        """List every file below the folder `rel`, by path; empty if it does not exist."""
 
     def room(self) -> int | None:
-        """Bytes that can be written before the store is full; None if it does not tell."""
+        """Return the bytes that can be written before the store is full; None if unknown."""
         return None
 
     def held(self, rel: str = "") -> builtins.list[Held]:
-        """Whatever takes room below the folder `rel`, by path, what no listing shows too."""
+        """List everything that occupies space below the folder `rel`, hidden files included."""
         return [Held(entry.name, entry.size, None) for entry in self.walk(rel)]
 
     @abc.abstractmethod
     def open_read(self, rel: str) -> BinaryIO:
-        """The file `rel`, open for reading and seeking.
+        """Open the file `rel` for reading and seeking.
 
         Raises:
             NotFoundError: there is no such file.
@@ -164,14 +164,14 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def read_range(self, rel: str, start: int, end: int) -> bytes:
-        """Bytes from `start` up to, not including, `end`; fewer at the end of the file.
+        """Read bytes from `start` up to, not including, `end`; fewer at the end of the file.
 
         Raises:
             NotFoundError: there is no such file.
         """
 
     def read_into(self, rel: str, start: int, buffer: memoryview) -> int:
-        """Bytes from `start` on into `buffer`; how many: fewer at the end of the file.
+        """Read bytes from `start` on into `buffer`; return their number, fewer at the end.
 
         Raises:
             NotFoundError: there is no such file.
@@ -182,40 +182,40 @@ class Files(abc.ABC):
 
     @abc.abstractmethod
     def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
-        """A stream into the file `rel`; see `FileWriter`.
+        """Open a stream into the file `rel`; see `FileWriter`.
 
         Args:
             rel: the file.
-            read_back: read what was written while the rest is, on a disk. Stores that tell a
-                checksum (`stat`) are not asked for the bytes, and others read them afterwards.
+            read_back: on a disk, read the file back while it is written. Stores with a checksum
+                (`stat`) do not need it; on the others the caller reads the file afterwards.
         """
 
     @abc.abstractmethod
     def delete_tree(self, rel: str) -> None:
-        """Remove the file or folder `rel` and all below it; fine if there is none."""
+        """Remove the file or folder `rel` and all below it, if it exists."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Write files of this folder that belong together: waits for others that do.
+        """Hold this folder's lock while a set of files is written; wait for other holders.
 
-        Who died holds nobody up. Only on a disk that has locks: elsewhere nobody waits.
+        The lock of a process that died is free. Only on a disk with locks: elsewhere there is none.
         """
         yield
 
     def sweep(self, rel: str) -> None:
         """Remove what killed writers left in the folder `rel` and below.
 
-        Halves of files, and lock files. On a disk without locks they stay. Object stores have
+        That is partial files and lock files. On a disk without locks they stay. Object stores have
         neither.
         """
         self._checked_folder(rel)
 
     @abc.abstractmethod
     def _copy_within(self, source: str, target: "Files", target_rel: str) -> bool:
-        """Copy inside the store if it can; False if it can't."""
+        """Copy within the store; return False if the store can't."""
 
     def exists(self, rel: str) -> bool:
-        """True if `rel` is a file or a folder that holds something."""
+        """Return True if `rel` is a file or a folder that is not empty."""
         try:
             self.stat(rel)
         except NotFoundError:
@@ -223,7 +223,7 @@ class Files(abc.ABC):
         return True
 
     def copy(self, rel: str, target: "Files", target_rel: str) -> None:
-        """Copy the file `rel` to `target_rel` of `target`, inside the store where it can.
+        """Copy the file `rel` to `target_rel` of `target`, within the store if possible.
 
         Raises:
             NotFoundError: there is no such file.
@@ -239,14 +239,14 @@ class Files(abc.ABC):
             raise
         except Exception as exc:
             known = translate(exc, path=self.uri / rel)
-            if isinstance(known, StoreFullError):  # what is full is the target's store
+            if isinstance(known, StoreFullError):  # it is the target's store that is full
                 known = translate(exc, path=target.uri / target_rel)
             raise known from exc
 
     def move(self, rel: str, target: "Files", target_rel: str) -> None:
-        """Give the file `rel` another name, `target_rel` of `target`, in place of what has it.
+        """Rename the file `rel` to `target_rel` of `target`, replacing any other.
 
-        On a disk it takes no room. Elsewhere it is a copy, whose source goes once it is whole.
+        On one disk it takes no space. Otherwise it copies, and removes the source afterwards.
 
         Raises:
             NotFoundError: there is no such file.
@@ -258,7 +258,7 @@ class Files(abc.ABC):
         self.delete_tree(rel)
 
     def _move_within(self, source: str, target: "Files", target_rel: str) -> bool:
-        """Move a file without copying it, if the store can; False if it can't."""
+        """Rename within the store; return False if the store can't."""
         return False
 
     def _checked(self, rel: str) -> str:
@@ -273,11 +273,11 @@ class Files(abc.ABC):
 
 @contextmanager
 def mapped(path: object, operation: Operation | None = None) -> Iterator[None]:
-    """Turn whatever goes wrong inside into a `StorageError` that names `path`.
+    """Map any error in the body to a `StorageError` that names `path`.
 
     Args:
-        path: what is asked for.
-        operation: what is done inside is one request of this kind; None: none, or several.
+        path: the object of the body.
+        operation: report the body to the listeners as one request of this kind; None: don't.
     """
     with called(operation, path) if operation else contextlib.nullcontext():
         try:
@@ -291,11 +291,11 @@ def mapped(path: object, operation: Operation | None = None) -> Iterator[None]:
 def asked(
     operation: Operation, path: object, call: Callable[..., T], *args: Any, **options: Any
 ) -> T:
-    """What a call of fsspec's gives, which waits without a limit of its own.
+    """Run a call of fsspec's, which has no timeout of its own, with a deadline.
 
     Raises:
-        StoreUnavailableError: nothing was answered for too long.
-        StorageError: what else went wrong, for `path`.
+        StoreUnavailableError: no answer came in time.
+        StorageError: any other error, with `path`.
     """
     with mapped(path, operation):
         return answer(lambda: call(*args, **options), path=path)

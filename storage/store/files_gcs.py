@@ -1,7 +1,7 @@
-"""Files on Google Cloud Storage: one request per question, straight to its JSON API.
+"""Files on Google Cloud Storage: one request per operation, straight to its JSON API.
 
-gcsfs carries the requests (credentials, retries, uploads). Listings and stats go past its
-filesystem layer, which caches them and asks more often than it must.
+gcsfs carries the requests (credentials, retries, uploads). Listings and stats bypass its filesystem
+layer, which caches them and makes more requests than needed.
 """
 
 import builtins
@@ -23,7 +23,7 @@ from cairn.storage.store.objects import ObjectStore
 __all__ = ["GcsFiles"]
 
 _RANGE_BYTES: Final = 8 * BLOCK_BYTES
-"""Asked for at a time, as an answer has to come within the deadline."""
+"""Bytes per request: the answer must arrive within the deadline."""
 
 
 class GcsFiles(RemoteFiles):
@@ -84,7 +84,7 @@ class GcsFiles(RemoteFiles):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
-        """One request."""
+        """Read one range with one request."""
         with mapped(self.uri / rel, "read"):
             try:
                 return answer(
@@ -93,7 +93,7 @@ class GcsFiles(RemoteFiles):
                 )
             except Exception as exc:
                 if getattr(exc, "code", None) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return b""  # it begins at or after the end of the file
+                    return b""  # the range starts at or after the end of the file
                 raise
 
     @override
@@ -116,7 +116,7 @@ class GcsFiles(RemoteFiles):
         names = (self.uri.bucket, (self.uri / self._checked(source)).path)
         copy = (target.uri.bucket, (target.uri / target._checked(target_rel)).path)
         query: dict[str, Any] = {}
-        while True:  # a large object from one place to another takes many requests
+        while True:  # GCS copies a large object to another location in many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)
             with called("copy", self.uri / source):
                 done = answer(rewrite, path=self.uri / source)
@@ -127,7 +127,7 @@ class GcsFiles(RemoteFiles):
     def _rewritten(
         self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
     ) -> dict[str, Any]:
-        """One request, whose failure is not mapped: it may be of either store."""
+        """Make one rewrite request; errors stay unmapped, as either store may be at fault."""
         found: dict[str, Any] = self._fs.call(
             "POST",
             "b/{}/o/{}/rewriteTo/b/{}/o/{}",
@@ -154,7 +154,7 @@ class GcsFiles(RemoteFiles):
 
 
 class _CheckedUpload(UploadWriter):
-    """An upload whose checksum, as the store computed it, must be ours."""
+    """Upload that compares the checksum which the store computed with its own."""
 
     def __init__(self, files: GcsFiles, rel: str, stream: Any) -> None:
         super().__init__(stream, files.uri / rel)

@@ -1,4 +1,4 @@
-"""Files on a disk of this machine."""
+"""Files on a local disk."""
 
 import builtins
 import contextlib
@@ -30,17 +30,17 @@ __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 logger = logging.getLogger(__name__)
 
 SETTLED_NANOSECONDS: Final = 2_500_000_000
-"""A change within one tick of a file system's clock leaves no trace in a time that was taken
-between; the coarsest clock in use (FAT) has ticks of two seconds."""
+"""Minimum age of a timestamp that identifies a version: two changes within one clock tick have the
+same timestamp, and the coarsest clock in use (FAT) ticks every two seconds."""
 
 TEMPORARY_PREFIX = ".cairn-tmp-"
-"""Files under this prefix are being written; no listing shows them."""
+"""Prefix of files that are being written; listings hide them."""
 
 
 class LocalFiles(Files):
     """`Files` of a folder on this machine.
 
-    Symbolic links out of the folder are not followed, nor out of what it is confined to.
+    Does not follow symbolic links out of the folder, nor out of its confinement.
     """
 
     @override
@@ -63,9 +63,9 @@ class LocalFiles(Files):
         return sorted(entries)
 
     def stamps(self, rel: str = "") -> dict[str, str | None]:
-        """By name what tells, without reading it, whether a file in a folder has changed.
+        """Return by name a stamp of each file in a folder, which changes whenever the file does.
 
-        None where that can't be told, since it was changed just now.
+        Reads no file. None for a file that changed too recently for its timestamp to be reliable.
         """
         newest = time.time_ns() - SETTLED_NANOSECONDS
         found: dict[str, str | None] = {}
@@ -126,7 +126,7 @@ class LocalFiles(Files):
         except (FileNotFoundError, NotADirectoryError):
             return
         yield from entries
-        for name in folders:  # of which none is open meanwhile, however deep they are
+        for name in folders:  # with no folder open: any depth takes one descriptor
             yield from self._files_below(f"{rel}/{name}".removeprefix("/"), prefix / name)
 
     @override
@@ -198,7 +198,7 @@ class LocalFiles(Files):
                             folders.append(item.name)
             except (FileNotFoundError, NotADirectoryError):
                 return
-        for name in folders:  # of which none is open meanwhile, however deep they are
+        for name in folders:  # with no folder open: any depth takes one descriptor
             self.sweep(f"{rel}/{name}".removeprefix("/"))
 
     @override
@@ -218,7 +218,7 @@ class LocalFiles(Files):
             return False
         path, new = self._path(source), target._path(target_rel)
         with mapped(self.uri / source):
-            os.stat(path)  # before a folder is made for it
+            os.stat(path)  # fails before a folder is created for it
             forget_missing(os.path.dirname(new))
             try:
                 with (
@@ -273,7 +273,7 @@ class LocalFiles(Files):
 
 
 def _sweep(item: os.DirEntry[str]) -> None:
-    """Remove a file that was being written, unless its writer is alive."""
+    """Remove a temporary file unless its writer is alive."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(item.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -284,20 +284,20 @@ def _sweep(item: os.DirEntry[str]) -> None:
 
 
 def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
-    """The stamp of a file; None if it is a folder, or was removed since it was read."""
+    """Return the stamp of a file; None if it is a folder, or no longer exists."""
     try:
         if item.is_dir():
             return None
         status = item.stat()
     except FileNotFoundError:
         return None
-    changed = status.st_ctime_ns  # a file may be put in its place with any time of modification
+    changed = status.st_ctime_ns  # a replacement can have any mtime, but has a new ctime
     known = f"{changed:x}-{status.st_ino:x}-{status.st_size:x}"
     return (None,) if changed > newest else (known,)
 
 
 def _entry(item: os.DirEntry[str]) -> Entry | None:
-    """What a listing says of a name; None if it was removed since it was read."""
+    """Return the listing entry of a name; None if it no longer exists."""
     try:
         is_dir = item.is_dir()
         return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
@@ -306,7 +306,7 @@ def _entry(item: os.DirEntry[str]) -> Entry | None:
 
 
 def _locked_folder(folder: str) -> int:
-    """A descriptor of a folder, made if it is not there, that holds a lock if there are locks."""
+    """Create the folder if needed and lock it, where locks exist; return the descriptor."""
     while True:
         forget_missing(folder)
         os.makedirs(folder, exist_ok=True)
@@ -323,11 +323,11 @@ def _locked_folder(folder: str) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was removed, or replaced, meanwhile
+        os.close(descriptor)  # removed or replaced while we waited: lock the new one
 
 
 def _locked(descriptor: int, how: int) -> bool:
-    """Whether a lock could be had, which lasts until the file is closed or the process ends."""
+    """Try to lock a file until it is closed or the process ends; return True on success."""
     with contextlib.suppress(OSError):  # its writer is alive, or there are no locks here
         fcntl.flock(descriptor, how)
         return True
@@ -335,7 +335,7 @@ def _locked(descriptor: int, how: int) -> bool:
 
 
 class _LocalWriter(FileWriter):
-    """Writes a hidden file beside the target, locked, syncs it, then renames it."""
+    """Writer of a hidden, locked temporary file beside the target: fsync, then rename."""
 
     def __init__(self, uri: StoreURI, path: str, shown: object, *, read_back: bool = False) -> None:
         self._uri = uri
@@ -361,7 +361,7 @@ class _LocalWriter(FileWriter):
                 _locked(self._stream.fileno(), fcntl.LOCK_EX)
                 if os.path.lexists(temporary):
                     break
-                self._stream.close()  # swept away before it was locked
+                self._stream.close()  # `sweep` removed it before we locked it
         self._temporary = os.path.join(folder, name)
         self._finished = False
         self._bytes = DirectWrites(self._stream.fileno(), self._temporary, read_back=read_back)
@@ -374,7 +374,7 @@ class _LocalWriter(FileWriter):
         return len(view)
 
     def copy_from(self, source: int, size: int) -> None:
-        """Write `size` bytes of the open file `source`, and nothing else, without Python's help."""
+        """Write `size` bytes of the open file `source` by sendfile; call it alone."""
         with mapped(self._shown):
             done = 0
             while done < size:
@@ -387,6 +387,7 @@ class _LocalWriter(FileWriter):
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
         with mapped(self._shown, "write"):
+            # fsync before the rename: a crash must not leave the name with half of the bytes.
             self._bytes.finish()
             os.fsync(self._stream.fileno())
             self.read_back = self._bytes.crc32c()
@@ -397,7 +398,7 @@ class _LocalWriter(FileWriter):
                     os.path.join(anchor.path, os.path.basename(self._path)),
                 )
             self._finished = True
-            self._stream.close()  # not before: it was locked until it had its name
+            self._stream.close()  # last: its lock protects it from `sweep` until the rename
             with names_held(folder):
                 sync_path(folder)
 

@@ -1,4 +1,4 @@
-"""Files in any store that fsspec speaks to; `files_gcs` is the finer tool for GCS."""
+"""Files in any store that fsspec supports; `files_gcs` is specific to GCS."""
 
 import builtins
 import contextlib
@@ -17,7 +17,7 @@ from cairn.storage.store.uri import StoreURI
 __all__ = ["RemoteFiles", "UploadWriter"]
 
 _DISCARD_SECONDS = 5.0
-"""How long to try to tell a store that an upload will not be finished."""
+"""Seconds to try to cancel an upload in the store."""
 
 _PROTOCOLS = {"s3": "s3", "memory": "memory"}
 
@@ -87,7 +87,7 @@ class RemoteFiles(Files):
     @override
     def open_read(self, rel: str) -> BinaryIO:
         stream = asked(
-            "stat",  # it looks how long the file is
+            "stat",  # opening requests the file's length
             self.uri / rel,
             self._fs.open,
             self._path(rel),
@@ -142,7 +142,7 @@ class RemoteFiles(Files):
 
 
 class _Stream(io.RawIOBase):
-    """An fsspec file being read, each read with a limit."""
+    """Reads of an fsspec file, each with a deadline."""
 
     def __init__(self, stream: Any, shown: StoreURI) -> None:
         self._stream = stream
@@ -177,7 +177,7 @@ class _Stream(io.RawIOBase):
 
 
 class UploadWriter(FileWriter):
-    """A stream into an fsspec file whose `close` is the commit."""
+    """Stream into an fsspec file, which its `close` commits."""
 
     def __init__(self, stream: Any, shown: StoreURI) -> None:
         self._stream = stream
@@ -199,13 +199,13 @@ class UploadWriter(FileWriter):
             return
         self._finished = True
         with contextlib.suppress(Exception), within(_DISCARD_SECONDS):
-            answer(self._stream.discard, path=self._shown)  # else the store drops it by itself
-        # A buffered file that is collected would otherwise finish its upload.
+            answer(self._stream.discard, path=self._shown)  # if this fails, the store expires it
+        # Otherwise the garbage collector would close the file, which completes its upload.
         self._stream.closed = True
 
 
 class _MemoryWriter(FileWriter):
-    """Collects the bytes: fsspec's memory store shows a file as soon as it is opened."""
+    """Buffer of the whole file: fsspec's memory store shows a file as soon as it is opened."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._fs = filesystem

@@ -1,6 +1,6 @@
-"""Google Cloud Storage's JSON API, as far as listings need it; gcsfs carries the requests.
+"""The part of Google Cloud Storage's JSON API that listings need; gcsfs carries the requests.
 
-It goes past gcsfs's filesystem layer, which caches listings and asks more often than it must.
+It bypasses gcsfs's filesystem layer, which caches listings and makes more requests than needed.
 """
 
 import base64
@@ -22,7 +22,7 @@ _connect_lock = threading.Lock()
 
 
 def filesystem(uri: StoreURI) -> Any:
-    """Gcsfs's file system for the bucket of `uri`, one per endpoint and process.
+    """Return gcsfs's file system for the bucket of `uri`, one per endpoint and process.
 
     Raises:
         StoreUnavailableError: no credentials, or no way to connect.
@@ -34,7 +34,7 @@ def filesystem(uri: StoreURI) -> Any:
 
     with _connect_lock, mapped(uri):
         connected = _connected(emulator.rstrip("/") if emulator else None)
-    # gcsfs asks again after a silence of `sock_read`, and not once all time is spent.
+    # gcsfs retries after a `sock_read` timeout, but not after a `total` one: set `total` only.
     connected.requests_timeout = aiohttp.ClientTimeout(
         total=deadlines.DEADLINE_SECONDS, sock_connect=_CONNECT_SECONDS
     )
@@ -45,7 +45,7 @@ def filesystem(uri: StoreURI) -> Any:
 def _connected(emulator: str | None) -> Any:
     from gcsfs.core import GCSFileSystem
 
-    credentials = {"token": "anon"} if emulator else {}  # else as fsspec is configured
+    credentials = {"token": "anon"} if emulator else {}  # otherwise fsspec's configuration counts
     return GCSFileSystem(
         project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),
         endpoint_url=emulator,
@@ -55,15 +55,15 @@ def _connected(emulator: str | None) -> Any:
 
 
 def limit_etils() -> None:
-    """Have the requests end that Orbax makes by way of etils: those of its file system have no end.
+    """Set timeouts on the requests that Orbax makes through etils, whose file system has none.
 
-    That a save does not wait for them is seen to elsewhere. This frees their threads, some time
-    later: etils may also serve large files, of which nobody knows how long they take.
+    Saves don't rely on this: they have deadlines of their own. It frees the blocked threads, if
+    late: etils may also read large files of unknown duration, so only silence is limited.
     """
     import aiohttp
     import fsspec
 
-    shared = fsspec.filesystem("gcs", finalize_on_close=True)  # as etils asks for it: the very same
+    shared = fsspec.filesystem("gcs", finalize_on_close=True)  # etils' own: fsspec caches them
     if shared.requests_timeout is None:
         shared.requests_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=deadlines.DEADLINE_SECONDS
@@ -71,11 +71,11 @@ def limit_etils() -> None:
 
 
 def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-    """The pages of a listing: `items` of name, size, crc32c and generation, and `prefixes`.
+    """Yield the pages of a listing: `items` (name, size, crc32c, generation) and `prefixes`.
 
     Args:
-        uri: a folder in the bucket, for its name and the error.
-        prefix: of the objects' whole names in the bucket.
+        uri: a folder in the bucket; gives the bucket's name and the error's path.
+        prefix: prefix of the objects' full names in the bucket.
         options: of the request, such as `delimiter`.
 
     Raises:
@@ -103,7 +103,7 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
 
 
 def bucket_time(uri: StoreURI) -> float:
-    """What the store says that the time is, in whole seconds since 1970.
+    """Return the store's own time, in whole seconds since 1970.
 
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.
@@ -115,6 +115,6 @@ def bucket_time(uri: StoreURI) -> float:
 
 
 def crc32c_of(item: dict[str, Any]) -> str | None:
-    """The crc32c that the store tells of an object: eight hexadecimal digits."""
+    """Return the crc32c in an object's metadata as eight hexadecimal digits; None if absent."""
     encoded = item.get("crc32c")
     return base64.b64decode(encoded).hex() if encoded else None

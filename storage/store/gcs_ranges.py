@@ -1,8 +1,8 @@
-"""Ranges of a bucket's objects, received straight into memory that the caller has.
+"""Range reads of a bucket's objects, straight into the caller's memory.
 
-TensorStore hands over bytes, which have been copied three times on their way, into pages that were
-new each time. Here the kernel copies them to where they go. Only if all goes well: what is refused,
-late or cut off is to be asked for through TensorStore, which tries again and knows when to end.
+TensorStore returns bytes that were copied three times, into newly allocated pages each time. Here
+the kernel copies them to their destination once. This is the fast path only: after an error, a
+timeout or a short answer the caller reads through TensorStore, which retries and has a deadline.
 See ADR 46.
 """
 
@@ -25,20 +25,20 @@ __all__ = ["GcsRanges", "RangeStream"]
 
 _ENDPOINT: Final = "https://storage.googleapis.com"
 _SILENT_SECONDS: Final = 20.0
-"""Without a byte: then TensorStore asks, with a deadline of its own."""
+"""Socket timeout; after it the caller falls back to TensorStore, which has its own deadline."""
 
 _MOST_FAILURES: Final = 8
-"""Whatever they were: no more is asked for here."""
+"""Failures of any kind after which this path is not used any more."""
 
 
 class RangeStream:
-    """A range of an object on its way. To be closed."""
+    """Response with a range of an object. The caller closes it."""
 
     def __init__(self, ranges: "GcsRanges", connection: Any, answer: Any) -> None:
         self._ranges, self._connection, self._answer = ranges, connection, answer
 
     def read_into(self, memory: memoryview) -> int:
-        """Fill `memory` with the next bytes; how many there are, fewer if no more come."""
+        """Fill `memory` with the next bytes; return their number, fewer at the end."""
         filled = 0
         try:
             while filled < len(memory):
@@ -51,15 +51,15 @@ class RangeStream:
         return filled
 
     def close(self) -> None:
-        """Its connection serves another, if all of it has been read."""
+        """Reuse the connection if the answer was read completely; close it otherwise."""
         self._ranges.give_back(self._connection, whole=self._answer.isclosed())
 
 
 class GcsRanges:
-    """Asks for ranges of the objects below a folder. Safe for use by many threads; to be closed."""
+    """Range requests for the objects below a folder. Thread-safe. The caller closes it."""
 
     def __init__(self, folder: StoreURI) -> None:
-        """Of a folder in a bucket."""
+        """Prepare requests for objects below `folder`, in a bucket."""
         self._folder = folder
         self._endpoint = urlsplit(os.environ.get("TENSORSTORE_GCS_HTTP_URL") or _ENDPOINT)
         self._idle: list[Any] = []
@@ -67,16 +67,16 @@ class GcsRanges:
         self._failures = _MOST_FAILURES if _proxy(self._endpoint) else 0
 
     def open(self, rel: str, start: int, stop: int) -> RangeStream | None:
-        """Ask for bytes of an object; None if it has to be asked in another way.
+        """Request bytes of an object; return None if the caller must use TensorStore.
 
         Args:
-            rel: the object, from the folder.
-            start: of the range.
-            stop: of it; it is not empty.
+            rel: the object, relative to the folder.
+            start: start of the range.
+            stop: end of the range, which is not empty.
 
         Raises:
-            OSError: as None; this time it was tried.
-            http.client.HTTPException: the same.
+            OSError: the request failed; use TensorStore for this range.
+            http.client.HTTPException: likewise.
         """
         if self._failures >= _MOST_FAILURES:
             return None
@@ -98,11 +98,11 @@ class GcsRanges:
         return RangeStream(self, connection, answer)
 
     def failed(self) -> None:
-        """One more did not come as it should."""
+        """Count a failure."""
         self._failures += 1
 
     def give_back(self, connection: Any, *, whole: bool) -> None:
-        """Have a connection serve another request, if its answer has been read as a whole."""
+        """Keep a connection for the next request, if its answer was read completely."""
         if not whole:
             connection.close()
             return
@@ -110,7 +110,7 @@ class GcsRanges:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -131,20 +131,20 @@ class GcsRanges:
             credentials = filesystem(self._folder).credentials
             credentials.maybe_refresh()
             credentials.apply(headers)
-        except Exception as exc:  # of gcsfs or google.auth, which TensorStore does without
+        except Exception as exc:  # from gcsfs or google.auth; TensorStore needs neither
             raise http.client.HTTPException(f"no credentials: {exc}") from exc
         return headers
 
 
 def _proxy(endpoint: Any) -> bool:
-    """Whether the endpoint is asked through a proxy, which is left to TensorStore."""
+    """Return True if a proxy carries requests to the endpoint; only TensorStore supports one."""
     known = urllib.request.getproxies()
     return endpoint.scheme in known and not urllib.request.proxy_bypass(endpoint.hostname or "")
 
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """What TensorStore trusts."""
+    """Return an SSL context with the certificates that TensorStore trusts."""
     bundle, folder = (
         os.environ.get(f"TENSORSTORE_CA_{kind}") or None for kind in ("BUNDLE", "PATH")
     )

@@ -1,7 +1,8 @@
-"""Small objects with conditions, over TensorStore: file, gcs, s3 and memory alike.
+"""Small objects with conditional writes, over TensorStore: file, gcs, s3 and memory.
 
 A generation is an opaque stamp of one stored value. `write_if` and `delete_if` act only if the
-stamp is still the one given: the compare-and-swap that everything shared in a run rests on.
+object still has the given generation. This compare-and-swap is the base of everything that
+processes share in a run.
 """
 
 import builtins
@@ -73,7 +74,7 @@ T = TypeVar("T")
 
 
 class Versioned(NamedTuple):
-    """A value and the generation it had when it was read."""
+    """Value and the generation that it had when it was read."""
 
     value: bytes
     generation: bytes
@@ -81,9 +82,9 @@ class Versioned(NamedTuple):
 
 @functools.cache
 def store_context() -> ts.Context:
-    """The one TensorStore context of this process: shared connections, retries that end."""
-    # Read by TensorStore before its first request: a connection that falls silent is cut, and the
-    # request made again. Without that it waits for good.
+    """Return this process's TensorStore context: shared connections, bounded retries."""
+    # TensorStore reads these before its first request. They make it drop a silent connection and
+    # retry the request; without them it waits forever.
     for name, value in _SILENCE.items():
         os.environ.setdefault(name, value)
     return ts.Context(
@@ -97,21 +98,21 @@ def store_context() -> ts.Context:
 
 @functools.cache
 def patient_context() -> ts.Context:
-    """For the arrays of a save, too long to be given up lightly: it asks for more than a minute."""
+    """Return the context for a save's arrays: it retries for more than a minute."""
     retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
     return ts.Context(retries, parent=store_context())
 
 
 @functools.cache
 def _absent_generation() -> bytes:
-    """The generation of an object that is not there, the same in every store."""
+    """Return the generation that stands for a missing object, in every store."""
     memory = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
     return bytes(memory.read("absent").result().stamp.generation)
 
 
 @functools.cache
 def read_context() -> ts.Context:
-    """For reads of values: as many requests at a time as who asks begins."""
+    """Return the context for reads of values, with a high limit on concurrent requests."""
     limits = {
         "gcs_request_concurrency": {"limit": _READS_OF_VALUES},
         "s3_request_concurrency": {"limit": _READS_OF_VALUES},
@@ -121,22 +122,22 @@ def read_context() -> ts.Context:
 
 _DESCRIPTORS_AT_ONCE: Final = 64
 _descriptors: Final = threading.BoundedSemaphore(_DESCRIPTORS_AT_ONCE)
-"""TensorStore opens a file when its turn comes; a descriptor waits for that from the beginning."""
+"""Bounds open descriptors: TensorStore queues reads, while each anchor is open from the start."""
 
 
 @functools.cache
 def _disk() -> ts.KvStore:
-    """All of this machine's disk, for paths that an `Anchor` has."""
+    """Return a key-value store of the whole disk, for the paths of an `Anchor`."""
     return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
 
 
 def _absent() -> Any:
-    """What is read where there is nothing."""
+    """Return the future of a read of a missing object."""
     return _disk().read("proc/self/fd/none")
 
 
 def _until_done(future: Any, anchor: Anchor) -> Any:
-    """`future`, which needs the anchor until it is done."""
+    """Close the anchor once `future` is done, and return `future`."""
 
     def let_go(_: Any) -> None:
         anchor.close()
@@ -150,25 +151,26 @@ _StoreKey: TypeAlias = tuple[str, Confinement | None, str | None, str | None]
 
 _open_stores: WeakValueDictionary[_StoreKey, "ObjectStore"] = WeakValueDictionary()
 _last_opened: dict[_StoreKey, "ObjectStore"] = {}
-"""LRU cache of stores that nobody may hold now: what they have parsed is worth keeping."""
+"""LRU cache of stores that may have no other reference: keeps what they have parsed."""
 _open_lock = threading.Lock()
 
 
 class ObjectStore:
-    """The small objects below one folder. Safe for use by many threads.
+    """Small objects below one folder. Safe for use by many threads.
 
     Every method raises `StoreUnavailableError` if the store gives no answer, `InvalidURIError` for
-    a key that is not a plain relative path, and `ConfinementError` if a link leads out of what the
-    folder is confined to. Of what is larger than `bounds` has it, `Oversized` is the value.
+    a key that is not a plain relative path, and `ConfinementError` if a link leads out of the
+    folder's confinement. An object that exceeds its bound in `bounds` has an `Oversized` as its
+    value.
     """
 
     def __init__(self, uri: StoreURI, *, patient: bool = False) -> None:
-        """Of the folder `uri`.
+        """Open the store of the folder `uri`.
 
         Args:
-            uri: it need not exist.
-            patient: ask a store that fails for a minute, not for seconds. What is written at a time
-                counts as one call: an answer to one write is progress of all.
+            uri: the folder, which need not exist.
+            patient: retry a failing store for a minute instead of seconds. Concurrent writes then
+                share one deadline: an answer to one is progress of all.
         """
         self.uri = uri
         self._progress = Progress() if patient else None
@@ -189,7 +191,7 @@ class ObjectStore:
 
     @classmethod
     def open(cls, uri: StoreURI | str | os.PathLike[str]) -> "ObjectStore":
-        """The store of the folder `uri`, one per folder and process; it need not exist.
+        """Return the store of the folder `uri`, one per folder and process; it need not exist.
 
         Raises:
             InvalidURIError: `uri` is malformed.
@@ -214,18 +216,18 @@ class ObjectStore:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a network is between."""
+        """True if requests go over a network."""
         return self.uri.scheme not in _WITHOUT_A_NETWORK
 
     def at_once(self, *calls: Callable[[], Any]) -> list[Any]:
-        """What each of the calls returns, none of which waits for another: one round trip.
+        """Make independent calls concurrently, in one round trip; return their results.
 
-        Where no network is between, they are made in turn: a thread would take longer than they.
-        All have ended when this returns, or raises what the first of those that failed raised.
+        Without a network it makes them in turn: starting a thread would take longer. All calls have
+        ended when this returns, or raises the error of the first failed call.
         """
         if not self.is_remote:
             return [call() for call in calls]
-        begun = [_begun(call) for call in calls[1:]]  # no pool: one takes nothing at exit
+        begun = [_begun(call) for call in calls[1:]]  # no pool: a pool refuses work at exit
         first: Future[Any] = Future()
         try:
             _call(first, calls[0])
@@ -234,16 +236,16 @@ class ObjectStore:
         return [one.result() for one in (first, *begun)]
 
     def read(self, key: str) -> Versioned | None:
-        """The value at `key`, or None if there is none."""
+        """Return the value at `key`, or None if there is none."""
         name = self._named(key)
         return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
-        """The values at `keys`, read many at a time."""
+        """Return the values at `keys`, reading many at a time."""
         return dict(self.read_each(keys))
 
     def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
-        """The values at `keys` one after another, read many at a time: few are held."""
+        """Yield the values at `keys` in order, reading ahead within bounded memory."""
         for window in self._windows([self._named(key) for key in keys]):
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
@@ -251,7 +253,7 @@ class ObjectStore:
                 yield name, self._versioned(name, *reading)
 
     def present(self, keys: Iterable[str]) -> set[str]:
-        """Those of the names at which there is an object, or a link out; nothing is read of it."""
+        """Return the keys that have an object, or a link out of confinement; reads no value."""
         names, found = [self._named(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
             reads = []
@@ -266,14 +268,14 @@ class ObjectStore:
         return found
 
     def _windows(self, names: Iterable[str]) -> Iterator[builtins.list[tuple[str, int]]]:
-        """What is read at a time: names and sizes, as many as memory is worth."""
+        """Yield groups of names and sizes to read at once, bounded in number and bytes."""
         window: builtins.list[tuple[str, int]] = []
         together = 0
         for name in names:
             size = self._size(name)
             kept = size
             if size > bounds.LEAST_BYTES and size > bound_of(name).max_bytes:
-                kept = 0  # it is not read
+                kept = 0  # too large: it is not read
             if len(window) == _READS_AT_ONCE or (window and together + kept > _WINDOW_BYTES):
                 yield window
                 window, together = [], 0
@@ -283,25 +285,26 @@ class ObjectStore:
             yield window
 
     def _size(self, name: str) -> int:
-        """Bytes of an object, as a disk tells, or a bucket's listing of a large one; else 0."""
+        """Return an object's bytes: from the disk, or a bucket's last listing if large; else 0."""
         if self._folder is None:
             return self._sizes.get(name, 0)
         try:
             return os.stat(self._folder + name).st_size
-        except OSError:  # absent, or refused: TensorStore says so
+        except OSError:  # absent, or refused: TensorStore reports it
             return 0
 
     def _start(
         self, name: str, size: int, known: bytes | None = None
     ) -> tuple[Any, Oversized | None]:
-        """Begin to read; of what is too large, only which generation it is.
+        """Begin to read an object; of one that exceeds its bound, only the generation.
 
-        TensorStore refuses a range that is longer than the object: a read has no limit of its own.
+        A range longer than the object is an error in TensorStore, so a limit can't be part of the
+        read; the size decides before.
 
         Args:
             name: of the object.
-            size: of it, as far as that is known.
-            known: a generation of which the value is not wanted again.
+            size: its bytes, as far as known.
+            known: generation whose value the caller already has.
         """
         if size > bounds.LEAST_BYTES:
             bound = bound_of(name)
@@ -310,7 +313,7 @@ class ObjectStore:
         return self._read(name, if_not_equal=known), None
 
     def _read(self, name: str, **options: Any) -> Any:
-        """Begin to read an object; on a disk what was judged, whatever has its name by then."""
+        """Begin to read an object; in a confined folder through an anchor, safe from renames."""
         if not self._is_judged:
             return self._kv.read(name, **options)
         assert self._folder is not None
@@ -327,17 +330,17 @@ class ObjectStore:
         return _until_done(_disk().read(anchor.path[1:], **options), anchor)
 
     def _replace(self, name: str, value: bytes | None, condition: bytes | None) -> bytes:
-        """Write an object of a confined folder of a disk, or delete it, as TensorStore does.
+        """Write or delete an object in a confined disk folder, under TensorStore's lock.
 
-        TensorStore would follow a link in place of its lock file.
+        TensorStore itself would follow a link in place of its lock file.
 
         Args:
             name: of the object.
-            value: None: there is to be none.
+            value: its new bytes; None deletes it.
             condition: the generation that it must have; None: any.
 
         Returns:
-            The new generation; empty, if it had another one, or there was nothing to delete.
+            The new generation; empty if it had another one, or there was nothing to delete.
         """
         assert self._folder is not None
         folder, last = os.path.split(self._folder + name)
@@ -365,7 +368,7 @@ class ObjectStore:
         return bytes(outcome(self._read(name, byte_range=_NOTHING)).stamp.generation)
 
     def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
-        """Begin to delete; returns what waits for it, and gives what `_replace` does."""
+        """Begin to delete; return a function that waits and returns what `_replace` does."""
         if self._is_judged:
             generation = self._confirmed(name, None, lambda: self._replace(name, None, condition))
             return lambda: generation
@@ -375,7 +378,7 @@ class ObjectStore:
         )
 
     def _is_larger(self, name: str, size: int) -> bool:
-        """Whether an object that was larger still is: in a bucket it may have been mended."""
+        """Return True if an object still exceeds `size`: in a bucket it may be replaced."""
         if self._folder is not None:
             return True
         beyond = self._read(name, byte_range=slice(size, size + 1))
@@ -383,7 +386,7 @@ class ObjectStore:
             return bool(self._wait("read", beyond, name).state == "value")
         except StoreUnavailableError:
             raise
-        except StorageError:  # it has no such bytes
+        except StorageError:  # the range lies beyond its end
             self._sizes.pop(name, None)
             return False
 
@@ -394,7 +397,7 @@ class ObjectStore:
         return Versioned(self._value(name, result, oversized), bytes(result.stamp.generation))
 
     def _value(self, name: str, result: Any, oversized: Oversized | None) -> bytes:
-        """What was read of an object, or what stands for one that is too large."""
+        """Return the value of a read, or the placeholder of one that exceeds its bound."""
         if oversized is not None:
             return oversized
         value = bytes(result.value)
@@ -404,14 +407,14 @@ class ObjectStore:
         return Oversized(len(value), bound)
 
     def _note_size(self, name: str, size: int) -> None:
-        """Remember the size of a large object of a bucket: it is read alone, or not at all."""
+        """Remember a large object's size: later reads check it against its bound first."""
         if size <= _LARGE_BYTES:
             self._sizes.pop(name, None)
         elif len(self._sizes) < _SIZES_KEPT:
             self._sizes[name] = size
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-        """The pages of a bucket's listing, whose large objects are remembered."""
+        """Yield the pages of a bucket's listing, and remember the sizes of large objects."""
         start = len(self.uri.path) + 1 if self.uri.path else 0
         for page in listed_pages(self.uri, prefix, **options):
             for item in page.get("items", ()):
@@ -421,17 +424,16 @@ class ObjectStore:
     def parse_many(
         self, keys: Iterable[str], parse: Callable[[bytes, StoreURI], T]
     ) -> dict[str, T | CorruptionError]:
-        """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
+        """Return `parse(value, path)` for the objects at `keys`, without the absent ones.
 
-        Results are kept by generation, those that were asked for last: an object that has not
-        changed is neither sent nor parsed again. Give the same function each time, and let it
-        return something small. An error that it returns is not kept: what was read may have been
-        cut on its way. In place of an object that may not be opened stands the error that says why:
-        the others are read all the same.
+        An LRU cache keeps results by generation: an unchanged object is neither transferred nor
+        parsed again. Pass the same function each time, and let it return something small. Errors
+        that `parse` returns are not cached: the read may have been truncated. An object that may
+        not be opened gets its error as the result; the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
         names = [self._named(key) for key in keys]
-        # A few kinds of records of all steps there are; those of removed steps are not asked again.
+        # Room for several kinds of records of every step; entries of removed steps age out.
         self._parsed_kept = min(max(self._parsed_kept, 8 * len(names)), _PARSED_KEPT)
         for window in self._windows(names):
             reads = []
@@ -459,26 +461,26 @@ class ObjectStore:
     def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
         self._parsed.pop(key, None)
         while len(self._parsed) >= self._parsed_kept:
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # other threads
                 del self._parsed[next(iter(self._parsed))]
         self._parsed[key] = value
 
     def write(self, key: str, value: bytes) -> bytes:
-        """Store `value` at `key` whatever is there; the new generation.
+        """Store `value` at `key` unconditionally; return the new generation.
 
         Raises:
             StoreFullError: no space or quota left.
-            UnsupportedFormatError: it is larger than one of its kind may be.
+            UnsupportedFormatError: it exceeds the bound of its kind.
         """
         return self._put(key, value, None)
 
     def start_write(self, key: str, value: bytes | bytearray) -> Callable[[], bytes]:
-        """Begin to `write`; returns what waits for it. `value` is copied before this returns.
+        """Begin to `write`; return a function that waits for it. `value` is copied at once.
 
-        Not for files, of which a writer may have been killed.
+        Not for disk files whose writer may have been killed: it does not remove stale locks.
 
         Raises:
-            StoreFullError: from the call that waits: no space or quota left.
+            StoreFullError: from the returned function: no space or quota left.
         """
         if self._is_judged:
             written = self._put(key, bytes(value), None)
@@ -495,20 +497,20 @@ class ObjectStore:
         generation: bytes | None,
         same_is_success: bool = False,
     ) -> bytes:
-        """Store `value` at `key` if it is still as last seen; the new generation.
+        """Store `value` at `key` if its generation is unchanged; return the new generation.
 
         Args:
             key: the object's name.
             value: its new bytes.
             generation: the generation last seen; None: there must be none.
-            same_is_success: finding exactly `value` there counts as having written it. Over a
-                network, a write whose answer was lost is tried again and then loses against
-                itself. Set this where the bytes are unique to this call, or equal is as good.
+            same_is_success: treat finding exactly `value` there as success. Over a network, a
+                retried write whose first answer was lost fails against its own result. Set this
+                where the bytes are unique to this call, or equal bytes are as good.
 
         Raises:
             PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
             StoreFullError: no space or quota left.
-            UnsupportedFormatError: it is larger than one of its kind may be.
+            UnsupportedFormatError: it exceeds the bound of its kind.
         """
         condition = _absent_generation() if generation is None else generation
         if written := self._put(key, value, condition):
@@ -516,26 +518,26 @@ class ObjectStore:
         return self._lost(key, value, generation, self.read(key), same_is_success)
 
     def refuses_write(self, key: str, value: bytes, *, generation: bytes | None) -> bool:
-        """Whether `write_if` is refused, without a look at what is there instead.
+        """Write as `write_if` does; return True if the store refuses, without reading why.
 
         Args:
             key: the object's name.
-            value: what is stored there if it is not.
+            value: its new bytes, which are stored unless refused.
             generation: as in `write_if`.
         """
         condition = _absent_generation() if generation is None else generation
         return not self._put(key, value, condition)
 
     def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
-        """Whether `delete_if` is refused, or there is nothing to delete."""
+        """Delete as `delete_if` does; return True if refused, or if it is absent."""
         return not self._delete(self._checked(key), generation)()
 
     def _put(self, key: str, value: bytes, condition: bytes | None) -> bytes:
-        """Write, if the generation is still `condition`; the new one, empty if it is another.
+        """Write if the generation is `condition`; return the new one, empty if it differs.
 
-        What a writer that was killed has left beside a file is looked for before. Should one be
-        killed between this look and our write, what was written is seen to have an end that is not
-        ours, and is written again.
+        On a disk it removes the lock file of a killed writer first. If another writer is killed
+        between that and our write, our value gets a foreign tail: reading it back shows that, and
+        we write again.
         """
         ensure_within(self._checked(key), len(value))
         if self.uri.scheme != "file":
@@ -558,32 +560,33 @@ class ObjectStore:
             written = bytes(stamp.generation)
             if not written:
                 return written
+            # Read back: a writer that was killed since may have left its tail in our lock file.
             found = self.read(key)
             if found is None or found.generation != written or found.value == value:
                 return written
             condition = written
 
     def _confirmed(self, key: str, value: bytes | None, change: Callable[[], bytes]) -> bytes:
-        """Change an object; if a disk fails meanwhile, find out whether it was changed.
+        """Change an object; if the disk fails meanwhile, find out whether it changed.
 
-        A file has its new name, or has lost it, before its folder is synced and before it is read
-        back: a disk that fails then has made the change, and only has to sync it.
+        A rename or unlink takes effect before the folder is synced and the file is read back. If
+        the disk fails in between, the change is made and only needs a sync.
 
         Args:
             key: the object's name.
             value: its new bytes; None: it is deleted.
-            change: changes it, and returns the new generation.
+            change: makes the change and returns the new generation.
 
         Raises:
-            StorageError: what `change` raised. Then the object is as it was, or the error says
-                that it is not, or that nobody knows.
+            StorageError: the error of `change`. The object is unchanged, unless the error says that
+                it changed or that this is unknown.
         """
         try:
             return change()
-        except CorruptionError:  # refused: it was not begun
+        except CorruptionError:  # refused before anything changed
             raise
         except StorageError as exc:
-            # A thread that does not answer may change the object yet.
+            # After a timeout the abandoned thread may still change the object.
             if self._folder is None or isinstance(exc.__cause__, TimeoutError):
                 raise
             error = exc
@@ -601,10 +604,10 @@ class ObjectStore:
         return _absent_generation() if stored is None else stored.generation
 
     def sync(self, name: str) -> None:
-        """Have a disk keep what another process may have written, or deleted, just now.
+        """Sync what another process may just have written or deleted on a disk.
 
-        Whoever reports as done what somebody else has done calls this first: that process may have
-        died before its sync. Other stores keep what they show.
+        Call this before you report another process's change as durable: that process may have died
+        before its own fsync. Does nothing on other stores, where a visible change is durable.
 
         Args:
             name: of an object, whose folder is synced; or of a folder, with "/" at its end.
@@ -645,11 +648,11 @@ class ObjectStore:
         )
 
     def delete(self, key: str) -> None:
-        """Remove `key`; nothing happens if it does not exist."""
+        """Remove `key`, if it exists."""
         self._delete(self._checked(key))()
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Remove these, many at a time; nothing happens to those that do not exist."""
+        """Remove the `keys` that exist, many at a time."""
         names = [self._checked(key) for key in keys]
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
@@ -657,7 +660,7 @@ class ObjectStore:
                 deleted()
 
     def delete_if(self, key: str, *, generation: bytes) -> None:
-        """Remove `key` if it is still as last seen; absent already is fine.
+        """Remove `key` if its generation is unchanged, or if it is already absent.
 
         Raises:
             PreconditionFailedError: it changed; `current` is a `Versioned`.
@@ -675,7 +678,7 @@ class ObjectStore:
                 )
 
     def list(self, prefix: str = "") -> builtins.list[str]:
-        """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
+        """Return all keys that start with `prefix`, sorted. Walks all folders below it."""
         if self.uri.scheme == "gs":
             return self._listed(prefix)
         if folder := prefix.rpartition("/")[0]:
@@ -685,8 +688,8 @@ class ObjectStore:
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
     def _listed(self, prefix: str) -> builtins.list[str]:
-        """As `list`, past TensorStore: it takes a listing that GCS refuses for one that ends."""
-        _range(prefix)  # checks it
+        """List a bucket without TensorStore, which takes a refused listing for a complete one."""
+        _range(prefix)  # raises if it is no relative prefix
         root = f"{self.uri.path}/" if self.uri.path else ""
         return sorted(
             item["name"][len(root) :]
@@ -696,12 +699,12 @@ class ObjectStore:
         )
 
     def children(self, prefix: str) -> builtins.list[str]:
-        """Names of the objects directly in the folder `prefix`, sorted, without walking below it.
+        """Return the keys of the objects directly in the folder `prefix`, sorted.
 
-        The names are whole keys: they start with `prefix`.
+        Does not walk below it. The keys are full ones, which start with `prefix`.
         """
         folder = f"{prefix.removesuffix('/')}/"
-        if self.uri.scheme not in ("file", "gs"):  # where no checkpoint lies
+        if self.uri.scheme not in ("file", "gs"):  # no checkpoints there: a full listing is small
             return [name for name in self.list(folder) if "/" not in name[len(folder) :]]
         if self.uri.scheme == "file":
             entries = LocalFiles(self.uri).list(folder)
@@ -712,14 +715,16 @@ class ObjectStore:
         return sorted(name for name in names if not name.endswith("/"))
 
     def stamps(self, prefix: str) -> dict[str, str | None]:
-        """What tells, without reading them, whether objects directly in a folder have changed.
+        """Return stamps of the objects directly in a folder, which change whenever they do.
+
+        Reads no object.
 
         Args:
-            prefix: the folder; names are whole keys, which start with it.
+            prefix: the folder; the names are full keys, which start with it.
 
         Returns:
-            By name a text that is another one after every change; None if that can't be told, since
-            the store does not say, or the object was changed just now.
+            By name the stamp; None if the store has none, or the object changed too recently for
+            its time to be reliable.
         """
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
@@ -739,7 +744,7 @@ class ObjectStore:
         }
 
     def entries(self, prefix: str) -> tuple[builtins.list[str], builtins.list[str]]:
-        """What `children` and `folders` give, of one listing where the store has one for both."""
+        """Return (`children`, `folders`), from a single listing where the store can."""
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
             entries = LocalFiles(self.uri).list(folder)
@@ -760,9 +765,9 @@ class ObjectStore:
         )
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """Names of the folders directly in the folder `prefix`, sorted; none ends in "/".
+        """Return the folders directly in the folder `prefix`, sorted, without "/" at the end.
 
-        The names are whole paths: they start with `prefix`.
+        The names are full paths, which start with `prefix`.
         """
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
@@ -789,7 +794,7 @@ class ObjectStore:
         self.delete_many(self.list(prefix))
 
     def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """(JSON object, generation) at `key`, or None.
+        """Return (JSON object, generation) at `key`, or None.
 
         Raises:
             UnsupportedFormatError: it is no JSON object.
@@ -807,7 +812,7 @@ class ObjectStore:
         generation: bytes | None,
         same_is_success: bool = False,
     ) -> bytes:
-        """`write_if` of the canonical JSON of `value`.
+        """Write the canonical JSON of `value` by `write_if`.
 
         Raises:
             PreconditionFailedError: it changed.
@@ -840,7 +845,7 @@ class ObjectStore:
 
 
 def _begun(call: Callable[[], Any]) -> Future[Any]:
-    """What a call gives, that is made in a thread of its own."""
+    """Start a call in a daemon thread; return its future."""
     made: Future[Any] = Future()
     arguments = (_call, made, call)
     threading.Thread(

@@ -1,4 +1,4 @@
-"""Which `Files` speaks to which store."""
+"""Choice of the `Files` class for a store."""
 
 import os
 
@@ -12,7 +12,7 @@ __all__ = ["open_files"]
 
 
 def open_files(uri: StoreURI | str | os.PathLike[str]) -> Files:
-    """The files of the folder `uri`, which need not exist.
+    """Open the files of the folder `uri`, which need not exist.
 
     Raises:
         InvalidURIError: `uri` is malformed.

@@ -1,4 +1,4 @@
-"""Run an iterator ahead of its consumer, in a thread, a bounded number of items."""
+"""Iterator that runs a bounded number of items ahead of its consumer, in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Channel(Generic[T]):
-    """A bounded queue with two ends that can both be closed."""
+    """Bounded queue that either end can close."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,7 +25,7 @@ class _Channel(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Add an item once there is room; False if nobody wants it any more."""
+        """Add an item once there is room; return False if the consumer has left."""
         with self._changed:
             self._changed.wait_for(lambda: self._abandoned or len(self._items) < self._size)
             if not self._abandoned:
@@ -34,13 +34,13 @@ class _Channel(Generic[T]):
             return not self._abandoned
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more items; `error` is raised to the consumer after the last."""
+        """Mark the end; the consumer gets `error` after the last item."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """No more items are wanted."""
+        """Drop all items: the consumer has left."""
         with self._changed:
             self._abandoned = True
             self._items.clear()
@@ -62,10 +62,10 @@ class _Channel(Generic[T]):
 
 @contextmanager
 def prefetched(source: Generator[T, None, None], ahead: int) -> Iterator[Iterator[T]]:
-    """The items of `source`, up to `ahead` of them made before they are asked for.
+    """Yield an iterator over `source` that makes up to `ahead` items in advance.
 
-    An exception in `source` is raised to the consumer after the items before it. On leaving the
-    context the thread has ended and the source is closed, whether or not all items were taken.
+    The consumer gets an exception of `source` after the items before it. When the context ends,
+    the thread has ended and the source is closed, even if the consumer left items.
     """
     channel: _Channel[T] = _Channel(max(1, ahead))
 

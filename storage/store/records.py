@@ -1,4 +1,4 @@
-"""What all JSON objects of the store share: format, version, place, checksum, one encoding."""
+"""Base of the store's JSON records: format, version, place, checksum and canonical encoding."""
 
 import contextlib
 import hashlib
@@ -13,10 +13,10 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.store.bounds import free_context, refuse_crowded
 
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
-"""As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
+"""The key in canonical JSON. It can't match inside a string, where quotation marks are escaped."""
 
 _TOO_LONG = {"too_long", "string_too_long"}
-"""How pydantic calls what has more parts, or characters, than it may."""
+"""Pydantic's error types for too many entries or characters."""
 
 _LARGE_BYTES = 1 << 20
 _large = threading.Lock()
@@ -27,7 +27,7 @@ __all__ = ["Place", "Record", "canonical_json", "load_json", "place_told", "sha2
 
 
 class Place(NamedTuple):
-    """Where a record belongs.
+    """Run and key that a record belongs to.
 
     Attributes:
         run: id of its run; None: not known.
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 def canonical_json(value: Any, *, path: object = "") -> bytes:
-    """`value` as UTF-8 JSON with sorted keys and no spaces: equal values give equal bytes.
+    """Encode `value` as UTF-8 JSON with sorted keys and no spaces: equal values, equal bytes.
 
     Raises:
         UnsupportedFormatError: `value` is not JSON (NaN and infinities are not).
@@ -60,21 +60,21 @@ def canonical_json(value: Any, *, path: object = "") -> bytes:
 
 
 def sha256_of(data: bytes) -> str:
-    """The SHA-256 of `data` as "sha256:…"."""
+    """Return the SHA-256 of `data` as "sha256:…"."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def load_json(data: bytes, *, path: object) -> dict[str, Any]:
-    """The JSON object in `data`.
+    """Parse the JSON object in `data`.
 
     Raises:
-        CorruptionError: `data` is more than it may be.
+        CorruptionError: `data` is larger, or has more values, than a record may.
         UnsupportedFormatError: `data` is no JSON object.
     """
     refuse_crowded(data, path)
     try:
         value = json.loads(data)
-        if b"\\u" in data:  # half a surrogate pair is no text: nothing could write it again
+        if b"\\u" in data:  # a lone surrogate can't be encoded, so not written again
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise UnsupportedFormatError(
@@ -96,12 +96,12 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
 
 
 def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
-    """Parse large records one after another: each takes many times its bytes meanwhile."""
+    """Return a lock for large records: parsing one takes many times its bytes of memory."""
     return _large if len(data) > _LARGE_BYTES else contextlib.nullcontext()
 
 
 def place_told(data: bytes) -> Place | None:
-    """Where a stored record of any kind says that it belongs; None if it is damaged."""
+    """Return the place that a stored record of any kind names; None if the record is damaged."""
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
         return None
@@ -113,15 +113,15 @@ def place_told(data: bytes) -> Place | None:
 
 
 class Record(BaseModel):
-    """Base of the objects that the store keeps as JSON.
+    """Base of the records that the store keeps as JSON.
 
-    A subclass sets `FORMAT`, which is written with every object. Unknown keys are refused at our
-    version; a newer version is refused by name, since it may mean other things. Beside the fields
-    the JSON has `checksum`, the SHA-256 of the same JSON without it, and, once the record was
-    `placed`, `run` and `key`: where it belongs, so that it is refused elsewhere.
+    A subclass sets `FORMAT`, which every object contains. Parsing refuses unknown keys, and any
+    other version than `VERSION`, as its fields may mean something else. Beside the fields, the JSON
+    has `checksum`, the SHA-256 of the same JSON without that key. A `placed` record also has `run`
+    and `key`, so that a copy under another name is refused.
 
-    A field whose name sorts before "checksum" must hold nothing with such a key: the first one in
-    the JSON has to be ours.
+    The value of a field whose name sorts before "checksum" must not contain such a key: the first
+    one in the JSON has to be the record's own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -132,22 +132,22 @@ class Record(BaseModel):
     _place: Place | None = PrivateAttr(None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same, wherever they belong."""
+        """Compare type and fields; the place does not count."""
         return type(other) is type(self) and other.__dict__ == self.__dict__
 
     @property
     def place(self) -> Place | None:
-        """Where it belongs; None if it belongs to no run, or is not placed yet."""
+        """Place that the record belongs to; None if it belongs to no run, or is not placed yet."""
         return self._place
 
     def placed(self, place: Place) -> Self:
-        """This record, with the place that it is to be written to."""
+        """Return a copy of this record that belongs to `place`."""
         copy = self.model_copy()
         copy._place = place
         return copy
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON of this object.
+        """Return the canonical JSON of this record, with its checksum.
 
         Raises:
             UnsupportedFormatError: a value is not JSON.
@@ -158,22 +158,21 @@ class Record(BaseModel):
         return canonical_json(body | {"checksum": sha256_of(canonical_json(body))})
 
     def digest(self) -> str:
-        """The SHA-256 of the canonical JSON, which is what is stored, as "sha256:…"."""
+        """Return the SHA-256 of the stored bytes as "sha256:…"."""
         return sha256_of(self.to_bytes())
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
-        """The object that `to_bytes` wrote.
+        """Parse what `to_bytes` wrote.
 
         Args:
             data: the stored bytes.
             path: where they were read, for the error.
-            place: where that is; what says that it belongs elsewhere is refused.
+            place: the place that was read; a record that names another one is refused.
 
         Raises:
-            UnsupportedFormatError: another format, a newer version, or fields that don't fit.
-            CorruptionError: the bytes are not what was written, or not there, or more than they may
-                be.
+            UnsupportedFormatError: another format, another version, or fields that don't fit.
+            CorruptionError: the bytes are not what was written, are absent, or exceed their bound.
         """
         with _memory_for(data):
             return cls._parsed(data, path, place)
@@ -209,11 +208,11 @@ class Record(BaseModel):
 
     @classmethod
     def body(cls, data: bytes, path: object, place: Place | None = None) -> dict[str, Any]:
-        """The fields in `data`, unchecked but for the format, the version and the place.
+        """Return the fields in `data`; checks format, version, checksum and place, but no field.
 
         Raises:
-            UnsupportedFormatError: no JSON, another format, or a newer version.
-            CorruptionError: the bytes are not what was written, or not there.
+            UnsupportedFormatError: no JSON, another format, or another version.
+            CorruptionError: the bytes are not what was written, or are absent.
         """
         with _memory_for(data):
             return cls._read(data, path, place)[0]
@@ -222,7 +221,7 @@ class Record(BaseModel):
     def _read(
         cls, data: bytes, path: object, place: Place | None
     ) -> tuple[dict[str, Any], Place | None]:
-        """The fields, and the place that they name."""
+        """Return the fields, and the place that the record names."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
@@ -290,7 +289,7 @@ class Record(BaseModel):
 
     @classmethod
     def _check_stored(cls, data: bytes, told: object, path: object) -> None:
-        """Compare the checksum with the bytes as they are stored, to the last bit."""
+        """Compare the checksum with the stored bytes themselves, not with a new encoding."""
         match = _CHECKSUM.search(data)
         found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
         if match is None or match.group(1).decode() != found:

@@ -1,8 +1,8 @@
-"""Store URIs: parse and join them, and nothing that could lead anywhere else.
+"""Store URIs: parsing, joining, and refusing everything that could lead elsewhere.
 
-Allowed are gs://bucket/path, s3://bucket/path, file:///path, memory://path and plain paths. What
-other layers understand and we don't want (fsspec chains `a::b`, percent escapes, queries, `..`,
-backslashes, foreign schemes) is refused here, once.
+Allowed are gs://bucket/path, s3://bucket/path, file:///path, memory://path and plain paths. This
+module is the one place that refuses what other layers would interpret: fsspec chains (`a::b`),
+percent escapes, queries, `..`, backslashes and foreign schemes.
 """
 
 import os
@@ -32,7 +32,7 @@ _ALLOWED = "gs://bucket/path, s3://bucket/path, file:///path, memory://path or a
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$")
 RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,127}"
-"""A name of a run, as a regular expression: the one rule for stores, addresses and URLs."""
+"""Regular expression of a run's name; stores, addresses and URLs all use it."""
 
 RUN_NAME_RULE = "a letter or digit, then up to 127 letters, digits, '.', '_', '-', '=' or '+'"
 _NAME = re.compile(RUN_NAME)
@@ -42,13 +42,13 @@ _MAX_LENGTH = 4096
 
 @dataclass(frozen=True)
 class Confinement:
-    """How far what lies below a folder may lead.
+    """Bound on where paths below a folder may lead.
 
     Attributes:
         folder: path of the folder.
-        place: where all of it really lies, as `real_place` says.
-        sources: folders that may hold the files of adopted steps.
-        above: how far what lies around the folder may lead; None: as far as it does.
+        place: its path with symbolic links resolved, as `real_place` returns it.
+        sources: folders that may hold the files of imported steps.
+        above: confinement of the folder's parent; None if the parent has none.
     """
 
     folder: str
@@ -59,14 +59,13 @@ class Confinement:
 
 @dataclass(frozen=True)
 class StoreURI:
-    """A folder or object in a store. Made by `parse_uri`, `confine` and `/`, which check it.
+    """Address of a folder or object in a store. `parse_uri`, `confine` and `/` make and check it.
 
     Attributes:
-        scheme: which kind of store.
+        scheme: kind of store.
         bucket: bucket name; "" for file and memory.
         path: segments joined by "/", without a leading or a trailing one; "" is the store's root.
-        confinement: how far what lies there may lead; None: as far as it does. Two addresses are
-            equal whatever theirs are.
+        confinement: where paths below may lead; None: anywhere. Equality ignores it.
     """
 
     scheme: Scheme
@@ -82,7 +81,7 @@ class StoreURI:
         return f"{self.scheme}://{self.bucket}/{self.path}".removesuffix("/")
 
     def __truediv__(self, relative: str) -> "StoreURI":
-        """The child at `relative` ("a" or "a/b"); each segment is checked.
+        """Return the child at `relative` ("a" or "a/b"), after a check of each segment.
 
         Raises:
             InvalidURIError: a segment is empty, "." or "..", or has a forbidden character.
@@ -94,12 +93,12 @@ class StoreURI:
 
     @property
     def name(self) -> str:
-        """The last segment; the bucket's name at a bucket's root."""
+        """Last segment; the bucket's name at a bucket's root."""
         return self.path.rpartition("/")[2] or self.bucket
 
     @property
     def parent(self) -> "StoreURI":
-        """One level up.
+        """Address one level up.
 
         Raises:
             InvalidURIError: this is the store's root.
@@ -115,7 +114,7 @@ class StoreURI:
 
     @property
     def local_path(self) -> str:
-        """The absolute path on this machine.
+        """Absolute path on this machine.
 
         Raises:
             InvalidURIError: this is not a file URI.
@@ -127,7 +126,7 @@ class StoreURI:
         return f"/{self.path}"
 
     def kvstore_spec(self) -> dict[str, Any]:
-        """TensorStore key-value store spec of the folder; its path ends in "/"."""
+        """Return the TensorStore key-value store spec of the folder; its path ends in "/"."""
         folder = f"{self.path}/" if self.path else ""
         match self.scheme:
             case "file":
@@ -140,16 +139,16 @@ class StoreURI:
                 return {"driver": "s3", "bucket": self.bucket, "path": folder}
 
     def fsspec_url(self) -> str:
-        """The URL that fsspec opens, for stores of its own."""
+        """Return the URL that fsspec opens, for stores of its own."""
         return str(self)
 
     def orbax_path(self) -> str:
-        """The text that Orbax and etils take: "/abs/path" or "gs://bucket/path"."""
+        """Return the path for Orbax and etils: "/abs/path" or "gs://bucket/path"."""
         return self.local_path if self.scheme == "file" else str(self)
 
 
 def is_text(given: object) -> bool:
-    """Whether this is text that can be stored: half a surrogate pair has no form in UTF-8."""
+    """Return True for a string that has a UTF-8 encoding: a lone surrogate has none."""
     if not isinstance(given, str):
         return False
     try:
@@ -160,7 +159,7 @@ def is_text(given: object) -> bool:
 
 
 def check_segment(segment: str, *, within: object) -> str:
-    """`segment` itself, if it is safe as one part of a path in any store.
+    """Return `segment` if it is safe as one part of a path in any store.
 
     Raises:
         InvalidURIError: it is empty, "." or "..", too long, or has a forbidden character.
@@ -179,7 +178,7 @@ def check_segment(segment: str, *, within: object) -> str:
 
 
 def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
-    """The store URI that `text` names; a plain path is made absolute.
+    """Parse a store URI; a plain path becomes absolute.
 
     Raises:
         InvalidURIError: a foreign scheme, a bad bucket name, "..", or a forbidden character.
@@ -214,7 +213,7 @@ def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
 
 
 def _parse_plain(given: str) -> StoreURI:
-    """A path without a scheme: "." segments are fine, ".." and "~" are not."""
+    """Parse a path without a scheme: allows "." segments, refuses ".." and "~"."""
     if given.startswith("~") or ".." in PurePosixPath(given).parts:
         raise InvalidURIError(
             "invalid path",
@@ -251,7 +250,7 @@ def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
 
 
 def check_name(segment: str) -> str:
-    """`segment` itself, if it is a plain name; it comes from outside and is trusted in nothing.
+    """Return `segment` if it is a plain name; for untrusted input.
 
     Raises:
         InvalidURIError: it is not.

@@ -1,4 +1,4 @@
-"""What a training job saves and restores with. Imports JAX and Orbax."""
+"""Saves and restores of training jobs. Imports JAX and Orbax."""
 
 import lazy_loader
 

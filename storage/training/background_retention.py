@@ -21,21 +21,21 @@ __all__ = ["RunRetention"]
 
 
 class RunRetention:
-    """Applies a policy to a run in the background, one pass at a time. Never raises.
+    """Applies a retention policy to a run in the background, one pass at a time. Never raises.
 
-    As long as no step carries a metric or a label that the policy names, nothing is deleted, and
-    the log says so once. Deleted steps go to the trash; once some have been there for the grace
-    time, garbage is collected.
+    It deletes nothing while no step has a metric or a label that the policy names, and logs this
+    once. Deleted steps go to the trash; once some have been there for the grace time, it collects
+    garbage.
 
     Args:
         run: the run.
-        policy: what to keep; or what deletes all that is to go, and says what it did.
+        policy: the policy; or a function that makes all deletions and returns their outcome.
         by: who asks.
-        grace: seconds during which a deleted step can be had back.
+        grace: seconds during which a deleted step can be restored.
         clock: tells the time.
 
     Attributes:
-        error: why the last pass did not delete what it was to; None if it did, or there was none.
+        error: error of the last pass; None if it succeeded, or there was none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RunRetention:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin a pass, or have another follow the one under way. Returns at once."""
+        """Start a pass, or queue one after the running pass. Returns at once."""
         with self._lock:
             self._wanted = True
             if self._thread is None:
@@ -72,10 +72,10 @@ class RunRetention:
                 exit_guard.guard(self)
 
     def close(self) -> None:
-        """Return once nothing is under way. What is started later needs another `close`.
+        """Wait until no pass runs. After a later `start`, call it again.
 
-        A pass that goes on for longer than a store may be silent is left to itself: it may ask a
-        store that does not answer about one step after another. The next pass does what is left.
+        It stops waiting after the deadline of a silent store, since a pass may ask such a store
+        about one step after another. The next pass does what is left.
         """
         exit_guard.release(self)
         thread = self._thread

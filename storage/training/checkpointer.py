@@ -3,8 +3,8 @@
     caller's thread      check, claim an attempt, hold the arrays (device to host)  -> SaveHandle
     background thread    write -> Orbax commits -> sync -> fence -> manifest        -> durable
 
-One save is in flight at a time; the next waits for it. Nothing is skipped. Every step is an
-ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
+One save is in flight at a time; the next waits for it. Every save is written, none is dropped.
+Every step is an ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 """
 
 import contextlib
@@ -81,34 +81,34 @@ __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
 _NO_META: Final[Mapping[str, Any]] = MappingProxyType({})
 _ENDING_SECONDS: Final = 10.0
-"""How long the thread of a save may take from its last word to its end."""
+"""Seconds that a save's thread may run after the handle is finished."""
 
 _LEAVING_SECONDS: Final = 1.0
-"""How long the thread of a save lets its caller go first, at most."""
+"""Maximum seconds that a save's thread waits for `save` to return."""
 
 
 _LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
-"""For so long nobody else could write, should this writer die."""
+"""Maximum lease: for so long nobody else could write if this writer dies."""
 
 
 class Checkpointer:
     """Saves the steps of one run. Safe for use by many threads; all processes make the same calls.
 
     Args:
-        run_uri: the run's folder; the run is created by the first save.
-        writer_id: who writes, the same over restarts; default `default_writer_id()`.
+        run_uri: the run's folder; the first save creates the run.
+        writer_id: id of this writer, constant over restarts; default `default_writer_id()`.
         clock: tells the time.
-        lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
-        sharing: for how long steps share the files of values that do not change.
-        keep_buffers: have `save` copy the arrays of CPU devices, and NumPy arrays, into memory that
-            is kept for the next save, see `kept_bytes`: a step that donates them right after a
-            save then need not wait for XLA to copy them into new memory. Costs as much host memory
-            as the state has in this process, until `close`.
-        host_memory: the most bytes of host memory that copies of arrays, and what is on its way to
-            an object store, may take in this process. What must be copied comes in waves: `save`
-            returns once the last one is copied, for which those before must be written. What lies
-            in the host's memory is held, and does not count. Of kept buffers a save that needs more
-            is refused. None sets no limit.
+        lease_ttl: seconds for which the run stays reserved for this writer if it dies.
+        sharing: how long steps share the files of unchanged values.
+        keep_buffers: copy the arrays of CPU devices, and NumPy arrays, into memory that is kept for
+            the next save, see `kept_bytes`. A training step that donates them right after a save
+            then need not wait for XLA to copy them into new memory. Costs as much host memory as
+            this process has of the state, until `close`.
+        host_memory: maximum bytes of host memory in this process for copies of arrays and for
+            uploads. Arrays that must be copied come in waves: `save` returns once the last wave is
+            copied, after the waves before are written. Arrays in host memory are held without a
+            copy and do not count. With kept buffers, a save that needs more is refused. None sets
+            no limit.
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
@@ -174,20 +174,18 @@ class Checkpointer:
         keep_buffers: bool | None = None,
         host_memory: int | None = None,
     ) -> "Checkpointer":
-        """The one open checkpointer of this process for the run `uri`, made if there is none.
+        """Return this process's open checkpointer of the run `uri`; create one if needed.
 
         Args:
             uri: the run's folder.
-            sharing: for how long steps share files from now on; None leaves that as it is.
-            keep_buffers: whether saves copy into kept memory from now on; None leaves that as it
-                is.
-            host_memory: the most bytes of host memory that saves may take from now on; None leaves
-                that as it is, or sets no limit if `keep_buffers` is given.
+            sharing: how long steps share files from now on; None changes nothing.
+            keep_buffers: whether saves copy into kept memory from now on; None changes nothing.
+            host_memory: maximum bytes of host memory for saves from now on; None changes nothing,
+                or sets no limit if `keep_buffers` is given.
 
         Raises:
             InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
-            PolicyError: `sharing` is no SharingPolicy, or the others are refused as by
-                `Checkpointer`.
+            PolicyError: `sharing` is no SharingPolicy, or `Checkpointer` would refuse the others.
         """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
@@ -202,28 +200,28 @@ class Checkpointer:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of host memory held in this process for copies of arrays, see `keep_buffers`.
+        """Bytes of host memory that this process keeps for copies of arrays, see `keep_buffers`.
 
-        As many as the largest save needed so far; 0 before the first, after `close`, and without
+        As many as the largest save so far needed; 0 before the first, after `close`, and without
         `keep_buffers`.
         """
         return 0 if self._buffers is None else self._buffers.nbytes
 
     def begin(self, like: Any = None) -> None:
-        """Take the run now, not at the first save; does nothing if it is taken already.
+        """Take the run now instead of at the first save; does nothing if it is taken already.
 
-        The first save then blocks no longer than later ones, which saves a second or so where a
-        store is far away, and a job that may not write the run learns that when it starts.
+        The first save then blocks no longer than later ones, which saves a second or so with a
+        remote store, and a job that may not write the run fails at its start.
 
         Args:
-            like: a tree of arrays like those that will be saved. On a GPU the memory that their
-                copies go to is pinned in the background, at some 2 GB/s, for which the first save
-                would wait; call this before the first step, whose compilation takes as long.
+            like: a tree of arrays like those that will be saved. On a GPU this pins the host memory
+                for their copies in the background, at some 2 GB/s; otherwise the first save waits
+                for it. Call this before the first step, whose compilation takes as long.
 
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
-            UnsoundStoreError: the store does not keep what runs rest on.
+            UnsoundStoreError: the store does not do what runs require.
             InvalidURIError: this is the folder or the address of a checkpoint, or in another run.
             SaveError: the checkpointer is closed.
         """
@@ -252,34 +250,34 @@ class Checkpointer:
         check: Callable[[], object] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
-        """Start to save `step`; when this returns, the arrays may be donated or deleted.
+        """Start to save `step`; when this returns, the caller may donate or delete the arrays.
 
-        Waits for the save before it, if that still runs.
+        Waits for the previous save, if that still runs.
 
         Args:
             step: above the latest listed step, unless `overwrite`.
             items: trees by name, such as `{"model": model, "optimizer": optimizer}`, or one tree,
-                which is then called "state". A tree is any pytree, or holds modules of NNX or
-                Equinox; of these all Variables, or all arrays and numbers, are saved.
+                which is then called "state". A tree is any pytree, and may hold modules: all
+                Variables of NNX modules are saved, all arrays and numbers of Equinox modules.
             meta: JSON, stored as the item "meta".
-            iterators: of training data, by name, such as `{"train": iterator}`: their states, as
-                they are now, are saved with the step, those of each process, so that `restore` can
-                go on with the data too. An iterator has `get_state` and `set_state`, as Grain's
-                do, or `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader.
-            model: which model this is, for readers that know no JAX.
+            iterators: of training data, by name, such as `{"train": iterator}`. The step stores
+                the current state of each process's iterators, so that `restore` can resume the
+                data, too. An iterator has `get_state` and `set_state`, as in Grain, or
+                `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader.
+            model: description of the model, for readers without JAX.
             assets: small files that belong to the model, by name.
-            metrics: numbers to find the step by.
-            labels: text to find the step by.
-            overwrite: if `step` exists or later ones do, set them aside once the new one is
-                durable; until then they stay listed.
+            metrics: numbers by name, for searches.
+            labels: text by name, for searches.
+            overwrite: supersede `step` and later ones, if they exist, once the new one is durable;
+                until then they stay listed.
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
-            check: called once, on each process, in another thread while the step is written. If it
+            check: called once on each process, in another thread while the step is written. If it
                 raises on one, the save fails on all, and the step is not listed.
-            deadline: how long this may wait for the save before it, for the store, and for waves of
-                arrays (`host_memory`), in seconds. Past it nothing is saved, and the save before
-                goes on. By default it may wait for as
-                long as that one gets on: a store that does not answer is given up after 90 s.
+            deadline: seconds that this call may wait for the previous save, for the store, and for
+                waves of arrays (`host_memory`). After that nothing is saved, and the previous save
+                goes on. By default it waits as long as that save makes progress: the deadline of a
+                silent store is 90 s.
 
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
@@ -291,13 +289,13 @@ class Checkpointer:
             InvalidURIError: a step, or an item's or iterator's name, that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
-            UnsoundStoreError: the store does not keep what runs rest on.
+            UnsoundStoreError: the store does not do what runs require.
             PolicyError: a `deadline` that is no number of seconds above 0.
             StoreUnavailableError: the store gives no answer; this save did not start.
-            SaveError: the save before this one failed, and nobody was told, or is still under way
+            SaveError: the previous save failed, and no call has raised that yet, or it still runs
                 at the deadline; this one did not start.
-                From `SaveHandle.wait`: this one failed, for one because somebody else has saved the
-                step in the same attempt, whose files are left alone.
+                From `SaveHandle.wait`: this one failed, for example because somebody else saved
+                the step in the same attempt; their files stay untouched.
         """
         given: dict[str, Any] = {
             "meta": meta,
@@ -333,7 +331,7 @@ class Checkpointer:
         overwrite: bool,
         check: Callable[[], object] | None,
     ) -> "tuple[SaveHandle, _BackgroundWork]":
-        """The save, and its work, which begins once it is told to."""
+        """Return the save's handle, and its background work, which waits for `go`."""
         with self._locked(), ExitStack() as stack:
             save, arrays = processes.together(
                 lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
@@ -376,7 +374,7 @@ class Checkpointer:
                     )
                 )
                 del arrays
-                stack.close()  # waves may take long, and garbage is collected meanwhile
+                stack.close()  # waves may take long: garbage collection is on again meanwhile
                 if held.waves > 1:
                     work.go()
                 if not held.copy_rest(own_seconds_left()):
@@ -385,12 +383,12 @@ class Checkpointer:
             except BaseException as exc:
                 if held is not None:
                     held.end(exc)
-                # Whatever Orbax still writes into this attempt's folder, nobody looks at.
+                # A new attempt follows: Orbax may still write into this one's folder.
                 self._writer.drop()
                 if work is not None:
                     work.go()
                 processes.report_failure(key, exc)
-                if not isinstance(exc, Exception):  # an interrupt stays what it is
+                if not isinstance(exc, Exception):  # an interrupt is raised unchanged
                     raise
                 raise failure(exc, folder) from exc
         return handle, work
@@ -400,7 +398,7 @@ class Checkpointer:
         return Memory(self._buffers, self._host_memory, uploads=self.uri.scheme != "file")
 
     def _keep_buffers(self, keep_buffers: bool | None, host_memory: int | None) -> None:
-        """From the next save on."""
+        """Change the memory options from the next save on."""
         with self._lock:
             keep = self._buffers is not None if keep_buffers is None else keep_buffers
             asked = KeptBuffers.asked_for(keep, host_memory)
@@ -411,14 +409,14 @@ class Checkpointer:
                 self._buffers = asked
 
     def _known(self, item: str) -> Unchanged:
-        """What is known of an item over the saves of this run."""
+        """Return the state of an item's deduplication over the saves of this run."""
         doubtful = functools.partial(doubtful_steps, self._run)
         known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock, doubtful))
         known.sharing = self._sharing
         return known
 
     def _drop_failed(self, handle: SaveHandle) -> None:
-        """What has failed, or was given up, is not published any more."""
+        """Drop the attempt of a save that failed or was abandoned: it publishes no more."""
         if handle.state is SaveState.FAILED:
             self._writer.drop()
 
@@ -432,24 +430,24 @@ class Checkpointer:
         iterators: Mapping[str, Any] | None = None,
         damaged: OnDamage = "refuse",
     ) -> Any:
-        """What a step of this run holds, as the target says; all processes must call this.
+        """Restore a step of this run into the target's structure; all processes must call this.
 
-        Waits for the save in flight, so that its step is among those that can be restored.
+        Waits for the save in flight, so that its step can be restored, too.
 
         Args:
-            target: what is given to `save`, or the like of it, see `load`.
+            target: the argument of `save`, or something of equal structure, see `load`.
             step: its number, "best:METRIC:min", "best:METRIC:max", or an alias; by default the
                 latest.
-            only: which leaves, and no others: a regular expression that has a match in their
-                paths, or a function of a path.
+            only: the leaves to restore: a regular expression that matches somewhere in their paths,
+                or a predicate on a path.
             cast: floating leaves may change dtype, and integers whose values all fit.
-            iterators: of training data, by name: they are set to where the step was saved.
-            damaged: "skip" goes to the newest sound step if the latest is damaged, and the next
-                save goes on from there, see `load`.
+            iterators: of training data, by name: set to their position when the step was saved.
+            damaged: "skip" loads the newest sound step if the latest is damaged, and the next save
+                continues from there, see `load`.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
-            StepDamagedError: without a step, the latest is damaged, and not to be skipped.
+            StepDamagedError: no step is named, the latest is damaged, and `damaged` is "refuse".
             StorageError: as `load`.
         """
         self.wait_until_finished()
@@ -464,24 +462,24 @@ class Checkpointer:
         )
 
     def latest_step(self) -> int | None:
-        """The number of the latest durable step; None for a run without one, or that is none yet.
+        """Return the latest durable step; None if there is none or the run does not exist yet.
 
         All processes must call this.
 
         Raises:
-            CorruptionError, UnsupportedFormatError: the run's records can't be judged.
+            CorruptionError, UnsupportedFormatError: the run's records are unreadable.
             StoreUnavailableError: the store gives no answer.
         """
         steps = self.steps()
         return steps[-1] if steps else None
 
     def steps(self) -> list[int]:
-        """The numbers of the durable steps, lowest first; none for a run that is none yet.
+        """Return the durable steps, lowest first; empty if the run does not exist yet.
 
         All processes must call this.
 
         Raises:
-            CorruptionError, UnsupportedFormatError: the run's records can't be judged.
+            CorruptionError, UnsupportedFormatError: the run's records are unreadable.
             StoreUnavailableError: the store gives no answer.
         """
         return processes.agree(self._listed)
@@ -492,7 +490,7 @@ class Checkpointer:
         return [info.step for info in self._run.steps()]
 
     def wait_until_finished(self) -> None:
-        """Return once nothing is in flight.
+        """Wait until no save is in flight.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
@@ -501,7 +499,7 @@ class Checkpointer:
             self._settle()
 
     def close(self) -> None:
-        """Wait for the save in flight, then give the run back to other writers.
+        """Wait for the save in flight, then release the run for other writers.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
@@ -516,7 +514,7 @@ class Checkpointer:
                     self._release_when_over()
 
     def _release_when_over(self) -> None:
-        """A save that was given up, or whose wait was interrupted, still needs the lease."""
+        """Release the run once no work runs: an abandoned save still needs the lease."""
         if self._work is None:
             self._release()
             return
@@ -532,7 +530,7 @@ class Checkpointer:
         self._writer.close()
 
     def _start(self, job: SaveJob) -> "_BackgroundWork":
-        """Have the save finished in the background, once its caller has gone."""
+        """Start the background work of a save."""
         work = _BackgroundWork(job.run, name=f"cairn-save-{job.handle.step}")
         self._current, self._work = job.handle, work
         exit_guard.guard(self)
@@ -545,7 +543,7 @@ class Checkpointer:
         return work
 
     def _refuse_fork(self) -> None:
-        """A forked child has none of the threads that would do the work."""
+        """Refuse calls in a forked child, which lacks the threads that do the work."""
         if os.getpid() != self._process:
             raise SaveError(
                 "the checkpointer is another process's",
@@ -579,7 +577,7 @@ class Checkpointer:
         given: Mapping[str, Any],
         stack: ExitStack,
     ) -> tuple[Save, dict[str, Item]]:
-        """Once the save before this one has ended; `stack` is the rest of the call."""
+        """Prepare the save once the previous one has ended; `stack` lasts for the call."""
         self._refuse_fork()
         self._refuse_closed()
         left = own_seconds_left()
@@ -625,13 +623,13 @@ class Checkpointer:
         )
 
     def _take_run(self) -> int:
-        """The attempt that is held, begun after the latest step if there is none; process 0."""
+        """Begin an attempt after the latest step, unless one is held; on process 0 only."""
         look = self._create_run()
         self._skip_damaged()
         return self._writer.begin(look)
 
     def _claim(self, step: int, overwrite: bool) -> int:
-        """The attempt to write `step` in; on process 0 only."""
+        """Return the attempt to write `step` in; on process 0 only."""
         look = self._create_run()
         self._skip_damaged()
         return self._writer.claim(step, overwrite=overwrite, look=look)
@@ -649,7 +647,7 @@ class Checkpointer:
 
 
 def _forget_runs() -> None:
-    """A forked child saves in attempts of its own: its parent goes on in those that it has."""
+    """Clear the registry in a forked child, which needs attempts of its own."""
     Checkpointer._by_run, Checkpointer._by_run_lock = {}, threading.Lock()
 
 
@@ -657,7 +655,7 @@ os.register_at_fork(after_in_child=_forget_runs)
 
 
 def _number_of(step: SupportsIndex) -> int:
-    """The step's number, as far as it has one: -1 stands for none."""
+    """Return the step's number, or -1 if it has none."""
     try:
         return check_step(step)
     except InvalidURIError:
@@ -665,17 +663,17 @@ def _number_of(step: SupportsIndex) -> int:
 
 
 def _not_copied(handle: SaveHandle, waves: int) -> BaseException:
-    """The error of a save whose arrays did not come to the host in time; it is given up."""
+    """Abandon a save whose arrays missed the deadline; return its error."""
     handle.abandon(f"arrays that were not on the host at the deadline, in {waves} waves")
     try:
-        handle.wait()  # the caller is told now, and not by its next save
+        handle.wait()  # marks the error as raised, so that the next save does not raise it
     except StorageError as exc:
         return exc
-    return SaveError("the save was abandoned", path=handle.uri)  # it can't be durable before
+    return SaveError("the save was abandoned", path=handle.uri)  # never: `wait` raises
 
 
 def _check_ttl(seconds: Any) -> None:
-    """Refuse a lease that has always expired, which any other writer would take at once."""
+    """Refuse a lease that expires at once, or that blocks other writers for too long."""
     if not is_above_zero(seconds) or seconds > _LONGEST_TTL_SECONDS:
         raise PolicyError(
             "the lease can't protect the run",
@@ -710,18 +708,18 @@ def _check_seconds(seconds: Any, *, path: str) -> None:
 
 
 class _BackgroundWork:
-    """A thread that keeps the process alive until it ends.
+    """Thread that keeps the process alive until it ends.
 
-    It lets whoever starts it go first: else the two would take Python's lock from each other at
-    every turn, and the caller would wait. So would it for the garbage collector, which would look
-    at all that the caller has made: there are no collections until the work begins.
+    It lets its starter return first: otherwise the two would contend for the GIL, and the caller of
+    `save` would wait. Garbage collection is off until the work begins, as it would visit all that
+    the caller has just made.
 
     Attributes:
-        over: set once the work has ended, however it did.
+        over: set once the work has ended, also by an error.
     """
 
     def __init__(self, work: Callable[[], object], *, name: str) -> None:
-        """Not started yet.
+        """Prepare the thread; `start` starts it.
 
         Args:
             work: what to do.
@@ -741,7 +739,7 @@ class _BackgroundWork:
         return self._thread.ident is not None
 
     def start(self) -> None:
-        """Begin once `go` is called, or soon."""
+        """Start the thread; its work begins after `go`, or after a moment."""
         self._first.enter_context(no_collections())
         try:
             self._thread.start()
@@ -751,11 +749,11 @@ class _BackgroundWork:
             raise
 
     def go(self) -> None:
-        """Whoever has started this is done; any number of times."""
+        """Let the work begin. May be called repeatedly."""
         self._gone.set()
 
     def when_over(self, call: Callable[[], object]) -> None:
-        """Call `call` once the work is over: at once if it is, else in its thread."""
+        """Call `call` after the work: at once if it is over, else in its thread."""
         with self._lock:
             if not self.over.is_set():
                 self._calls.append(call)
@@ -769,7 +767,7 @@ class _BackgroundWork:
             if self._work is not None:
                 self._work()
         finally:
-            self._work = None  # what it leaves is freed here, and not at the next save
+            self._work = None  # frees its memory here, not at the next save
             with self._lock:
                 self.over.set()
                 calls, self._calls = self._calls, []

@@ -1,8 +1,8 @@
-"""Digests of arrays computed on the devices that hold them, to tell what did not change.
+"""Digests of arrays, computed on their devices to detect unchanged leaves.
 
-A frozen base that each step is given and gives back is another array every time. Its digest tells
-that it holds what the last save stored, at the speed of the device's memory, so that it need not
-cross the link to be compared on the host. They never leave the process. Imports JAX. See ADR 52.
+A frozen base that a training step receives and returns is a new array each time. Its digest,
+computed at the speed of device memory, shows that it equals what the last save stored, without a
+transfer to the host. Digests never leave the process. Imports JAX. See ADR 52.
 """
 
 import logging
@@ -23,26 +23,26 @@ _log = logging.getLogger("cairn")
 
 _LANES: Final = 4
 _KEYS: Final = np.frombuffer(secrets.token_bytes(8 * _LANES), np.uint32).reshape(_LANES, 2)
-"""Two for each lane of a digest, drawn anew by each process."""
+"""Two random keys for each lane of a digest, new in each process."""
 
 _MOST_TOGETHER: Final = 16
-"""Arrays of a program. A leaf more or less means new programs for its neighbours only."""
+"""Arrays per compiled program. Few: another leaf recompiles only its neighbours' program."""
 
 _BLOCK: Final = 1 << 20
-"""Elements that are digested at a time."""
+"""Elements per block of a digest."""
 
 _MOST_MEMORY: Final = 256 << 20
-"""Bytes of a device that a program may take for itself; usually a block's lanes, 16 MiB."""
+"""Maximum temporary device memory of a program, in bytes; a block's lanes usually take 16 MiB."""
 
 _FACTORS: Final = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """Factors of MurmurHash3's 32-bit finalizer, by Austin Appleby, which is in the public domain."""
 
 
 class Place(NamedTuple):
-    """A part of a leaf.
+    """Device, shape and dtype of a shard of a leaf.
 
     Attributes:
-        device: on which it lies.
+        device: where it lies.
         shape: of it.
         dtype: of it, by name.
     """
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Parts that one program digests.
+    """Key of a program: number and kind of the shards that it digests.
 
     Attributes:
         place: of each.
@@ -69,8 +69,8 @@ class DeviceDigests(NamedTuple):
 
     Attributes:
         paths: of the leaves that have one.
-        rows: (path, number) of the parts that were digested together, with their digests.
-        earlier: digests of other leaves, by path, which are what they were.
+        rows: (path, number) of the shards that were digested together, with their digests.
+        earlier: digests of unchanged leaves from an earlier save, by path.
     """
 
     paths: frozenset[str] = frozenset()
@@ -78,7 +78,7 @@ class DeviceDigests(NamedTuple):
     earlier: Mapping[str, bytes] = MappingProxyType({})
 
     def values(self) -> dict[str, bytes]:
-        """All digests by path, once the devices have them.
+        """Wait for the devices and return all digests by path.
 
         Raises:
             JaxRuntimeError: a device failed.
@@ -96,7 +96,7 @@ class DeviceDigests(NamedTuple):
 
 
 class _Programs:
-    """Compiled programs by what they digest; they are compiled where nobody waits."""
+    """Cache of compiled programs, filled in the background."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ class _Programs:
         self._asked: set[_Kind] = set()
 
     def get(self, kinds: Collection[_Kind]) -> dict[_Kind, Any]:
-        """Those that are compiled; the others will be."""
+        """Return the compiled ones; start to compile the others."""
         with self._lock:
             ready = {kind: self._compiled[kind] for kind in kinds if kind in self._compiled}
             new = [kind for kind in kinds if kind not in self._asked]
@@ -115,7 +115,7 @@ class _Programs:
 
     def _compile(self, kinds: Sequence[_Kind]) -> None:
         for kind in kinds:
-            # At its exit Python waits for this thread, once the main one has ended.
+            # Python's exit waits for this thread after the main thread has ended.
             if not threading.main_thread().is_alive():
                 return
             device, shape, dtype = kind.place
@@ -125,7 +125,7 @@ class _Programs:
                 program = jax.jit(_digests).lower(_KEYS, [part] * kind.number).compile()
                 analysis: Any = program.memory_analysis()
                 used = analysis.temp_size_in_bytes
-            except Exception as exc:  # saves copy these leaves, as without digests
+            except Exception as exc:  # saves then copy these leaves, as without digests
                 _log.warning("no digests of arrays like %s on their device: %s", kind, exc)
                 continue
             if used > _MOST_MEMORY:
@@ -139,10 +139,10 @@ _programs: Final = _Programs()
 
 
 def compile_digests(leaves: Mapping[str, Sequence[Place]]) -> None:
-    """Have what digests leaves compiled, for `start_digests` of the same; nobody waits for it.
+    """Start to compile the programs for a later `start_digests`; returns at once.
 
     Args:
-        leaves: the places of their parts, by path.
+        leaves: the places of their shards, by path.
     """
     _programs.get([kind for kind, _ in _groups(leaves)])
 
@@ -150,13 +150,13 @@ def compile_digests(leaves: Mapping[str, Sequence[Place]]) -> None:
 def start_digests(
     shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[Place]]
 ) -> DeviceDigests:
-    """Have devices digest leaves; whoever calls waits for nothing.
+    """Start digests of leaves on their devices; returns at once.
 
-    Leaves whose programs are not compiled yet get no digest; they will be.
+    Leaves whose programs are not compiled yet get no digest now; compilation starts.
 
     Args:
-        shards: by path, what of a leaf lies on one device each, of a dtype with digests.
-        places: by path, where each of these lies.
+        shards: by path, a leaf's shards, each on one device, of a dtype with digests.
+        places: by path, the places of these shards.
     """
     groups = _groups(places)
     programs = _programs.get([kind for kind, _ in groups])
@@ -166,7 +166,7 @@ def start_digests(
             parts = [shards[path][number] for path, number in names]
             try:
                 rows.append((names, programs[kind](_KEYS, parts)))
-            except jax.errors.JaxRuntimeError as exc:  # such as no memory for a block
+            except jax.errors.JaxRuntimeError as exc:  # for example no memory for a block
                 _log.warning("no digests of arrays like %s this time: %s", kind, exc)
     digested = Counter(path for names, _ in rows for path, _ in names)
     complete = [path for path, parts in shards.items() if digested[path] == len(parts)]
@@ -176,7 +176,7 @@ def start_digests(
 def _groups(
     leaves: Mapping[str, Sequence[Place]],
 ) -> list[tuple[_Kind, Sequence[tuple[str, int]]]]:
-    """(path, number) of the parts that are digested together, with what they are."""
+    """Return (path, number) of the shards that are digested together, with their kind."""
     alike: dict[Place, list[tuple[str, int]]] = {}
     for path, parts in leaves.items():
         for number, place in enumerate(parts):
@@ -190,7 +190,7 @@ def _groups(
 
 
 def has_digest(dtype: Any) -> bool:
-    """Tell whether arrays of this dtype can be digested: as words of 32 bits."""
+    """Return True if arrays of this dtype can be viewed as words of up to 32 bits."""
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits in (8, 16, 32, 64)
     return dtype == np.bool_ or bool(jnp.issubdtype(dtype, jnp.integer))
@@ -201,9 +201,9 @@ def _digests(keys: jax.Array, arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def _digest(keys: jax.Array, array: jax.Array) -> jax.Array:
-    """The sum of a function of each word and its place, which for one place is a bijection.
+    """Return the sum over words of a function that is a bijection for each position.
 
-    A block at a time, so that whatever a compiler makes of it takes little memory.
+    Computes a block at a time, which bounds the memory of whatever the compiler makes of it.
     """
     array = jnp.atleast_1d(array)
     axis = int(np.argmax(array.shape))
@@ -225,7 +225,7 @@ def _digest(keys: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def _sums(keys: jax.Array, words: jax.Array, axis: int, start: Any) -> jax.Array:
-    """The lanes of a block that begins at `start` of an axis."""
+    """Return the lanes of a block that begins at `start` of an axis."""
     place = jnp.zeros(words.shape, jnp.uint32)
     for number in range(words.ndim):
         index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, number)
@@ -241,7 +241,7 @@ def _sums(keys: jax.Array, words: jax.Array, axis: int, start: Any) -> jax.Array
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """The elements as integers of at most 32 bits, or twice as many; no two are the same."""
+    """Return the elements as integers of at most 32 bits, injectively; 64 bits become two words."""
     dtype = array.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return jax.lax.bitcast_convert_type(array, f"uint{min(jnp.finfo(dtype).bits, 32)}")
@@ -251,7 +251,7 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _mixed(words: jax.Array) -> jax.Array:
-    """A bijection of 32 bits, in which each bit of the word reaches all."""
+    """Apply a bijection on 32 bits in which each input bit affects all output bits."""
     first, second = _FACTORS
     words = (words ^ (words >> 16)) * first
     words = (words ^ (words >> 13)) * second

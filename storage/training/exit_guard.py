@@ -1,13 +1,14 @@
-"""A process ends only once its saves are durable, and not with success if one failed. No JAX.
+"""Exit hooks: a process ends once its saves are durable, and fails if one failed. No JAX.
 
 The interpreter stops its worker threads before it runs `atexit` callbacks, and Orbax needs those
-threads. So waiting happens in `threading`'s own exit hook, which runs last in, first out and so
+threads. So the wait happens in `threading`'s own exit hook, which runs last in, first out and so
 before that of `concurrent.futures`; the exit status is set in `atexit`, after everything else that
 was registered later has run.
 
-A process that was told to end, and has no time left for a save, says so by `leave`: then it waits
-for none. What was given up because a store does not answer (`outlast`) is not waited for either: it
-may never end. Nor are threads in which Orbax still asks that store, and which nobody tells us of.
+A preempted process that has no time left for a save calls `leave`, and waits for none. The exit
+also does not wait for a call that was abandoned because a store does not answer (`outlast`): it may
+never end. Nor does it wait for Orbax's threads that still ask that store, about which we get no
+notice.
 """
 
 import atexit
@@ -25,21 +26,21 @@ from typing import Final, Protocol
 __all__ = ["FAILED_STATUS", "LEAVE_SECONDS", "guard", "leave", "outlast", "release"]
 
 FAILED_STATUS: Final = 1
-"""Exit status of a process whose last save failed without anyone having been told."""
+"""Exit status of a process whose last save failed without an error reaching the caller."""
 
 LEAVE_SECONDS: Final = 3.0
-"""How long the exit handlers of others may take in a process that `leave`s."""
+"""Seconds for other packages' exit handlers in a process that `leave`s."""
 
 
 _LOOP_THREADS: Final = "asyncio_"
-"""The beginning of the names that asyncio gives threads to which a loop hands blocking calls."""
+"""Prefix of the names of asyncio's threads for blocking calls."""
 
 
 class Closing(Protocol):
-    """What can be finished before the process ends."""
+    """Object that has work to finish before the process ends."""
 
     def close(self) -> None:
-        """Wait for what is under way; raise what failed and was not reported."""
+        """Wait for running work; raise an error that was not reported yet."""
 
 
 _open: dict[int, Closing] = {}
@@ -58,17 +59,17 @@ def guard(closing: Closing) -> None:
 
 
 def release(closing: Closing) -> None:
-    """Forget `closing`: it is closed."""
+    """Forget `closing`, which is closed."""
     with _lock:
         _open.pop(id(closing), None)
 
 
 def outlast(running: Callable[[], bool]) -> None:
-    """Have the process end, with a failure, although something still asks a silent store.
+    """Let the process end, with a failure, although a call to a silent store still runs.
 
     Args:
-        running: whether what was given up does. If neither it nor a thread of Orbax's event loops
-            does when the process ends, nothing is changed.
+        running: True while the abandoned call runs. If neither it nor a thread of Orbax's event
+            loops runs when the process ends, the exit is an ordinary one.
     """
     global _unanswered
     with _lock:
@@ -78,10 +79,10 @@ def outlast(running: Callable[[], bool]) -> None:
 
 
 def leave() -> None:
-    """From now on the process ends without waiting for saves, and with a failure.
+    """Make the process end without waiting for saves, and with a failure.
 
-    For one that has given up on a save: what still writes it would hold the process for longer
-    than it has. It still runs to its end by itself, and so do the exit handlers of others.
+    For a process that has abandoned a save, whose writers would hold it longer than it may live.
+    The process still runs to its end, and so do the exit handlers of others.
     """
     global _leaving
     _leaving = True
@@ -106,11 +107,11 @@ def _close_all() -> None:
     if _unanswered:
         threading.Thread(target=_leave_asking, name="cairn-leave", daemon=True).start()
     if _forked and multiprocessing.parent_process() is not None:
-        _set_status()  # such a process ends without `atexit`
+        _set_status()  # multiprocessing's children run no `atexit`
 
 
 def _leave() -> None:
-    """End here, before the interpreter would wait for threads that may never come to an end."""
+    """End the process here, before the interpreter waits for threads that may never end."""
     global _failed
     _failed = True
     print("cairn: a save was abandoned, the process does not wait for it", file=sys.stderr)
@@ -125,7 +126,7 @@ def _leave() -> None:
 
 
 def _leave_asking() -> None:
-    """End here if the interpreter still waits for a thread of an event loop, which may hang."""
+    """End the process if the interpreter still waits for an event loop's thread."""
     global _failed
     time.sleep(LEAVE_SECONDS)
     if any(thread.name.startswith(_LOOP_THREADS) for thread in threading.enumerate()):
@@ -135,7 +136,7 @@ def _leave_asking() -> None:
 
 
 def _set_status() -> None:
-    """Leave with a failure. `os._exit` is the only way to change the status this late."""
+    """Exit with a failure. `os._exit` is the only way to change the status this late."""
     if not _failed:
         return
     logging.shutdown()
@@ -146,7 +147,7 @@ def _set_status() -> None:
 
 
 def _forget() -> None:
-    """A forked child has none of its parent's threads: it guards what it opens itself."""
+    """Clear the state in a forked child, which has none of its parent's threads."""
     global _lock, _forked, _failed, _leaving, _unanswered
     _lock, _forked = threading.Lock(), True
     _failed = _leaving = _unanswered = False

@@ -1,4 +1,4 @@
-"""Python's garbage collector, while many objects are made that all stay. Pure."""
+"""Pause of Python's garbage collector while many long-lived objects are made. Pure."""
 
 import gc
 import os
@@ -10,18 +10,18 @@ __all__ = ["no_collections"]
 
 _lock = threading.Lock()
 _within = 0
-"""How many don't want collections now, in all threads."""
+"""Number of open contexts, over all threads."""
 _enabled = False
-"""Whether there were any before the first of them."""
+"""The collector was enabled before the first of them."""
 
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """No garbage is collected meanwhile, unless somebody asks for it.
+    """Disable automatic garbage collection within the context.
 
-    To collect is to look at every object that there is, again and again as more are made: with a
-    few objects for each of many leaves that takes longer than to make them, and finds nothing.
-    What one thread has entered, another may leave.
+    Each collection visits all objects, again and again as more are made: with a few objects per
+    leaf this takes longer than making them, and frees nothing. One thread may enter the context and
+    another leave it.
     """
     global _within, _enabled
     with _lock:
@@ -39,7 +39,7 @@ def no_collections() -> Iterator[None]:
 
 
 def _enable_in_child() -> None:
-    """Of a forked process: the threads that were within are not in it."""
+    """Reset the state in a forked child, which lacks the threads within a context."""
     global _lock, _within
     _lock = threading.Lock()
     if _within and _enabled:

@@ -1,9 +1,9 @@
-"""The state of an iterator as JSON, and back, bit by bit. Imports no JAX.
+"""Lossless JSON encoding of an iterator's state. Imports no JAX.
 
-What JSON has is written as it is, so that the file of a Grain iterator is Grain's own. What it has
-not is an object of one key that begins with "$": bytes, tuples, floats that are no number, mappings
-with other keys than text, arrays of NumPy, and tensors of PyTorch, whose samplers keep the state of
-their random numbers in one. Nothing is pickled; what could be stored by pickle alone is refused.
+JSON types are written as they are, so that the file of a Grain iterator is Grain's own. Other types
+become an object with one key that begins with "$": bytes, tuples, non-finite floats, mappings with
+keys other than text, NumPy arrays, and PyTorch tensors, in which samplers keep their random state.
+Nothing is pickled; what only pickle could store is refused.
 """
 
 import base64
@@ -29,25 +29,25 @@ _ARRAY: Final = "$array"
 _TENSOR: Final = "$tensor"
 
 _NUMBERS: Final = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
-"""Kinds of NumPy's dtypes that are stored, and their most bytes: a wider float is another one on
-another processor."""
+"""Supported kinds of NumPy dtypes, and their maximum bytes: wider floats differ between
+processors."""
 
 _REGISTERED: Final = 2
-"""`isbuiltin` of a dtype that another package brings, whose text says too little."""
+"""`isbuiltin` of another package's dtype, whose text form is ambiguous."""
 
 _MAX_BITS: Final = 8192
-"""Of an integer: a reader of JSON may refuse one of more than some 4,000 digits."""
+"""Maximum bits of an integer: JSON readers may refuse more than some 4,000 digits."""
 
 
 _MAX_DEPTH: Final = 100
-"""Containers within each other; of more, whether they can be read depends on who reads them."""
+"""Maximum nesting depth: deeper JSON may be unreadable, depending on the reader's stack."""
 
 
 class NotStorableError(Exception):
-    """Parts of a state that can't be stored.
+    """Parts of a state can't be stored.
 
     Attributes:
-        problems: each in a line, by its place in the state.
+        problems: one line each, with the place in the state.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -56,10 +56,10 @@ class NotStorableError(Exception):
 
 
 def state_to_json(state: Any) -> bytes:
-    """The state of an iterator as JSON; NumPy's numbers become Python's of equal value.
+    """Encode an iterator's state as JSON; NumPy numbers become equal Python numbers.
 
     Raises:
-        NotStorableError: parts of it are of other kinds; all are listed.
+        NotStorableError: unsupported parts; all are listed.
     """
     problems: list[str] = []
     try:
@@ -72,7 +72,7 @@ def state_to_json(state: Any) -> bytes:
 
 
 def state_from_json(data: bytes, *, path: object) -> Any:
-    """What was given to `state_to_json`.
+    """Decode what `state_to_json` encoded.
 
     Raises:
         UnsupportedFormatError: a newer release wrote it, or it holds tensors and PyTorch is not
@@ -94,7 +94,7 @@ def state_from_json(data: bytes, *, path: object) -> Any:
 
 
 def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any:
-    """What stands for `value` in JSON; what can't be written is added to `problems`."""
+    """Return the JSON form of `value`; add unsupported parts to `problems`."""
     if depth > _MAX_DEPTH:
         raise RecursionError
     kind = type(value)
@@ -142,7 +142,7 @@ def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _as_numpy(value: Any) -> np.ndarray[Any, Any] | None:
-    """A PyTorch tensor in host memory as an array that says all of it; None for all else."""
+    """Convert a plain PyTorch tensor in host memory to an array; None for all else."""
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor:
         return None
@@ -150,7 +150,7 @@ def _as_numpy(value: Any) -> np.ndarray[Any, Any] | None:
         return None
     try:
         array: np.ndarray[Any, Any] = value.numpy()
-    except (TypeError, RuntimeError):  # a dtype that NumPy has not, or bits that stand for others
+    except (TypeError, RuntimeError):  # no such NumPy dtype, or a conjugate or negative view
         return None
     return array
 
@@ -160,7 +160,7 @@ def _text(data: bytes) -> str:
 
 
 def _read(found: dict[str, Any], path: object) -> Any:
-    """What an object of JSON stands for, those within it read before."""
+    """Decode a JSON object, whose inner objects are already decoded."""
     if len(found) != 1 or not next(iter(found)).startswith("$"):
         return found
     ((tag, value),) = found.items()

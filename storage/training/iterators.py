@@ -1,11 +1,11 @@
-"""Where training data is: the states of its iterators, taken when a step is saved, set again later.
+"""Positions in training data: iterator states, saved with a step and set again by a restore.
 
 An iterator is an object with `get_state()` and `set_state(state)`, such as Grain's, or with
 `state_dict()` and `load_state_dict(state)`, such as torchdata's StatefulDataLoader. Each process
-saves the state of its own. As many processes set them again one by one. Another number of them can
-go on where all states are one index into the whole data, as those of Grain's ElasticIterator are,
-or where the iterator has `set_states(states)` or `load_state_dicts(states)`: it is given the
-states of all processes that saved, in their order. Imports JAX.
+saves the states of its own iterators, and a job of equally many processes sets them again one by
+one. Another number of processes can resume if all states are one index into the whole data, as
+those of Grain's ElasticIterator are, or if the iterator has `set_states(states)` or
+`load_state_dicts(states)`, which receive the states of all saving processes, in order. Imports JAX.
 """
 
 import logging
@@ -43,11 +43,11 @@ __all__ = [
 logger = logging.getLogger("cairn.restore")
 
 MAX_STATE_BYTES: Final = 16 << 20
-"""Most bytes of the states of one process, as they are stored."""
+"""Maximum stored size of one process's states, in bytes."""
 
 _SHOWN_PROBLEMS: Final = 50
 _GRAIN_INDEX: Final = "global_next_index"
-"""The whole state of a Grain iterator whose position is that of all processes. See ADR 21."""
+"""Only key in the state of a Grain iterator whose position is global. See ADR 21."""
 
 _NEXT_STEP: Final = (
     "Name the iterators as they were saved, and restore with as many processes, or with iterators "
@@ -63,7 +63,7 @@ _told: set[str] = set()
 
 @dataclass(frozen=True)
 class TakenState:
-    """The state that an iterator was in; may stand where the iterator is asked for, to be saved.
+    """State of an iterator; accepted in place of the iterator in a save.
 
     Attributes:
         data: as it is stored.
@@ -73,7 +73,7 @@ class TakenState:
 
 
 class _Methods(NamedTuple):
-    """Names of the methods that an iterator has."""
+    """Names of an iterator's methods."""
 
     get: str
     set: str
@@ -88,13 +88,13 @@ _EXPECTED: Final = "get_state and set_state, or state_dict and load_state_dict"
 
 
 def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
-    """The states of iterators as they are now, by name.
+    """Return the current states of iterators, by name.
 
     Raises:
         UnsupportedFormatError: this is no mapping.
         InvalidURIError: a name that can't be used.
         UnsupportedLeafError: an iterator without state, two names of one iterator, a state that
-            can't be had or stored, or more than `MAX_STATE_BYTES`; all are listed.
+            can't be read or stored, or more than `MAX_STATE_BYTES`; all are listed.
     """
     named = _checked_names(iterators)
     problems = [*_twice(named)]
@@ -147,7 +147,7 @@ def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
 
 @dataclass(frozen=True)
 class Positions:
-    """Iterators, and the states that they are to be set to.
+    """Iterators and the states to set.
 
     Attributes:
         where: the step, for errors.
@@ -159,16 +159,16 @@ class Positions:
 
     @property
     def names(self) -> list[str]:
-        """Of the iterators."""
+        """Names of the iterators, sorted."""
         return sorted(self.states)
 
     def set(self) -> None:
-        """Set the iterators, once all of a restore that can fail is done.
+        """Set the iterators; call it once everything else in a restore has succeeded.
 
         All processes of a job must call this.
 
         Raises:
-            IteratorMismatchError: an iterator, be it on another process, did not take its state.
+            IteratorMismatchError: an iterator, perhaps on another process, refused its state.
         """
         if self.states:
             processes.together(self._set)
@@ -191,18 +191,18 @@ class Positions:
 def find_positions(
     reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
 ) -> Positions:
-    """The states that a step has for these iterators, read and checked; none is set yet.
+    """Read and check a step's states for these iterators; set none.
 
     Args:
         reader: of the step.
-        iterators: by name; may leave out some that the step has.
+        iterators: by name; may omit some that the step has.
         where: the step, for errors.
 
     Raises:
         UnsupportedFormatError: this is no mapping; or a newer release wrote a state.
         InvalidURIError: a name that can't be used.
         IteratorMismatchError: the step has no such iterator, one has no methods to be set by, or
-            can't go on with another number of processes; all are listed.
+            can't resume with another number of processes; all are listed.
         CorruptionError: a state is not what was saved.
         StoreUnavailableError: the store gives no answer.
     """
@@ -235,11 +235,11 @@ def find_positions(
 def warn_of_left(
     reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
 ) -> None:
-    """Say, once, that data begins anew although the step knows how far it was.
+    """Warn once that data restarts although the step knows its position.
 
     Args:
         reader: of the step.
-        iterators: those that are set; {} says that none is wanted.
+        iterators: those that are set; {} asks for none, without a warning.
         where: the step.
     """
     left = sorted(reader.iterators.keys() - (iterators or {}).keys())
@@ -256,7 +256,7 @@ def warn_of_left(
 
 
 def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Methods) -> str | None:
-    """Why the stored states are none for this iterator in this number of processes."""
+    """Return the reason that the stored states don't fit this iterator in this job; else None."""
     saved, now = reader.iterators[name], jax.process_count()
     if saved == now or callable(getattr(iterator, methods.set_all, None)):
         return None
@@ -273,7 +273,7 @@ def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Method
 def _state(
     reader: CheckpointReader, name: str, iterator: Any, methods: _Methods
 ) -> tuple[str, Any]:
-    """The method that takes the stored state, and the state."""
+    """Return the method that takes the stored state, and the state."""
     saved = reader.iterators[name]
     if saved != jax.process_count() and callable(getattr(iterator, methods.set_all, None)):
         return methods.set_all, _read(reader, name, range(saved))
@@ -283,7 +283,7 @@ def _state(
 
 
 def _read(reader: CheckpointReader, name: str, wanted: Sequence[int]) -> list[Any]:
-    """The states that these processes have saved."""
+    """Read the states that these processes saved."""
     count = reader.iterators[name]
     return [
         state_from_json(data, path=reader.uri / iterator_file(name, process, count))
@@ -300,7 +300,7 @@ def _is_global(state: Any) -> bool:
 
 
 def _methods_of(iterator: Any) -> _Methods | None:
-    """Those by which this iterator tells its state and takes it; None if it has none."""
+    """Return the names of this iterator's methods; None if it has none."""
     for methods in _KNOWN:
         if all(callable(getattr(iterator, name, None)) for name in (methods.get, methods.set)):
             return methods
@@ -332,7 +332,7 @@ def _checked_names(iterators: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _twice(iterators: Mapping[str, Any]) -> list[str]:
-    """One line for each iterator that has another name before."""
+    """Return a line for each iterator that also has an earlier name."""
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(one), name)) for name, one in iterators.items())
     return [f"{name}: the very iterator that is {other}" for name, other in named if name != other]

@@ -1,8 +1,8 @@
-"""How each leaf is stored: as it is, as another dtype of the same information, or by shape alone.
+"""Stored forms of leaves: unchanged, as another dtype of equal information, or shape only.
 
-Orbax and TensorStore take most leaves as they are. The others are listed here, each with a form
-that loses nothing; the form is recorded with the checkpoint, so that reading undoes it. What has no
-such form is refused before anything is written. Imports JAX.
+Orbax and TensorStore store most leaves unchanged. The others are listed here, each with a lossless
+form, which the checkpoint records so that reading can undo it. Leaves without such a form are
+refused before anything is written. Imports JAX.
 """
 
 import functools
@@ -34,14 +34,14 @@ STORED_DTYPES: Final = frozenset(
         *("float8_e5m2fnuz", "float8_e8m0fnu"),
     }
 )
-"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (tested one by one). It takes
-a byte for an int4, so that those are packed where they can be."""
+"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (each is tested). It uses a
+byte per int4, so those are packed where possible."""
 
 WIDENED: Final = frozenset({"uint2", "uint4"})
-"""Stored as uint8 of equal value, unless packed: zarr3 has no unsigned type this small."""
+"""Dtypes stored as uint8 of equal value, unless packed: zarr3 has no unsigned type this small."""
 
 BITCAST: Final = frozenset({"float8_e4m3"})
-"""Stored as the uint8 of the same bits: zarr3 has no such type."""
+"""Dtypes stored as uint8 of equal bits: zarr3 has no such type."""
 
 _NUMBERS: Final = (bool, int, float, complex)
 _INT64: Final = range(-(2**63), 2**63)
@@ -49,18 +49,18 @@ _INT64: Final = range(-(2**63), 2**63)
 
 @functools.lru_cache(maxsize=256)
 def is_key_dtype(dtype: Any) -> bool:
-    """True for the dtype of typed PRNG keys."""
+    """Return True for the dtype of typed PRNG keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 @functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
-    """The name under which a dtype is recorded, such as "bfloat16" or "key<fry>"."""
+    """Return the recorded name of a dtype, such as "bfloat16" or "key<fry>"."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
 
 
 def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
-    """Why a NumPy array is more than its elements, which is all that can be stored; else None."""
+    """Return the reason that a NumPy array is more than its elements; None if it is not."""
     if isinstance(array, np.ma.MaskedArray):
         return "a masked array, whose mask would be lost; store its data and its mask"
     if type(array) in (np.ndarray, np.memmap):
@@ -69,7 +69,7 @@ def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
 
 
 def is_computed(leaf: Any) -> bool:
-    """Tell whether what is stored of an array is another, which must be computed first."""
+    """Return True if the stored form of an array must be computed first."""
     form = _form_of(leaf)
     return form is not None and form.kind not in ("key", "empty")
 
@@ -77,11 +77,11 @@ def is_computed(leaf: Any) -> bool:
 def store_form(
     leaves: Mapping[str, Any], without: Collection[str] = frozenset()
 ) -> tuple[dict[str, Any], dict[str, StoredForm]]:
-    """(the leaves to hand to Orbax, the forms of those that differ), both by path.
+    """Return (the leaves to hand to Orbax, the forms of those that differ), both by path.
 
     Args:
         leaves: by path.
-        without: paths of leaves that are checked, and not handed on.
+        without: paths of leaves that are checked, but not returned.
 
     Raises:
         UnsupportedLeafError: leaves that can't be stored; lists all of them with the reason.
@@ -115,7 +115,7 @@ def store_form(
 
 
 def _carried(value: Any, form: StoredForm) -> Any:
-    """The uint8 array that stands for `value`. On devices it is computed there, sharded alike."""
+    """Return the stored uint8 array of `value`; device arrays are computed on their devices."""
     axis = _axis_to_pack(value) if form.kind == "packed" else None
     if axis is not None:
         if isinstance(value, jax.Array):
@@ -151,15 +151,15 @@ def _axis_to_pack(value: Any) -> int | None:
 
 @functools.lru_cache(maxsize=256)
 def _packing(place: jax.sharding.Sharding) -> Any:
-    """`pack`, compiled once for each shape, its result at `place`."""
+    """Return `pack`, compiled once for each shape, with its result at `place`."""
     return jax.jit(pack, static_argnames="axis", out_shardings=place)
 
 
 def _plain(leaf: Any) -> tuple[Any, str | None]:
-    """(the leaf as jax.Array or NumPy array, None) or (None, why it can't be).
+    """Return (the leaf as jax.Array or NumPy array, None) or (None, the reason that it can't be).
 
-    Python numbers become arrays without axes: Orbax's own scalars lose their dtype, and those of
-    bool break its metadata.
+    Python numbers become arrays without axes: Orbax's own scalars lose their dtype, and bools break
+    its metadata.
     """
     if isinstance(leaf, jax.Array):
         return leaf, _why_not_array(leaf)

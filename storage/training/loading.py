@@ -1,7 +1,7 @@
-"""Load any tree that was saved to a run. Imports JAX.
+"""Load of any tree that was saved to a run. Imports JAX.
 
-The target says what to make: its containers, modules and Python types, and of every leaf the shape,
-dtype and placement. Whatever differs from what is stored is found before a byte of it is read.
+The target describes the result: containers, modules and Python types, and for every leaf the shape,
+dtype and placement. All differences from the stored tree are found before any value is read.
 """
 
 import os
@@ -51,35 +51,36 @@ def load(
     iterators: Mapping[str, Any] | None = None,
     damaged: OnDamage = "refuse",
 ) -> Any:
-    """What a step of a run holds, as the target says; all processes of a job must call this.
+    """Load a step of a run into the target's structure; all processes of a job must call this.
 
     Args:
         reference: "run", "run@alias", "run@best:METRIC" or "run/steps/N", such as
             "gs://bucket/runs/my-run".
-        target: what was given to `Checkpointer.save`, or the like of it: modules, `nnx.State`,
-            optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a `jax.Array` (an array
-            of that sharding is made; without sharding on the first local device; weakly typed if
-            it is), a NumPy array or scalar, or a Python number. Nothing in the target is changed.
-        step: which, where the reference names only the run: its number, an alias, "best:METRIC" (as
-            the steps say which values are good), "best:METRIC:min" or "best:METRIC:max"; by
+        target: the argument of `Checkpointer.save`, or something of equal structure: modules,
+            `nnx.State`, optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a
+            `jax.Array` (gives an array of that sharding, or without one on the first local device;
+            weakly typed like the leaf), a NumPy array or scalar, or a Python number. The target
+            itself is not changed.
+        step: the step, if the reference names only the run: its number, an alias, "best:METRIC"
+            (in the direction that the steps record), "best:METRIC:min" or "best:METRIC:max"; by
             default the latest.
-        only: which leaves, and no others; the rest is as in the target. A regular expression that
-            has a match somewhere in their paths, such as "model/layers/0/kernel", or a function of
-            a path.
-        cast: leaves may change dtype, floating ones to floating ones, and integers to others that
-            have each stored value; all else must be equal.
-        iterators: of training data, by name, as they were given to `save`: they are set, in place,
-            to where the step was saved, once all else is loaded. Each process sets its own. A step
-            that another number of processes saved can set those of Grain's ElasticIterator, and
-            iterators with `set_states(states)` or `load_state_dicts(states)`, which are given the
-            states of all that saved, in order. If this is left out, and the step has positions of
-            iterators, a warning says so once; {} leaves them out without a word.
-        damaged: what to do if no step is named, and the latest, or the best, is known to be
-            damaged: "refuse" it, or "skip" it for the next sound one. What this process then saves
-            into the run goes on from the newest sound step, and sets the damaged ones above aside.
+        only: the leaves to load; all others stay as in the target. A regular expression that
+            matches somewhere in their paths, such as "model/layers/0/kernel", or a predicate on a
+            path.
+        cast: leaves may change dtype: floating to floating, and integer to any integer dtype that
+            holds all stored values; all else must be equal.
+        iterators: of training data, by name, as given to `save`. Once all else is loaded, each
+            process sets its own, in place, to their position when the step was saved. A step that
+            another number of processes saved can set those of Grain's ElasticIterator, and
+            iterators with `set_states(states)` or `load_state_dicts(states)`, which receive the
+            states of all saving processes, in order. If you omit this for a step with positions,
+            a warning says so once; {} omits them silently.
+        damaged: for an unnamed step (the latest or the best) that is known to be damaged: "refuse"
+            raises, "skip" takes the next sound step. This process's next save into the run then
+            continues from the newest sound step, and supersedes the damaged ones above.
 
     Returns:
-        The same containers and modules as the target, with what was saved in them.
+        Containers and modules like the target's, with the saved values.
 
     Raises:
         InvalidURIError: the reference is malformed, or names a step and `step` is given.
@@ -110,7 +111,7 @@ def load(
     )
     run, info = agreed_checkpoint(_chosen(ref, chosen), damaged=damaged)
     with no_collections():
-        # What fails on one process fails on all: none may wait for another that has given up.
+        # An error on one process must reach all: none may wait for another that has given up.
         given, opened, fitted, positions = processes.together(
             lambda: _fitted(run, info, target, only, cast, iterators),
             same={
@@ -131,23 +132,23 @@ def load(
 
 
 def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
-    """The step that `find` gives on process 0, on all: the latest may change while they look.
+    """Call `find` on process 0 and return its step on all: the latest may change meanwhile.
 
     All processes of a job must call this.
 
     Raises:
-        StorageError: `find` raised on process 0; it is raised on every process.
+        StorageError: `find` raised on process 0; raised on every process.
     """
     return _told(processes.agree(lambda: asdict(find())))
 
 
 def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
-    """The run that process 0 opens, and the step that is meant there, on all.
+    """Resolve the reference on process 0; return the run and the step on all processes.
 
     All processes of a job must call this. The others do not ask the store.
 
     Args:
-        ref: what names them, the same on all.
+        ref: the reference, equal on all.
         damaged: what to do if the latest step, or the best, is damaged; see `load`.
 
     Raises:
@@ -169,10 +170,10 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
 
 
 def check_on_damage(damaged: Any) -> None:
-    """Refuse anything but what can be done where a step that nobody named is damaged.
+    """Refuse a value of `damaged` that is not one of `OnDamage`.
 
     Raises:
-        PolicyError: it is something else.
+        PolicyError: it is not.
     """
     if damaged not in get_args(OnDamage):
         raise PolicyError(
@@ -223,7 +224,7 @@ def _fitted(
     cast: bool,
     iterators: Mapping[str, Any] | None,
 ) -> tuple[OpenedItems, OpenedItems, list[FittedItem], Positions]:
-    """The target as trees, without its modules, and beside what is stored, if all fits."""
+    """Return the target's trees, without modules, and the stored items that fit them."""
     given = as_items(target)
     opened = open_modules(given.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)

@@ -1,8 +1,8 @@
-"""Modules as trees of what changes in training, and back. Imports JAX.
+"""Conversion of modules to trees of their trainable state, and back. Imports JAX.
 
-A module of Flax NNX may hold a Variable in two places; stored once, it is one again in the module
-that a restore gives. An Equinox module holds functions and flags beside its arrays: these are not
-stored, but stay those of the module that is restored into.
+A module of Flax NNX may hold a Variable in two places; it is stored once, and is one again in the
+restored module. An Equinox module holds functions and flags beside its arrays: these are not
+stored, and a restore takes them from the target.
 """
 
 import sys
@@ -18,15 +18,15 @@ from cairn.storage.training.trees import flatten, holds, is_variable
 __all__ = ["FlatTrees", "OpenedItems", "TreePlan", "as_items", "open_modules"]
 
 _SINGLE_ITEM: Final = "state"
-"""The name of a tree that is given without one."""
+"""Name of the item if the caller gives a single tree."""
 
 
 class OpenedItems(NamedTuple):
-    """Trees by name without modules in them, and the way back.
+    """Trees by name without modules, and the way back.
 
     Attributes:
         trees: what is stored.
-        close: makes what was opened of such trees with other leaves.
+        close: rebuilds the original objects from such trees with other leaves.
     """
 
     trees: dict[str, Any]
@@ -34,10 +34,11 @@ class OpenedItems(NamedTuple):
 
 
 def as_items(given: Any) -> OpenedItems:
-    """Trees by name: a mapping of trees is that; anything else is one tree, called "state".
+    """Return the argument of a save as trees by name; a single tree is called "state".
 
-    So Linen's variables and `{"model": ..., "optimizer": ...}` are trees by name, and a module, an
-    `nnx.State`, a dataclass, and a mapping with an array or a number right in it are one tree.
+    A mapping of trees is trees by name, such as Linen's variables and
+    `{"model": ..., "optimizer": ...}`. A module, an `nnx.State`, a dataclass, and a mapping with an
+    array or a number right in it are a single tree.
 
     Raises:
         UnsupportedFormatError: an array, a number or a text alone, or None.
@@ -56,7 +57,7 @@ def as_items(given: Any) -> OpenedItems:
         return OpenedItems({_SINGLE_ITEM: given}, lambda items: items[_SINGLE_ITEM])
     if type(given) is dict:
         return OpenedItems(dict(given), dict)
-    # Not by `given[name]`: a FrozenDict gives another FrozenDict for each dict that is in it.
+    # Not `given[name]`: a FrozenDict wraps each inner dict in a new FrozenDict.
     children, structure = jax.tree.flatten_with_path(given, is_leaf=lambda node: node is not given)
     named = {key.key: child for (key,), child in children}
     return OpenedItems(
@@ -65,9 +66,9 @@ def as_items(given: Any) -> OpenedItems:
 
 
 def open_modules(items: Mapping[str, Any]) -> OpenedItems:
-    """Trees by name without the modules in them; those without any are given back as they are.
+    """Replace the modules in trees by their state; trees without modules stay unchanged.
 
-    A Variable that modules share, also of two items, is stored in the first place that has it.
+    A Variable that several modules share, also across items, is stored in its first place.
     """
     variables, rest = _nnx_kinds(), _equinox_kinds()
     kinds = variables + rest
@@ -100,22 +101,22 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
 
 
 class FlatTrees(dict[str, dict[str, Any]]):
-    """Leaves by path, by item: trees that nobody needs to walk."""
+    """Leaves by path, by item: trees that need no traversal."""
 
 
 class TreePlan:
-    """What the trees of the last save looked like, for as long as they look so.
+    """Cache of the paths of the last save's trees, valid while their structure is equal.
 
-    A job saves the same trees again and again. To walk them in Python, and to look for modules in
-    them, takes longer than to hold their leaves; JAX sees in a moment that they are alike. Keys
-    that are equal, such as 1 and True, are the same to it, as they are to a function it compiled.
+    A job saves equal trees again and again. Traversing them in Python, and looking for modules,
+    takes longer than holding their leaves, while JAX compares structures quickly. Equal keys such
+    as 1 and True are the same to this comparison, as in a compiled function.
     """
 
     def __init__(self) -> None:
         self._last: tuple[Any, dict[str, tuple[str, ...]]] = (None, {})
 
     def flatten(self, given: Any) -> dict[str, dict[str, Any]]:
-        """By item the leaves by path, as `trees.flatten` gives them of what is stored.
+        """Return the leaves by path, by item, as `trees.flatten` does for what is stored.
 
         Args:
             given: the items of a save, see `as_items`.
@@ -146,7 +147,7 @@ class TreePlan:
 
 
 def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
-    """The states of modules, each Variable in the first that holds it, and the way back."""
+    """Return the modules' states, each Variable in the first that holds it, and the way back."""
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(modules)
     states = [state.get(number, {}) for number in range(len(modules))]
@@ -186,7 +187,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _nnx_kinds() -> tuple[type, ...]:
-    """Modules, optimizers and metrics of NNX, if it is loaded: if not, there are none."""
+    """Return the classes of NNX modules, optimizers and metrics; empty if NNX is not imported."""
     nnx = sys.modules.get("flax.nnx")
     return () if nnx is None else (nnx.Pytree, nnx.Module)
 
@@ -197,13 +198,13 @@ def _equinox_kinds() -> tuple[type, ...]:
 
 
 def _any_module(leaves: list[Any]) -> bool:
-    """Whether one of them is a module that JAX takes for a leaf, as `pytree=False` has it."""
+    """Return True if a leaf is a module, which JAX treats as a leaf if `pytree=False`."""
     return any(issubclass(kind, _nnx_kinds()) for kind in {*map(type, leaves)})
 
 
 def _is_same(structure: Any, before: Any) -> bool:
-    """Whether two structures are equal, as far as what they hold beside leaves can be compared."""
+    """Return True if two structures are equal, as far as their static data can be compared."""
     try:
         return before is not None and bool(structure == before)
-    except Exception:  # of what somebody else's nodes hold
+    except Exception:  # from a comparison in a foreign node's data
         return False

@@ -1,7 +1,6 @@
-"""The news that this process is to end soon. No JAX.
+"""Notice that this process will be ended soon (preemption). No JAX.
 
-The signal's handler only takes a note: whatever has to be done is done by the training loop, where
-no step is half taken.
+The signal handler only sets a flag: the training loop does the rest, between two steps.
 """
 
 import contextlib
@@ -20,13 +19,13 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption:
-    """Listens for SIGTERM until closed. To be made in the main thread.
+    """Listener for SIGTERM, until closed. Create it in the main thread.
 
-    A handler that was there before is called too, after the note is taken; the default action,
-    which ends the process, is not.
+    It sets its flag first and then calls a handler that was installed before; it suppresses the
+    default action, which ends the process.
 
     Args:
-        signals: which signals say so.
+        signals: signals to listen for.
 
     Raises:
         PolicyError: this is not the main thread, which alone may listen for signals.
@@ -55,29 +54,29 @@ class Preemption:
 
     @property
     def announced(self) -> bool:
-        """Whether the process was told to end."""
+        """True once the process was told to end."""
         return self._at is not None
 
     @property
     def at(self) -> float | None:
-        """When it was first told, as `time.monotonic` counts."""
+        """Time of the first notice, on the clock of `time.monotonic`."""
         return self._at
 
     def announce(self) -> None:
-        """Take a note, as the signal does: for news that comes another way."""
+        """Set the flag, as the signal does; for notices that arrive in another way."""
         if self._at is None:
             self._at = time.monotonic()
 
     def close(self) -> None:
-        """Listen no more: the handlers of before are back, where ours still was in force.
+        """Stop listening, and restore the earlier handlers where ours are still installed.
 
-        Any thread may call this; only in the main thread can handlers be put back.
+        Any thread may call this, but handlers can be restored only in the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         self._closed = True
         for one, before in self._before.items():
-            # Where somebody who came later has theirs, it may call ours, and so the one before.
+            # A handler that was installed after ours may call ours, which calls the one before.
             if signal.getsignal(one) == self._note:
                 with contextlib.suppress(TypeError):  # None: not installed from Python
                     signal.signal(one, before)
@@ -87,6 +86,6 @@ class Preemption:
         before = self._before.get(signal.Signals(number))
         if callable(before):
             before(number, frame)
-        elif self._closed and before == signal.SIG_DFL:  # put back by somebody who came later
+        elif self._closed and before == signal.SIG_DFL:  # a later handler restored ours
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -1,9 +1,9 @@
-"""Read an item back into the caller's tree: resharded, strict, verified. Imports JAX.
+"""Restore of an item into the caller's tree: resharded, strict, verified. Imports JAX.
 
-Every process reads only what its own devices hold, in parallel, straight into the memory that
-becomes the arrays; of what several processes hold each reads a share, and they exchange them. All
-differences between the target and what is stored are found first, from metadata, and raised in one
-error; no value is handed out before all that were read are checked.
+Every process reads only what its own devices hold, in parallel, straight into the memory of the
+arrays; of data that several processes hold, each reads a share, and they exchange the shares. One
+error lists all differences between target and stored tree, found from metadata before any read; no
+value is returned before all that were read are verified.
 """
 
 import re
@@ -50,7 +50,7 @@ Step = StoreURI | CheckpointReader
 
 
 def open_step(step_uri: StoreURI) -> CheckpointReader:
-    """The reader of a step, its files checked against the step's manifest if it lies in a run.
+    """Open a step's reader; in a run, check the step's files against its manifest.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -62,7 +62,7 @@ def open_step(step_uri: StoreURI) -> CheckpointReader:
 
 
 def stored_items(step: Step) -> list[str]:
-    """Names of the items of a step.
+    """Return the names of a step's items.
 
     Args:
         step: its folder, or a reader of it.
@@ -75,7 +75,7 @@ def stored_items(step: Step) -> list[str]:
 
 
 def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Logical shape and dtype of every leaf of an item, by path.
+    """Return the logical shape and dtype of every leaf of an item, by path.
 
     Args:
         step: its folder, or a reader of it.
@@ -93,7 +93,7 @@ def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read_meta(step: Step) -> dict[str, Any]:
-    """The JSON item of a step.
+    """Read the JSON item of a step.
 
     Args:
         step: its folder, or a reader of it.
@@ -134,16 +134,16 @@ def restore_item(
     cast: bool = False,
     path_for_errors: object = None,
 ) -> Any:
-    """The item, in the containers of `target`.
+    """Restore an item into the containers of `target`.
 
     Args:
         step: the step's folder, or a reader of it.
         item: its name, such as "model".
-        target: a tree whose leaves say what to make: `jax.ShapeDtypeStruct` or `jax.Array` (an
-            array of that sharding; none means the first local device), NumPy arrays and scalars,
-            Python numbers.
+        target: a tree with a description of each leaf: `jax.ShapeDtypeStruct` or `jax.Array` (gives
+            an array of that sharding; without one, on the first local device), NumPy arrays and
+            scalars, Python numbers.
         cast: floating leaves may change dtype; all else must be equal.
-        path_for_errors: what errors about the target call the checkpoint; default: its folder.
+        path_for_errors: name of the checkpoint in errors about the target; default: its folder.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -171,22 +171,22 @@ def restore_leaves(
     cast: bool = False,
     path_for_errors: object = None,
 ) -> dict[str, Any]:
-    """Some leaves of an item by path, as `restore_item` would give them; no others are read.
+    """Restore some leaves of an item by path, like `restore_item`; read no others.
 
     Args:
         step: the step's folder, or a reader of it.
         item: its name.
         target: the whole tree, as `restore_item` takes it; it must fit as a whole.
-        paths: which leaves.
+        paths: of the leaves.
         cast: floating leaves may change dtype.
-        path_for_errors: what errors about the target call the checkpoint.
+        path_for_errors: name of the checkpoint in errors about the target.
 
     Raises:
         LeafNotFoundError: paths that the target does not have; all are listed.
         StorageError: as `restore_item`.
     """
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
-    # What fails on one process fails on all: none may wait for another that has given up.
+    # An error on one process must reach all: none may wait for another that has given up.
     with no_collections():
         fitted = processes.together(
             lambda: _chosen(_fitted(step, item, target, cast, where), paths)
@@ -195,16 +195,16 @@ def restore_leaves(
 
 
 class FittedItem(NamedTuple):
-    """An item beside a target.
+    """Stored item, compared with a target.
 
     Attributes:
         name: of the item.
-        arrays: what is stored.
-        infos: what is known of each stored leaf, by path.
-        wanted: what to make of them, by path.
+        arrays: the stored arrays.
+        infos: description of each stored leaf, by path.
+        wanted: description of each leaf to make, by path.
         texts: leaves that are text, by path.
-        problems: where the two differ, a line each; nothing can be read before there are none.
-        where: what errors call the checkpoint.
+        problems: differences, one line each; `read` requires that there are none.
+        where: name of the checkpoint in errors.
     """
 
     name: str
@@ -216,9 +216,9 @@ class FittedItem(NamedTuple):
     where: object
 
     def read(self) -> dict[str, Any]:
-        """The wanted leaves by path, as the target says; all processes must call this.
+        """Read the wanted leaves by path, as the target says; all processes must call this.
 
-        What several processes hold one of them reads, for all of them.
+        For data that several processes hold, one of them reads for all.
         """
         shared = agreed_shared(self.infos, self.wanted)
         alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
@@ -236,19 +236,19 @@ def fit_item(
     where: object,
     chosen: Callable[[str], object] | None = None,
 ) -> FittedItem:
-    """Holds what is stored of an item against the target; reads no values.
+    """Compare a stored item with the target; read no values.
 
     Args:
         reader: of the step.
         name: of the item.
         target: its tree, as `restore_item` takes it.
         casts: leaves that may change dtype.
-        where: what errors call the checkpoint.
-        chosen: says of a path whether its leaf is wanted; others may differ. Default: all are.
+        where: name of the checkpoint in errors.
+        chosen: predicate on a path: leaves that are read; others may differ. Default: all.
 
     Raises:
         NotFoundError: the step has no such item.
-        UnsupportedLeafError, TypeError: the target has leaves or keys that nothing is restored to.
+        UnsupportedLeafError, TypeError: the target has leaves or keys that can't be restored.
     """
     arrays = _arrays(reader, name, where)
     leaves = trees.flatten(target)
@@ -276,7 +276,7 @@ def _opened(step: Step) -> CheckpointReader:
 
 
 def _manifest_of(step_uri: StoreURI) -> Manifest | None:
-    """The manifest of a step that lies in a run as Cairn lays it out; None if there is none."""
+    """Return the manifest of a step in a run's layout; None if there is none."""
     found = _STEP_FOLDER.search(step_uri.path)
     if found is None:
         return None
@@ -300,7 +300,7 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
 
 
 def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
-    """Of what fits, the leaves that are asked for."""
+    """Select the requested leaves of an item that fits."""
     asked = [paths] if isinstance(paths, str) else list(paths)
     unknown = [path for path in asked if path not in fitted.wanted and path not in fitted.texts]
     if unknown or isinstance(paths, str):
@@ -318,7 +318,7 @@ def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
 
 
 def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> FittedItem:
-    """What is stored and what is wanted, if they fit."""
+    """Compare the stored item with the target, and raise if they differ."""
     fitted = fit_item(_opened(step), item, target, casts="floats" if cast else "none", where=where)
     if fitted.problems:
         raise TreeMismatchError(
@@ -333,7 +333,7 @@ def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> Fi
 
 
 def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:
-    """What tells the logical shape and dtype of a leaf."""
+    """Return an object with the logical shape and dtype of a leaf."""
     form = arrays.form(info.path)
     return _logical(arrays, info) if form is not None and form.kind == "key" else info
 

@@ -1,8 +1,8 @@
-"""When to save: a pure decision, taken from facts that are passed in.
+"""Save policies: a pure decision from facts that are passed in.
 
-A step is saved if any rule of the policy asks for it. Rules look at what they have not looked at
-yet, so that none is missed when step numbers have gaps: every 100 steps means the first step seen
-at or after each multiple of 100.
+A step is saved if any rule of the policy asks for it. Rules cover all numbers since the last step
+they saw, so that gaps between steps skip none: every 100 steps means the first step seen at or
+after each multiple of 100.
 """
 
 import math
@@ -21,10 +21,10 @@ _SECONDS_PER_MINUTE: Final = 60.0
 
 
 class DueReason(StrEnum):
-    """Why a step is saved.
+    """Reason for saving a step.
 
     preemption: the process was told to end.
-    asked: the caller asked for this one.
+    asked: the caller asked for this step.
     at_step: the policy names it.
     every_steps: it is the first at or after a multiple.
     every_minutes: the last save began long enough ago.
@@ -41,11 +41,11 @@ class DueReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFacts:
-    """What a decision needs to know.
+    """Facts for the decision.
 
     Attributes:
         step: the step that could be saved.
-        previous: the step that was looked at before it; None at the first.
+        previous: the step of the decision before; None at the first.
         seconds: since the last save began, or since training did.
         metrics: numbers of this step by name.
         best: values of the metric of `SavePolicy.best` at the best steps so far.
@@ -62,25 +62,25 @@ class SaveFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """When to save. Rules add up: what one asks for is saved.
+    """Rules for when to save. A step is saved if any rule asks for it.
 
     Attributes:
         every_steps: the first step at or after each multiple of this.
-        every_minutes: the first step this many minutes after the last save began, whatever that
-            was for; the first counts from the start of training.
+        every_minutes: the first step this many minutes after the last save began, whatever its
+            reason; the first interval starts with training.
         at_steps: the first step at or after each of these.
-        best: a step that is better by a metric than the worst of the best so far. A step as good as
-            it is not better.
-        on_preemption: when the process is told to end (SIGTERM), the step it is at.
-        deadline_seconds: how long after the signal that save may take to become durable; past it
-            the save is abandoned. Choose some seconds less than what your scheduler grants.
-        when_busy: what becomes of a step that is due while an earlier save is under way: "wait"
-            keeps training until that one is durable, "supersede" leaves the step out. A save that
-            was asked for, or is for preemption, always waits.
+        best: a step that is better by a metric than the worst of the best so far; equal is not
+            better.
+        on_preemption: the current step when the process is told to end (SIGTERM).
+        deadline_seconds: time from the signal until that save must be durable; after it the save is
+            abandoned. Choose some seconds less than what your scheduler grants.
+        when_busy: for a step that is due while an earlier save runs: "wait" blocks training until
+            that one is durable, "supersede" leaves the step out. A save that the caller asked for,
+            or for preemption, always waits.
 
     Raises:
-        PolicyError: a number that is not above 0, or none at all; a mode that does not exist; or
-            no rule; all are listed.
+        PolicyError: a number that is not above 0, or no number; an unknown mode; or no rule; all
+            are listed.
     """
 
     every_steps: int | None = None
@@ -136,7 +136,7 @@ class SavePolicy:
         object.__setattr__(self, "at_steps", at_steps)
 
     def due(self, facts: SaveFacts) -> DueReason | None:
-        """Why to save now, or None. Of several reasons the first as `DueReason` lists them."""
+        """Return the reason to save now, or None; the first in `DueReason`'s order."""
         if self.on_preemption and facts.preempted:
             return DueReason.PREEMPTION
         by_number = self.due_by_number(facts.step, facts.previous)
@@ -150,7 +150,7 @@ class SavePolicy:
         return None
 
     def due_by_number(self, step: int, previous: int | None) -> DueReason | None:
-        """What the rules say that look at step numbers alone: the same in every process."""
+        """Apply the rules on step numbers only, which agree in every process."""
         before = step - 1 if previous is None else previous
         if any(before < wanted <= step for wanted in self.at_steps):
             return DueReason.AT_STEP
@@ -161,11 +161,11 @@ class SavePolicy:
 
 
 class BestSoFar:
-    """The best values of a metric so far; NaN is never among them.
+    """Best values of a metric so far, without NaN.
 
     Args:
-        rule: which metric, how many, and what is good.
-        values: what to begin with, in any order and number.
+        rule: metric, number of values, and direction.
+        values: initial values, in any order and number.
     """
 
     def __init__(self, rule: BestSteps, values: Collection[float] = ()) -> None:
@@ -177,18 +177,18 @@ class BestSoFar:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The values, best first."""
+        """Values, best first."""
         return tuple(self._sign * cost for cost in self._costs)
 
     def beaten_by(self, metrics: Mapping[str, float]) -> bool:
-        """Whether a step with these metrics would be among the best."""
+        """Return True if a step with these metrics would be among the best."""
         cost = self._sign * float(metrics.get(self._rule.metric, math.nan))
         if math.isnan(cost):
             return False
         return len(self._costs) < self._rule.count or cost < self._costs[-1]
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take in a step that is saved, for whatever reason."""
+        """Add the metrics of a saved step, whatever the reason for the save."""
         self._keep(float(metrics.get(self._rule.metric, math.nan)))
 
     def _keep(self, value: float) -> None:

@@ -1,9 +1,8 @@
-"""Pytrees as flat mappings from a path (see `path_of`) to a leaf, and back. Imports JAX.
+"""Conversion of pytrees to flat mappings from path (see `path_of`) to leaf, and back. Imports JAX.
 
-Every tree is stored as a nested plain dict with string keys, so that no container type needs to be
-known to read it. Containers come back from the target that the caller restores into: whether a leaf
-lay at the position 0 of a list or under the key "0" of a dict is for the target to say, and the
-leaf at "0" is the same.
+Every tree is stored as a nested plain dict with string keys, so that readers need no container
+types. A restore takes the containers from its target: whether a leaf is at position 0 of a list or
+under the key "0" of a dict is up to the target; its path is "0" in both.
 """
 
 import operator
@@ -24,15 +23,14 @@ __all__ = ["difference", "flatten", "holds", "is_variable", "nest", "paths", "un
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """The leaves of `tree` by path, in the tree's own order; None and empty containers have none.
+    """Return the leaves of `tree` by path, in tree order; None and empty containers have none.
 
     Dict keys, attribute names and positions become the segments of a path. An `nnx.Variable`
     stands for its value.
 
     Raises:
-        UnsupportedLeafError: a key is empty, ".", "..", or no text that UTF-8 has a form for; or
-            two leaves have one path, or one name in Orbax, which joins keys by ".". All such keys
-            are listed.
+        UnsupportedLeafError: a key is empty, ".", "..", or not encodable in UTF-8; or two leaves
+            have one path, or one name in Orbax, which joins keys by ".". All such keys are listed.
     """
     walk = _Walk(tree)
     leaves = dict(zip(walk.paths, walk.leaves, strict=True))
@@ -52,12 +50,12 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def paths(tree: Any) -> list[str]:
-    """The path of every leaf, in the order of `jax.tree.leaves`."""
+    """Return the path of every leaf, in the order of `jax.tree.leaves`."""
     return _Walk(tree).paths
 
 
 def holds(tree: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether the tree has a node of one of these types."""
+    """Return True if the tree has a node of one of these types."""
     if isinstance(tree, kinds):
         return True
     leaves: set[type] = {type(None)}
@@ -76,7 +74,7 @@ def holds(tree: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _inner(node: Any) -> Collection[Any]:
-    """The children of a node, as JAX opens it; of a leaf none."""
+    """Return the children of a node, as JAX flattens it; empty for a leaf."""
     match node:
         case dict():
             return node.values()
@@ -87,7 +85,7 @@ def _inner(node: Any) -> Collection[Any]:
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
-    """A tree with the containers of `target` and the leaves given by path.
+    """Build a tree with the containers of `target` and the leaves given by path.
 
     Raises:
         TreeMismatchError: the paths of `target` are not those of `leaves`; lists every difference.
@@ -107,7 +105,7 @@ def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
 
 
 def difference(wanted: Iterator[str] | Mapping[str, Any] | list[str], found: Any) -> list[str]:
-    """One line for each path that is only in `wanted` (missing) or only in `found` (unexpected)."""
+    """Return a line for each path only in `wanted` (missing) or only in `found` (unexpected)."""
     wanted_paths, found_paths = set(wanted), set(found)
     missing = [f"{path}: expected by the target, not stored" for path in wanted_paths - found_paths]
     extra = [f"{path}: stored, not in the target" for path in found_paths - wanted_paths]
@@ -115,7 +113,7 @@ def difference(wanted: Iterator[str] | Mapping[str, Any] | list[str], found: Any
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested plain dicts with the leaves at their paths: the form in which trees are stored."""
+    """Build nested plain dicts with the leaves at their paths: the stored form of trees."""
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *folders, name = keys_of(path)
@@ -127,7 +125,7 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What `nest` was given: leaves by path. Anything but a mapping is a leaf."""
+    """Return leaves by path; the inverse of `nest`. Anything but a mapping is a leaf."""
     leaves: dict[str, Any] = {}
     for key, node in tree.items():
         path = f"{prefix}{path_of((key,))}"
@@ -139,27 +137,27 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _Kind(Enum):
-    """What becomes of a node."""
+    """Kind of a node."""
 
     LEAF = 1
     NOTHING = 2
     DICT = 3
     SEQUENCE = 4
     OTHER = 5
-    """A node that JAX knows how to open, and we do not."""
+    """Node that only JAX can flatten."""
 
 
 class _Walk:
-    """The leaves of a tree, in the order of `jax.tree.leaves`.
+    """Traversal of a tree's leaves, in the order of `jax.tree.leaves`.
 
-    JAX takes some microseconds to name each leaf, more than it takes to hold a small one on the
-    host: a save of many leaves would wait mostly for that.
+    JAX takes some microseconds per leaf for the key path, more than holding a small leaf on the
+    host takes: a save of many leaves would mostly wait for that.
 
     Attributes:
         paths: of the leaves.
         leaves: in the same order.
         containers: paths of the nodes that they lie in.
-        odd: paths with a key that can't be stored, as they are told.
+        odd: paths with a key that can't be stored, as shown in the error.
         dotted: some key has a "." in it.
     """
 
@@ -172,13 +170,13 @@ class _Walk:
         self._kinds: dict[type, _Kind] = {}
         self._segments: dict[str, str] = {}
         kind = self._kind_of(tree)
-        if kind is _Kind.LEAF:  # it has no path at all
+        if kind is _Kind.LEAF:  # a leaf alone has no key
             self.paths, self.leaves, self.odd = [""], [tree], [repr("")]
         elif kind is not _Kind.NOTHING:
             self._open(tree, kind, "")
 
     def _open(self, node: Any, kind: _Kind, prefix: str) -> None:
-        """Walk a container whose children's paths begin with `prefix`."""
+        """Traverse a container whose children's paths begin with `prefix`."""
         children: Iterable[tuple[str, Any]]
         if kind is _Kind.DICT and {*map(type, node)} <= {str}:
             if self._are_leaves(node.values()):
@@ -212,7 +210,7 @@ class _Walk:
         return True
 
     def _take(self, leaves: Mapping[str, Any], prefix: str) -> None:
-        """Walk a dict of nothing but leaves, with as little Python for each as can be."""
+        """Add a dict that has only leaves, with minimal Python work per leaf."""
         given = list(leaves)
         keys = sorted(given)
         self.leaves += leaves.values() if keys == given else map(leaves.__getitem__, keys)
@@ -226,7 +224,7 @@ class _Walk:
             self.paths += [prefix + (seen.get(key) or self._checked(key, prefix)) for key in keys]
 
     def _open_variable(self, variable: Any, prefix: str) -> None:
-        """Walk a Variable: what is in it has its path, not one below."""
+        """Traverse a Variable, whose value has the Variable's own path."""
         for _, child in _children(variable):
             kind = self._kind_of(child)
             if kind is _Kind.LEAF:
@@ -237,7 +235,7 @@ class _Walk:
                 self._open(child, kind, prefix)
 
     def _checked(self, key: str, prefix: str) -> str:
-        """A key as it is in paths; one that can be stored is looked at once."""
+        """Return a key's path segment; keys that can be stored are cached."""
         segment = path_of((key,))
         self.dotted = self.dotted or "." in key
         if _is_safe(key):
@@ -247,7 +245,7 @@ class _Walk:
         return segment
 
     def _kind_of(self, node: Any) -> _Kind:
-        """What a node is, which all of its type are."""
+        """Return a node's kind, cached by its type."""
         kind = type(node)
         if kind not in self._kinds:
             self._kinds[kind] = _KINDS.get(kind) or (
@@ -258,7 +256,7 @@ class _Walk:
 
 _NO_KEYS: Final = frozenset({"", ".", ".."})
 _WRITTEN_OTHERWISE: Final = "/%\0"
-"""Characters for which a key has another form in paths, or none."""
+"""Characters that are escaped in a path, or not allowed."""
 
 _FIRST: Final = operator.itemgetter(0)
 _KINDS: Final = {
@@ -270,13 +268,13 @@ _KINDS: Final = {
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
-    """(key, child) of a node, as JAX opens it."""
+    """Return (key, child) of a node, as JAX flattens it."""
     opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)[0]
     return [(key, child) for (key,), child in opened]
 
 
 def is_variable(node: Any) -> bool:
-    """True for an `nnx.Variable`; without importing Flax, for if it isn't loaded there are none."""
+    """Return True for an `nnx.Variable`; does not import Flax, without which there are none."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.Variable)
 
@@ -294,7 +292,7 @@ def _segment(key: Any) -> str:
 
 
 def _is_safe(key: str) -> bool:
-    """Whether a key can be stored; "." and ".." mean something else where paths are walked."""
+    """Return True if a key can be stored; "." and ".." have a meaning in file paths."""
     return key not in _NO_KEYS and "\x00" not in key and is_text(key)
 
 
@@ -305,7 +303,7 @@ def _twice(paths: list[str], leaves: Mapping[str, Any]) -> list[str]:
 
 
 def _alike_in_orbax(paths: Collection[str]) -> list[str]:
-    """One line for each path whose array Orbax would call as it calls that of another."""
+    """Return a line for each path whose array would have another array's name in Orbax."""
     if len(set(map(array_name, paths))) == len(paths):
         return []
     by_name: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""Weakly typed arrays: those that JAX makes of Python numbers. Imports JAX.
+"""Weakly typed arrays, which JAX makes of Python numbers. Imports JAX.
 
-Beside a bfloat16 parameter a weak float32 counts as bfloat16, a strong one makes it float32: a
-learning rate that came back strong would change every number after it.
+Combined with a bfloat16 parameter, a weak float32 gives bfloat16, a strong one float32: a learning
+rate that was restored as a strong type would change every later number.
 """
 
 import jax
@@ -11,10 +11,10 @@ __all__ = ["weakly_typed"]
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """The same bits in the same place, weakly typed."""
-    # No function of `jax.numpy` or `jax.lax` makes a given array weak.
+    """Return an array with equal bits and sharding, weakly typed."""
+    # Neither `jax.numpy` nor `jax.lax` can make an existing array weak.
     weak: jax.Array = convert_element_type_p.bind(
         array, new_dtype=array.dtype, weak_type=True, sharding=None
     )
-    # On a mesh of explicit axes JAX writes the spec in another way.
+    # On a mesh with explicit axes the result's spec is written differently.
     return weak if weak.sharding == array.sharding else jax.device_put(weak, array.sharding)

@@ -1,1 +1,1 @@
-"""A local disk: what may be opened there, names it holds, locks, bytes past its page cache."""
+"""Local disk: confinement of paths, durable directory entries, file locks and direct I/O."""

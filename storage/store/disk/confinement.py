@@ -1,10 +1,10 @@
-"""What may be opened on the word of what a store holds.
+"""Confinement: which files an untrusted run may make a server open.
 
-Who writes a run may put a symbolic link anywhere in it, and name any folder in a record. A process
-that others ask, such as a server, opens a root with `confined` and its runs with `confine`; every
-address below them keeps how far it may lead, and `Files`, `ObjectStore` and the readers of arrays
-judge each file by it through an `Anchor`, which no rename moves. Who asks for themselves, such as a
-training job, has their own rights as the only bound. See ADR 47.
+Whoever writes a run can put symbolic links anywhere in it, and name any folder in a record. So a
+server opens its root with `confined` and runs with `confine`. Every address below inherits the
+bound, and `Files`, `ObjectStore` and the array readers check each file against it through an
+`Anchor`, which a rename can't redirect. A training job acts for its own user and needs no bound.
+See ADR 47.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 HAS_ANCHORS: Final = sys.platform == "linux"
-"""Other systems have no path to what a descriptor is of: there a name is judged, and used again."""
+"""Only Linux can open a path through a descriptor. Elsewhere we check a name, then open it."""
 
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 
 def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
-    """`folder`, which nothing below leads out of but to `sources`.
+    """Return `folder` with a bound: paths below may lead only into it and into `sources`.
 
     Args:
         folder: the root of a server.
-        sources: further folders that hold the files of adopted steps.
+        sources: further folders that hold the files of imported steps.
     """
     bare = replace(folder, confinement=None)
     confinement = Confinement(folder.path, real_place(bare), (bare, *sources))
@@ -52,9 +52,9 @@ def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
 
 
 def confine(root: StoreURI, *segments: str) -> StoreURI:
-    """The child of `root` at `segments`, which come from outside; nothing below leads out of it.
+    """Return the child of `root` at untrusted `segments`; paths below may not lead out of it.
 
-    The files of its adopted steps may lie anywhere in `root`, and in the sources of that.
+    The files of its imported steps may lie anywhere in `root`, and in the sources of `root`.
 
     Raises:
         InvalidURIError: a segment is not a plain name.
@@ -73,11 +73,11 @@ def confine(root: StoreURI, *segments: str) -> StoreURI:
 
 
 def source_folder(uri: StoreURI, source: str) -> StoreURI:
-    """The folder that holds the files of an adopted step; nothing below leads out of it.
+    """Return the folder that holds the files of an imported step, confined to itself.
 
     Args:
         uri: the run or the step.
-        source: what its manifest says.
+        source: folder that its manifest names.
 
     Raises:
         SourceRefusedError: it lies neither in the root of the run nor in a folder that an
@@ -101,14 +101,14 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
 
 
 def real_place(uri: StoreURI) -> str:
-    """Where a folder is, with a slash at its end; on a disk with every link on the way followed."""
+    """Return a folder's address with a slash at its end; on a disk, all links resolved."""
     if uri.scheme != "file":
         return f"{uri}/"
     return f"{os.path.realpath(uri.local_path).rstrip('/')}/"
 
 
 def lies_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
-    """Whether a place is one of these folders, or below one."""
+    """Return True if an address is one of these folders, or below one."""
     return _lies_within(real_place(uri), uri.scheme, folders)
 
 
@@ -117,19 +117,19 @@ def _lies_within(place: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
 
 
 def check_below(uri: StoreURI, path: str) -> None:
-    """Refuse a path of a disk that may not be opened.
+    """Refuse a disk path that may not be opened.
 
     Args:
-        uri: the folder that it was asked for in.
-        path: where it is, or would be.
+        uri: the folder that it was requested in.
+        path: the absolute path, which need not exist.
 
     Raises:
-        ConfinementError: a link leads out of what the folder is confined to; of one that is not
-            confined, out of itself. Or, in one that is, it is neither a file nor a folder.
+        ConfinementError: a link leads out of the folder's confinement, or, if it has none, out of
+            the folder. In a confined folder also: it is neither a file nor a folder.
     """
     try:
         real = os.path.realpath(path)
-    except OSError:  # a link on the way became something else while it was followed
+    except OSError:  # a link on the path changed while it was resolved
         real = ""
     if not f"{real}/".startswith(_place(uri)):
         raise _leads_out(path, uri)
@@ -138,26 +138,26 @@ def check_below(uri: StoreURI, path: str) -> None:
 
 
 class Anchor:
-    """A file or folder of a disk that was judged, and a path to it that no rename moves.
+    """Handle of a checked file or folder on a disk, with a path that a rename can't redirect.
 
-    Who writes a run can swap any name in it for a link once it was judged. In a confined folder the
-    path leads through a descriptor (`O_PATH`), which reads nothing and waits for nobody; elsewhere,
-    and on systems without such paths, it is the name itself.
+    Whoever writes a run can replace any name in it by a link after the check. In a confined folder
+    the path therefore leads through a descriptor (`O_PATH`), which reads nothing and never blocks.
+    Elsewhere, and on systems without such paths, it is the name itself.
 
     Attributes:
-        path: for any call of the system, until this is closed.
+        path: for any system call, until `close`.
     """
 
     def __init__(self, uri: StoreURI, path: str, flags: int = 0) -> None:
-        """Of what is at a path.
+        """Open and check a path.
 
         Args:
-            uri: the folder that it was asked for in.
-            path: where it is.
-            flags: more of them for `os.open`.
+            uri: the folder that it was requested in.
+            path: the absolute path.
+            flags: further ones for `os.open`.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: there is nothing.
+            FileNotFoundError, NotADirectoryError: it does not exist.
             ConfinementError: as `check_below`.
         """
         self.path = path
@@ -168,7 +168,7 @@ class Anchor:
         try:
             self._descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
         except OSError:
-            check_below(uri, path)  # what is missing elsewhere is nobody's business
+            check_below(uri, path)  # report nothing about paths outside the bound
             raise
         try:
             self.path = f"{_DESCRIPTORS}/{self._descriptor}"
@@ -180,30 +180,30 @@ class Anchor:
             raise
 
     def close(self) -> None:
-        """Close the descriptor: its number will mean another file."""
+        """Close the descriptor, after which `path` is invalid: its number may be reused."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
-        """Return this."""
+        """Return the anchor."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the anchor."""
         self.close()
 
 
 def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anchor:
-    """The folder at a path, for what is to be written, moved or deleted in it.
+    """Return an anchor of the folder at a path, for writes, moves and deletions in it.
 
     Args:
-        uri: the folder of the store that it is, or is in.
-        folder: where it is.
-        create: make it, and those above it, if it is missing.
+        uri: the store's folder that it is, or is in.
+        folder: the absolute path.
+        create: create it, and the folders above it, if missing.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is none.
+        FileNotFoundError, NotADirectoryError: it does not exist.
         ConfinementError: as `check_below`.
     """
     confinement = uri.confinement if HAS_ANCHORS else None
@@ -214,6 +214,7 @@ def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anch
     except FileNotFoundError:
         if not create or confinement is None:
             raise
+        # One level at a time, each in an anchor: `os.makedirs` would follow a link on the way.
     above, name = os.path.split(folder)
     with anchored_folder(uri, above, create=True) as anchor:
         with contextlib.suppress(FileExistsError):
@@ -222,7 +223,7 @@ def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anch
 
 
 def open_below(uri: StoreURI, rel: str) -> int:
-    """A descriptor of the file `rel` below the folder `uri` of a disk, open for reading.
+    """Open the file `rel` below the disk folder `uri` for reading; return the descriptor.
 
     Raises:
         FileNotFoundError, IsADirectoryError: there is none.
@@ -241,11 +242,11 @@ def open_below(uri: StoreURI, rel: str) -> int:
 
 
 def check_tree(uri: StoreURI) -> None:
-    """Refuse a folder of a disk for what would open its files by itself, such as TensorStore.
+    """Check all of a disk folder, for libraries that open its files themselves (TensorStore).
 
     Raises:
-        ConfinementError: a link in it leads out of what it is confined to, or to a folder; or it
-            holds what is neither a file nor a folder.
+        ConfinementError: a link in it leads out of its confinement, or to a folder; or it holds
+            something that is neither a file nor a folder.
     """
     if uri.confinement is None or uri.scheme != "file":
         return
@@ -266,16 +267,16 @@ def check_tree(uri: StoreURI) -> None:
 
 
 def _place(uri: StoreURI) -> str:
-    """Where all that is opened in a folder has to lie."""
+    """Return the address that everything opened in a folder has to lie in."""
     return real_place(uri) if uri.confinement is None else uri.confinement.place
 
 
 def _check_kind(path: str) -> None:
-    """Refuse a named pipe, a socket and a device: to open one may wait for good."""
+    """Refuse named pipes, sockets and devices: opening one may block forever."""
     try:
         mode = os.stat(path).st_mode
     except OSError as exc:
-        if exc.errno != errno.ELOOP:  # whoever opens it says so
+        if exc.errno != errno.ELOOP:  # the caller's `open` reports it
             return
         mode = stat.S_IFLNK
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -1,8 +1,8 @@
-"""Reads and writes of a local disk past its page cache, where the file system can do that.
+"""Direct I/O on a local disk, where the file system supports it.
 
-The disk fetches bytes from aligned memory, and puts them there, instead of into memory that the
-kernel has to find first: half of the processor's time for as many bytes, and what else the host
-keeps in its cache stays. See ADR 0013 for what writing gains, ADR 0042 for reading.
+Direct I/O transfers between the disk and aligned memory without the page cache. It takes half of
+the processor time per byte, and leaves the rest of the host's page cache alone. ADR 0013 has the
+gain for writes, ADR 0042 that for reads.
 
 Source: open(2), O_DIRECT; preadv2(2), RWF_NOWAIT.
 """
@@ -35,38 +35,38 @@ __all__ = [
 ]
 
 DIRECT_IO: Final = "CAIRN_DIRECT_IO"
-"""Environment variable; "0" has files written and read through the page cache."""
+"""Environment variable; "0" disables direct I/O."""
 
 BUFFER_BYTES: Final = (4 << 20) + (64 << 10)
-"""Written or read at a time; one per thread that does.
+"""Size of an I/O buffer; each thread uses one.
 
-A chunk of 4 MiB with its checksum lies in one, behind what is left of the block before. Few enough
-to be summed while the processor's cache has them, so many that threads seldom wait for one whose
-crc32c holds Python's lock.
+A chunk of 4 MiB with its checksum fits, together with the rest of the block before it. Small enough
+that the checksum finds the bytes in the processor's cache; large enough that threads seldom wait
+for one whose crc32c holds the GIL.
 """
 
 DISK_ALIGNMENT: Final = 4096
-"""What goes past the page cache begins and ends at multiples of this, as does its memory."""
+"""Alignment of offsets, lengths and memory of direct I/O."""
 
 _DIRECT_BYTES: Final = 1 << 20
-"""Fewer are read through the page cache: who asks for little asks again soon, and near it."""
+"""Smaller reads use the page cache: the next read is often soon and nearby."""
 
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _LARGE_PAGE: Final = 2 << 20
 _MOST_BUFFERS: Final = 1024
-"""Of one call, as Linux has it (IOV_MAX)."""
+"""Buffers per `preadv` call: Linux's IOV_MAX."""
 
 _CACHED_BYTES: Final = 256 << 10
-"""Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
-memory that has long been free, which a virtual machine may first have to get back."""
+"""Bytes per write to the page cache, as in `cp`. For larger writes Linux takes larger pages, from
+memory that was free for long, which a virtual machine may first have to get back from its host."""
 
 _free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-"""Kept from use to use, as many as were once needed at a time."""
+"""Free buffers; never shrinks below the peak number in use."""
 
 
 def _forget_buffers() -> None:
-    """A child that was forked does not have them."""
+    """Clear the list in a forked child: the buffers are not mapped there."""
     global _free
     _free = queue.SimpleQueue()
 
@@ -76,7 +76,7 @@ os.register_at_fork(after_in_child=_forget_buffers)
 
 @contextlib.contextmanager
 def aligned_buffer() -> Iterator[memoryview]:
-    """`BUFFER_BYTES` of aligned memory, whose contents are whatever was there before."""
+    """Lend `BUFFER_BYTES` of aligned memory with arbitrary contents."""
     try:
         memory = _free.get_nowait()
     except queue.Empty:
@@ -88,41 +88,41 @@ def aligned_buffer() -> Iterator[memoryview]:
 
 
 def goes_direct(size: int) -> bool:
-    """Whether so many bytes are read past the page cache, where the file system can do that."""
+    """Return True if a read of `size` bytes should use direct I/O."""
     return size >= _DIRECT_BYTES and bool(_O_DIRECT) and os.environ.get(DIRECT_IO) != "0"
 
 
 def is_direct(descriptor: int) -> bool:
-    """Whether an open file goes past the page cache."""
+    """Return True if an open file uses direct I/O."""
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _O_DIRECT)
 
 
 def set_direct(descriptor: int, *, wanted: bool) -> None:
-    """Have an open file go past the page cache from now on, or through it.
+    """Turn direct I/O of an open file on or off.
 
-    Where the file system has no such thing, or the environment forbids it, through it.
+    It stays off if the file system does not support it or the environment disables it.
     """
     wanted = wanted and os.environ.get(DIRECT_IO) != "0"
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if wanted else 0))
     except OSError as exc:
-        if exc.errno != errno.EINVAL:  # the file system has no such thing
+        if exc.errno != errno.EINVAL:  # EINVAL: the file system has no direct I/O
             raise
 
 
 def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset: int) -> int:
-    """Fill buffers, one after the other, with what an open file holds from `offset` on.
+    """Fill buffers in order with the bytes of an open file from `offset` on.
 
-    What is in the page cache comes from there. Much that is not goes past it.
+    Cached bytes come from the page cache. Large reads of other bytes use direct I/O.
 
     Args:
-        descriptor: of the file; no other thread uses it meanwhile.
+        descriptor: of the file; no other thread may use it meanwhile.
         buffers: where the bytes go.
         offset: of the first byte.
 
     Returns:
-        how many bytes there were: fewer than there is room for, if the file ends before.
+        The number of bytes read: less than the buffers hold if the file ends before.
     """
     left = [memoryview(buffer).cast("B") for buffer in buffers]
     size = sum(map(len, left))
@@ -133,15 +133,15 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
 
 
 def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
-    """What an open file holds from `start` to `end`, or to its own end, block by block.
+    """Yield the bytes of an open file from `start` to `end`, or to its own end, in blocks.
 
-    Read as `read_into` reads, but not copied: each block is a part of one buffer, which holds the
-    next one once that is asked for.
+    Reads as `read_into` does, without copies: every block is a view of one buffer, and is valid
+    until the next block is requested.
 
     Args:
-        descriptor: of the file; no other thread uses it meanwhile.
+        descriptor: of the file; no other thread may use it meanwhile.
         start: of the first byte.
-        end: behind the last one.
+        end: just after the last one.
     """
     with aligned_buffer() as memory:
         while start < end and (block := _block(descriptor, memory, start, end)):
@@ -150,18 +150,18 @@ def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
 
 
 def drop_cached(descriptor: int) -> None:
-    """Have an open file read from the disk: what the page cache has of it need not be there."""
+    """Drop the page cache of an open file, so that the next read comes from the disk."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # not every file can be synced
-            os.fdatasync(descriptor)  # what is yet to be written is not dropped
+        with contextlib.suppress(OSError):  # not every file supports fsync
+            os.fdatasync(descriptor)  # dirty pages are not dropped
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_from(descriptor: int, data: memoryview, offset: int) -> None:
-    """Put bytes into an open file, from `offset` on; past the page cache if `set_direct` said so.
+    """Write bytes to an open file at `offset`, with direct I/O if `set_direct` turned it on.
 
-    Then `data` is aligned memory, and what is left beyond its last whole block goes through the
-    page cache, as all does if the file system wants another alignment.
+    Direct I/O requires aligned memory in `data`. The part after its last whole block goes through
+    the page cache; so do all bytes if the file system requires another alignment.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -179,11 +179,11 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
         except OSError as exc:
             if not direct or exc.errno != errno.EINVAL:
                 raise
-            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
+            set_direct(descriptor, wanted=False)  # another alignment, or no direct I/O at all
 
 
 def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryview:
-    """The next block, in `memory`; empty where the file ends."""
+    """Read the next block into `memory`; return an empty view at the end of the file."""
     before = start % DISK_ALIGNMENT
     size = min(end - start, len(memory) - before)
     whole = -(-(before + size) // DISK_ALIGNMENT) * DISK_ALIGNMENT
@@ -196,7 +196,7 @@ def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryv
 
 
 def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]) -> int | None:
-    """What `read` gives, with the file open for direct I/O; None if these bytes are not read so."""
+    """Run `read` with direct I/O; return None if these bytes should use the page cache."""
     if not goes_direct(size) or _is_cached(descriptor, offset, size):
         return None
     set_direct(descriptor, wanted=True)
@@ -205,13 +205,13 @@ def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-        return None  # other alignment, or none of it after all
+        return None  # EINVAL: another alignment, or no direct I/O at all
     finally:
         set_direct(descriptor, wanted=False)
 
 
 def _read_cached(descriptor: int, left: list[memoryview], offset: int) -> int:
-    """`preadv`, again for what it did not fill."""
+    """Fill the buffers by `preadv`, repeated until they are full or the file ends."""
     left = left.copy()
     found = 0
     while left and (filled := os.preadv(descriptor, left[:_MOST_BUFFERS], offset + found)):
@@ -224,7 +224,7 @@ def _read_cached(descriptor: int, left: list[memoryview], offset: int) -> int:
 
 
 def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int) -> int:
-    """Whole blocks into aligned memory, and from there to where their bytes go."""
+    """Read whole blocks into aligned memory and copy the requested bytes to their buffers."""
     end = offset + size
     found, buffers = 0, iter(np.frombuffer(one, np.uint8) for one in left if len(one))
     into, at = next(buffers), 0
@@ -248,7 +248,7 @@ def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int
 
 
 def _is_cached(descriptor: int, offset: int, size: int) -> bool:
-    """Whether the page cache has both ends of these bytes; True if that can't be told."""
+    """Return True if the page cache has both ends of these bytes, or if that is unknown."""
     if not _RWF_NOWAIT:
         return True
     return all(_has(descriptor, at) for at in (offset, offset + size - 1))
@@ -260,14 +260,14 @@ def _has(descriptor: int, offset: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # a file system that does not know the question
+        return True  # the file system does not support RWF_NOWAIT
     return True
 
 
 def _aligned_memory() -> memoryview:
-    """A buffer of large pages, if there are any: the disk is then asked for more at a time.
+    """Allocate a buffer of huge pages if possible: the disk then gets larger requests.
 
-    A child that is forked meanwhile does not get it.
+    A forked child does not inherit it.
     """
     size = BUFFER_BYTES + _LARGE_PAGE
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Writes a new file past the page cache by a thread of its own, and reads it back from the disk."""
+"""Writer of a new file that bypasses the page cache, in a thread, and reads the file back."""
 
 import ctypes
 import functools
@@ -25,34 +25,33 @@ from cairn.storage.store.disk.direct_io import (
 __all__ = ["DirectWrites"]
 
 _BUFFERS: Final = 3
-"""Held while a file is written: one is filled, one is written, and one waits."""
+"""Buffers per file: one being filled, one being written, one waiting."""
 
 _READ_BACK_AT_ONCE: Final = 2
-"""Buffers that are read back, while others are written."""
+"""Buffers that are read back at once, while others are written."""
 
 _SMALL_BYTES: Final = 1 << 20
-"""A file of fewer is written through the page cache, in one piece: it is soon read again."""
+"""Smaller files are written at once through the page cache: they are soon read again."""
 
 _WRITE_OUT_BYTES: Final = 32 << 20
-"""Of what goes through the page cache, as many are left for its fsync at most, unless the disk is
-slower than the writer."""
+"""Bytes in the page cache after which write-out starts, so that the fsync has little left to do."""
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 class DirectWrites:
-    """The bytes of a new file on their way to the disk, and back.
+    """Writer of the bytes of a new file. Used by one thread.
 
-    Where the file system can't go past its page cache they go through it. Used by one thread.
+    Without direct I/O in the file system, the bytes go through the page cache.
     """
 
     def __init__(self, descriptor: int, path: str, *, read_back: bool) -> None:
-        """Of an empty file.
+        """Prepare writes to an empty file.
 
         Args:
-            descriptor: of the file, open for writing; not used otherwise until this is closed.
+            descriptor: of the file, open for writing; reserved for this object until `close`.
             path: where it lies.
-            read_back: whether to read what was written.
+            read_back: read what was written, for `crc32c`.
         """
         self._descriptor = descriptor
         self._path = path
@@ -67,10 +66,10 @@ class DirectWrites:
         self._reads: list[Future[tuple[int, int]]] = []
 
     def write(self, data: memoryview) -> None:
-        """Append bytes, which may be changed once this returns.
+        """Append bytes; the caller may change `data` afterwards.
 
         Raises:
-            OSError: the disk is full, or failed; perhaps at bytes that were given before.
+            OSError: the disk is full, or failed; perhaps for bytes of an earlier call.
         """
         if self._writing is None:
             self._small += data
@@ -89,7 +88,7 @@ class DirectWrites:
             self._filled += count
 
     def finish(self) -> None:
-        """Have all bytes written; they are durable after an fsync.
+        """Write all that is left; the caller makes it durable with an fsync.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -102,7 +101,7 @@ class DirectWrites:
             self._writes.popleft().result()
 
     def crc32c(self) -> str | None:
-        """Of what was read back, once all is written: eight hexadecimal digits.
+        """Return the crc32c of what was read back, once all is written: eight hexadecimal digits.
 
         Raises:
             OSError: the disk failed.
@@ -116,7 +115,7 @@ class DirectWrites:
         return f"{crc:08x}"
 
     def close(self) -> None:
-        """Neither write nor read any more."""
+        """Stop all writes and reads, and free the buffers."""
         if self._writing is not None:
             self._writing.shutdown(cancel_futures=True)
         self._reading.shutdown(cancel_futures=True)
@@ -129,13 +128,13 @@ class DirectWrites:
             self._free.put(self._buffers.enter_context(aligned_buffer()))
 
     def _buffer(self) -> memoryview:
-        """Of which nothing is filled."""
+        """Return a free buffer, after a wait for a write if there is none."""
         while self._free.empty():
             self._writes.popleft().result()
         return self._free.get()
 
     def _send(self) -> None:
-        """What is filled."""
+        """Hand the filled part of the buffer to the writing thread."""
         if self._filled and self._writing is not None:
             memory, at = self._into[: self._filled], self._sent
             self._writes.append(self._writing.submit(self._put_and_free, memory, at, self._into))
@@ -156,7 +155,7 @@ class DirectWrites:
             self._reads.append(self._reading.submit(self._read, at, end))
 
     def _read(self, start: int, end: int) -> tuple[int, int]:
-        """How many of these bytes there are, and their crc32c."""
+        """Return the number of bytes read between `start` and `end`, and their crc32c."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             length = crc = 0
@@ -168,9 +167,9 @@ class DirectWrites:
 
 
 def _write_out(descriptor: int, start: int, end: int) -> None:
-    """Have a disk begin with bytes of an open file, before an fsync has to wait for all of it.
+    """Start writing dirty pages of an open file to the disk, so that its fsync is short.
 
-    Does not wait, and promises nothing. Where the system has no such call, nothing happens.
+    Returns at once and guarantees nothing. Does nothing on systems without the call.
     """
     call = _sync_file_range()
     if call is not None:
@@ -179,6 +178,6 @@ def _write_out(descriptor: int, start: int, end: int) -> None:
 
 @functools.cache
 def _sync_file_range() -> Callable[..., int] | None:
-    """Linux's call of that name; see its manual page, sync_file_range(2)."""
+    """Return Linux's sync_file_range(2); None on other systems."""
     found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
     return found

@@ -1,12 +1,12 @@
-"""Has a local disk hold the names of folders, not only what lies in them.
+"""Durable directory entries on a local disk.
 
-A file that was synced survives a power failure only if the entry of each folder above it does. What
-writes a file syncs the folder it lies in: TensorStore, for small objects, and `files_local`. A
-folder that had to be made for it is an entry of the next one, which nobody has synced then.
+A synced file survives a power failure only if the directory entry of every folder above it does.
+The writers of files, TensorStore and `files_local`, sync the folder of the file. If they had to
+create that folder, its own entry, in the folder above, is not synced yet: this module does that.
 
 Source: the calls of tensorstore 0.1.86 with `file_io_sync`, as strace shows them: fsync of the file
-under its temporary name, rename, fsync of its folder; of a deletion, unlink and fsync of its
-folder; nothing of the folders that it makes.
+under its temporary name, rename, fsync of its folder; for a deletion, unlink and fsync of its
+folder; no fsync for the folders that it creates.
 """
 
 import contextlib
@@ -20,21 +20,20 @@ from typing import Final
 __all__ = ["forget_missing", "names_held", "sync_names", "sync_path"]
 
 _held: Final[dict[str, tuple[int, int]]] = {}
-"""Device and inode of folders whose names this process has had held, up to the root."""
+"""Device and inode of folders whose entries this process has synced, up to the root."""
 
 _MOST_HELD: Final = 256
-"""So many are remembered, those that were added last: a job makes folders for each step."""
+"""Size of `_held`, newest kept: a job creates folders for each step."""
 
 _SYNCS_AT_ONCE: Final = 8
-"""Of folders whose names nobody has had held."""
+"""Concurrent fsyncs of folders that are not in `_held`."""
 
 
 @contextlib.contextmanager
 def names_held(folder: str) -> Iterator[None]:
-    """Around a write into `folder`, which may make it: the names that lead there are held after it.
+    """Sync, after a write into `folder` that may create it, the directory entries that lead to it.
 
-    Each folder is looked after once in a process, and again if it was removed since, or if many
-    others were looked after.
+    A process syncs each folder once, and again if it was removed since, or dropped from the cache.
 
     Args:
         folder: absolute path.
@@ -44,7 +43,7 @@ def names_held(folder: str) -> Iterator[None]:
     """
     forget_missing(folder)
     yield
-    with contextlib.suppress(FileNotFoundError):  # somebody removes it: no name is to be held
+    with contextlib.suppress(FileNotFoundError):  # removed meanwhile: nothing to sync
         _hold(folder)
 
 
@@ -58,14 +57,14 @@ def _hold(folder: str) -> None:
         folder = above
     synced = _all_synced([os.path.dirname(path) for path in new])
     ours = sum(itertools.takewhile(bool, synced))
-    # Last: whoever finds a folder here relies on all that are above it.
+    # Only after the syncs: a folder in the cache implies that all entries above it are durable.
     _held.update(itertools.islice(new.items(), ours))
     for known in list(_held)[:-_MOST_HELD]:
         _held.pop(known, None)
 
 
 def _all_synced(folders: Sequence[str]) -> list[bool]:
-    """`_is_synced` of each, at the same time: one by one, each would wait for the disk anew."""
+    """Call `_is_synced` for all folders at once: in turn, each would wait for the disk anew."""
     if len(folders) < 2:
         return [_is_synced(folder) for folder in folders]
     with ThreadPoolExecutor(min(len(folders), _SYNCS_AT_ONCE), "cairn-sync") as pool:
@@ -73,10 +72,10 @@ def _all_synced(folders: Sequence[str]) -> list[bool]:
 
 
 def forget_missing(folder: str) -> None:
-    """Regard the names of what is not there any more as not held: an inode may be used again.
+    """Forget the folders that no longer exist: a new folder may reuse the inode.
 
     Args:
-        folder: absolute path; it and those above it are looked at.
+        folder: absolute path; the function checks it and the folders above it.
     """
     while folder != os.path.dirname(folder) and not os.path.isdir(folder):
         below = os.path.join(folder, "")
@@ -86,7 +85,7 @@ def forget_missing(folder: str) -> None:
 
 
 def sync_names(folder: str) -> None:
-    """Have the disk hold all names in `folder`, and those that lead to it, whatever was done.
+    """Sync the entries in `folder` and those that lead to it, whatever the cache says.
 
     Args:
         folder: absolute path.
@@ -100,7 +99,7 @@ def sync_names(folder: str) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Have the disk hold the bytes of a file, or the names in a folder.
+    """Call fsync on a file or a folder.
 
     Raises:
         OSError: the disk failed.
@@ -108,7 +107,7 @@ def sync_path(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as exc:  # some file systems have no such call for folders
+    except OSError as exc:  # some file systems can't fsync folders
         if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise
     finally:
@@ -116,7 +115,7 @@ def sync_path(path: str) -> None:
 
 
 def _is_synced(folder: str) -> bool:
-    """Sync a folder; False if it is not ours to look into, and so not ours to have written to."""
+    """Sync a folder; return False if we may not open it, and so cannot have written to it."""
     try:
         sync_path(folder)
     except PermissionError:

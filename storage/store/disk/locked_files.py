@@ -1,8 +1,8 @@
-"""Replaces and removes files under TensorStore's lock, and follows no link.
+"""Atomic replacement and removal of files under TensorStore's lock, without following links.
 
-TensorStore writes the file `name` as `name.__lock`, on which it holds a lock, and renames that. It
-follows a link in place of the lock file, and so writes what the link leads to: for a folder that
-others write, a server does the same by itself. Imports no TensorStore.
+TensorStore writes the file `name` as `name.__lock`, which it locks, and then renames it. If there
+is a symbolic link at `name.__lock`, TensorStore follows it and overwrites the link's target. In a
+folder that others can write, a server therefore uses this module instead. Imports no TensorStore.
 
 Source: tensorstore 0.1.86, `internal/os/file_lock.cc`, and files written by it.
 """
@@ -28,20 +28,20 @@ _WHOLE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class LockedFile:
-    """A file that nobody else replaces meanwhile."""
+    """File whose TensorStore lock we hold."""
 
     def __init__(self, path: str, descriptor: int) -> None:
-        """Of the file at a path.
+        """Wrap a path and its lock file.
 
         Args:
-            path: of the file, which need not be there.
+            path: of the file, which need not exist.
             descriptor: of its lock file.
         """
         self.path = path
         self.descriptor = descriptor
 
     def write(self, value: bytes) -> None:
-        """Have the lock file hold `value`, on the disk too."""
+        """Write `value` to the lock file and fsync it."""
         os.ftruncate(self.descriptor, 0)
         done = 0
         while done < len(value):
@@ -49,13 +49,14 @@ class LockedFile:
         os.fsync(self.descriptor)
 
     def replace(self) -> None:
-        """Put the lock file in place of the file."""
+        """Rename the lock file to the file's name and sync the folder."""
         os.replace(self.path + LOCK_SUFFIX, self.path)
         sync_path(os.path.dirname(self.path))
 
     def remove(self) -> None:
-        """Remove the file, if there is one, and the lock file: one sync is enough for both."""
+        """Remove the file, if there is one, and the lock file; one sync covers both."""
         with contextlib.suppress(FileNotFoundError):
+            # The file first: once the lock file is gone, another writer may store a new file.
             os.unlink(self.path)
             os.unlink(self.path + LOCK_SUFFIX)
             sync_path(os.path.dirname(self.path))
@@ -66,8 +67,8 @@ def locked_file(path: str) -> Iterator[LockedFile]:
     """Hold the lock of the file at a path.
 
     Raises:
-        TimeoutError: others have held it for too long.
-        ConfinementError: a link is in place of the lock file.
+        TimeoutError: others held the lock for too long.
+        ConfinementError: there is a symbolic link in place of the lock file.
         OSError: the disk failed.
     """
     name, progress = path + LOCK_SUFFIX, Progress()
@@ -91,7 +92,7 @@ def locked_file(path: str) -> Iterator[LockedFile]:
                     raise TimeoutError(f"{name}: its lock is held")
                 time.sleep(_LOOK_SECONDS)
             if not is_called(descriptor, name):
-                continue  # its writer has renamed it meanwhile
+                continue  # its last holder renamed it: this is no lock file any more
             try:
                 yield LockedFile(path, descriptor)
             finally:
@@ -103,7 +104,7 @@ def locked_file(path: str) -> Iterator[LockedFile]:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Take the lock of an open file, which threads of a process do not share."""
+    """Try to lock an open file, with a lock that also excludes other threads of this process."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE)
     except OSError as exc:

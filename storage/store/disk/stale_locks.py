@@ -1,8 +1,8 @@
-"""Removes what a writer that was killed may leave beside a file: TensorStore's lock file.
+"""Removal of TensorStore lock files that killed writers left.
 
-TensorStore writes the file `name` as `name.__lock`, on which it holds a lock, and renames that. If
-it is killed in between, the lock file stays; the next writer takes it over without cutting it off,
-so that the end of a longer value becomes the end of its own. Imports no TensorStore.
+TensorStore writes the file `name` as `name.__lock`, which it locks, and then renames it. A writer
+that is killed in between leaves the lock file. The next writer reuses it without truncating it: if
+the old value was longer, its tail becomes the tail of the new value. Imports no TensorStore.
 
 Source: tensorstore 0.1.86, `internal/os/file_lock.cc`, and files written by it.
 """
@@ -18,7 +18,7 @@ __all__ = ["LOCK_SUFFIX", "is_called", "remove_stale_lock"]
 LOCK_SUFFIX: Final = ".__lock"
 
 _one_at_a_time = threading.Lock()
-"""Threads of a process do not keep each other out by `lockf`. A fork waits, too."""
+"""`lockf` does not exclude other threads of the process. A fork waits for it, too."""
 
 os.register_at_fork(
     before=_one_at_a_time.acquire,
@@ -40,6 +40,7 @@ def remove_stale_lock(path: str) -> None:
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
+            # The lock first: only its holder may trust that the name still means this file.
             if _is_locked_by_us(descriptor) and is_called(descriptor, name):
                 os.unlink(name)
         finally:
@@ -47,8 +48,8 @@ def remove_stale_lock(path: str) -> None:
 
 
 def _is_locked_by_us(descriptor: int) -> bool:
-    """Take both kinds of locks: TensorStore takes one or the other, by platform."""
-    with contextlib.suppress(OSError):  # held by a writer, or there are no locks here
+    """Take both kinds of lock: which one TensorStore uses depends on the platform."""
+    with contextlib.suppress(OSError):  # a living writer holds it, or there are no locks here
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -56,7 +57,7 @@ def _is_locked_by_us(descriptor: int) -> bool:
 
 
 def is_called(descriptor: int, name: str) -> bool:
-    """Tell whether an open lock file still has its name: its writer may have renamed it."""
+    """Return True if an open lock file still has its name: its writer may have renamed it."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.lstat(name))
     return False

@@ -1,4 +1,4 @@
-"""Agreement between the processes of one job: what each has said, who is late, what has failed.
+"""Agreement between a job's processes: exchanged values, stragglers, failures.
 
 Imports JAX; in a job of one process all is local.
 """

@@ -1,7 +1,7 @@
-"""What all processes of a job agree on, on the caller's thread.
+"""Agreement of all processes of a job, on the caller's thread.
 
-Process 0 alone talks to the store about runs, attempts and manifests; what it decided reaches the
-others. Whatever fails in one process fails in all of them: nobody is left waiting.
+Only process 0 asks the store about runs, attempts and manifests; the others receive its decision.
+An error in one process is raised in all of them, so that none waits forever.
 """
 
 import json
@@ -23,14 +23,14 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def agree(decide: Callable[[], R]) -> R:
-    """What `decide` gives on process 0, on every process. All of them must call this.
+    """Call `decide` on process 0 and return its result on every process. All must call this.
 
     Args:
-        decide: called on process 0 only; gives JSON.
+        decide: called on process 0 only; returns JSON.
 
     Raises:
-        StorageError: `decide` raised on process 0; it is raised on every process.
-        LateProcessError: some process did not come.
+        StorageError: `decide` raised on process 0; raised on every process.
+        LateProcessError: there is a straggler.
     """
     if jax.process_count() == 1:
         return decide()
@@ -50,13 +50,13 @@ def agree(decide: Callable[[], R]) -> R:
 
 
 def collect(value: Any) -> list[Any]:
-    """What each process gives, by process, on every process. All of them must call this.
+    """Return the values of all processes, in order, on every process. All must call this.
 
     Args:
         value: JSON, a few KiB.
 
     Raises:
-        LateProcessError: some process did not come.
+        LateProcessError: there is a straggler.
     """
     if jax.process_count() == 1:
         return [value]
@@ -70,17 +70,18 @@ def together(
     same: Mapping[str, Callable[[R], Any]] = _NOTHING,
     error: Callable[..., Exception] = SaveError,
 ) -> R:
-    """What `prepare` gives on this process, if it raises on none. All of them must call this.
+    """Return the local result of `prepare` if no process raised. All must call this.
 
     Args:
         prepare: may raise on some processes and not on others.
-        same: name -> what of the prepared must be equal on all processes; JSON, or any `repr`.
-        error: makes the error about values that differ, as errors of ours are made.
+        same: name -> function of the result whose value must be equal on all processes; JSON, or
+            any `repr`.
+        error: class of the error about values that differ; takes `StorageError`'s arguments.
 
     Raises:
-        StorageError: another process could not do it.
-        LateProcessError: some process did not come.
-        Exception: what it raised here, or `error`, on every process.
+        StorageError: `prepare` failed on another process.
+        LateProcessError: there is a straggler.
+        Exception: the error of `prepare` here, or `error`, on every process.
     """
     if jax.process_count() == 1:
         return prepare()
@@ -97,16 +98,16 @@ def together(
 
 
 def compare(prepare: Callable[[], R], value_of: Callable[[R], Any]) -> tuple[R, bool]:
-    """What `prepare` gives here, and whether it is alike on all. All of them must call this.
+    """Return the local result of `prepare`, and True if all are alike. All must call this.
 
     Args:
         prepare: may raise on some processes and not on others.
-        value_of: what of the prepared is compared; JSON, or any `repr`.
+        value_of: function of the result that is compared; JSON, or any `repr`.
 
     Raises:
-        StorageError: another process could not do it.
-        LateProcessError: some process did not come.
-        Exception: what it raised here.
+        StorageError: `prepare` failed on another process.
+        LateProcessError: there is a straggler.
+        Exception: the error of `prepare` here.
     """
     if jax.process_count() == 1:
         return prepare(), True
@@ -117,7 +118,7 @@ def compare(prepare: Callable[[], R], value_of: Callable[[R], Any]) -> tuple[R, 
 def _prepared(
     prepare: Callable[[], R], values_of: Collection[Callable[[R], Any]]
 ) -> tuple[R, list[list[int]]]:
-    """What is prepared here; for each value of it, the processes that have another than 0."""
+    """Return the local result and, for each value, the processes that differ from process 0."""
     prepared: list[R] = []
     raised: BaseException | None = None
     said: dict[str, Any]
@@ -137,7 +138,7 @@ def _prepared(
 
 
 def _verdict(said: Sequence[str]) -> str:
-    """The first failure; or, for each value, the processes that have another than process 0."""
+    """Return the first failure; or, for each value, the processes that differ from process 0."""
     votes = [json.loads(one) for one in said]
     for index, vote in enumerate(votes):
         if "error" in vote:
@@ -148,7 +149,7 @@ def _verdict(said: Sequence[str]) -> str:
 
 
 def _place(call: Callable[..., Any]) -> str:
-    """Where a call stands in the program, the same in all processes."""
+    """Return the name of a call site, equal in all processes."""
     name = getattr(call, "__qualname__", type(call).__qualname__)
     return f"{getattr(call, '__module__', '')}.{name}".replace(".<locals>.<lambda>", "")
 
@@ -159,12 +160,12 @@ def _digest(value: Any) -> str:
 
 
 def as_json(error: BaseException | None) -> str:
-    """An error as another process hears of it; {} if there is none."""
+    """Encode an error for other processes; {} if there is none."""
     return json.dumps({} if error is None else {"error": type(error).__name__, "text": str(error)})
 
 
 def from_json(heard: Mapping[str, str], *, process: int = 0) -> StorageError:
-    """The error of another process, by the name of its class; of unknown ones only the text."""
+    """Decode another process's error by its class name; unknown classes keep only the text."""
     kind = getattr(errors, heard["error"], StorageError)
     known = kind if isinstance(kind, type) and issubclass(kind, StorageError) else StorageError
     return known(f"process {process}: {heard['text']}")

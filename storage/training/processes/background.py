@@ -1,6 +1,6 @@
-"""What the processes of a job tell each other in the background, where no device may be used.
+"""Messages between a job's processes in the background, where no device may be used.
 
-Unlike rounds of talk, these have names of their own: several may go on at a time.
+Unlike the numbered rounds of `exchange`, they have keys of their own: several may run at a time.
 """
 
 import itertools
@@ -38,16 +38,16 @@ __all__ = [
 ]
 
 OUTCOME_SECONDS: Final = 1200
-"""How long the other processes wait for process 0 to publish a step."""
+"""Seconds that the other processes wait for process 0 to publish a step."""
 
 MEET_SECONDS: Final = LATE_SECONDS
-"""How long the processes wait for one that is alive, has not failed, and does not come."""
+"""Seconds that the processes wait for a straggler that is alive and has not failed."""
 
 R = TypeVar("R")
 
 
 def wait_for(work: Callable[[], R], key: str) -> R:
-    """What `work` gives, done in the background; gives up on it once another process has failed.
+    """Run `work` in the background and return its result; stop if another process failed.
 
     Args:
         work: waits for the other processes at some point.
@@ -55,7 +55,7 @@ def wait_for(work: Callable[[], R], key: str) -> R:
 
     Raises:
         StorageError: another process reported a failure; `work` goes on in a thread of its own.
-        BaseException: what `work` raised.
+        BaseException: the error of `work`.
     """
     if jax.process_count() == 1:
         return work()
@@ -78,24 +78,25 @@ _collectives: Final = itertools.count()
 
 
 def collective(work: Callable[[], R], place: str) -> R:
-    """What `work` gives, in which all processes wait for each other without a deadline.
+    """Run a collective, which has no deadline of its own, and return its result.
 
-    All of them must call this, in the same order. What is given up goes on in a thread of its own.
+    All processes must call this, in the same order. An abandoned collective goes on in a thread of
+    its own.
 
     Args:
         work: uses the network of devices.
-        place: where in the program, for the log and for errors.
+        place: name of the call site, for the log and for errors.
 
     Raises:
-        LateProcessError: it did not end within `LATE_SECONDS`; names those that did not come.
+        LateProcessError: it did not end within `LATE_SECONDS`; names the stragglers.
         StorageError: it failed on another process.
-        BaseException: what `work` raised.
+        BaseException: the error of `work`.
     """
     if jax.process_count() == 1:
         return work()
     client, number = coordination(), next(_collectives)
     key = f"cairn/collective/{number}"
-    if is_primary():  # who comes here has left the one before
+    if is_primary():  # nobody needs the earlier key any more
         client.key_value_delete(f"cairn/collective/{number - 1}/")
     client.key_value_set(f"{key}/at/{jax.process_index()}", "here")
     outcome: Future[R] = Future()
@@ -126,14 +127,14 @@ def collective(work: Callable[[], R], place: str) -> R:
 
 
 def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
-    """Wait until every process is at `place`; give up once one has failed. Uses no device.
+    """Wait at a barrier until every process is at `place`, or one has failed. Uses no device.
 
-    One that dies is noticed by JAX's coordination service, which then ends the others.
+    JAX's coordination service notices a process that dies, and ends the others.
 
     Args:
         key: of the failure, see `report_failure`.
-        place: the same on all processes, met at once only.
-        seconds: how long to wait for one that neither comes nor fails.
+        place: the same on all processes; used once per key.
+        seconds: how long to wait for a straggler that does not fail.
 
     Raises:
         StorageError: another process reported a failure.
@@ -164,7 +165,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
 
 
 def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
-    """Whether all have come, after at most `POLL_SECONDS`. Process 0 counts, and tells the rest."""
+    """Return True if all arrived, waiting at most `POLL_SECONDS`. Process 0 counts for all."""
     if not is_primary():
         return is_set(client, all_there)
     missing = absent(client, arrivals)
@@ -178,7 +179,7 @@ def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
 
 
 def _raise_reported(client: Coordination, key: str) -> None:
-    """Raise what another process, or this one, has reported under `key`."""
+    """Raise the failure that any process has reported under `key`."""
     said = client.key_value_try_get(_failure_key(key))
     if said is not None:
         heard = json.loads(said)
@@ -186,36 +187,36 @@ def _raise_reported(client: Coordination, key: str) -> None:
 
 
 def save_key(step_folder: object, save: str) -> str:
-    """Under what the processes of a job meet for a save; each is used once.
+    """Return the key under which a job's processes meet for a save; used once.
 
     Args:
-        step_folder: where to; another run may have had it, which was deleted since.
-        save: tells this save from all others.
+        step_folder: destination. Not unique: a deleted run may have had the same folder.
+        save: unique id of this save.
     """
     return f"cairn/{step_folder}/{save}"
 
 
 def report_failure(key: str, error: BaseException) -> None:
-    """Let those that `wait_for` this know that it will not come. The first report stays."""
+    """Tell the processes that `wait_for` this key that it failed. The first report stays."""
     if jax.process_count() == 1:
         return
     said = {**json.loads(as_json(error)), "process": int(jax.process_index())}
     try:
         coordination().key_value_set(_failure_key(key), json.dumps(said))
     except Exception:
-        return  # another process has failed too and said so, or nobody can be told any more
+        return  # another process reported first, or the service is gone
 
 
 def share_outcome(key: str, error: BaseException | None) -> None:
-    """Tell the others how publishing ended (process 0), or wait to be told (the others).
+    """Send the outcome of publishing (process 0), or wait for it (the others).
 
     Args:
         key: the same on all processes, used once.
-        error: on process 0, what went wrong, if anything.
+        error: on process 0, the error, if any.
 
     Raises:
-        StorageError: on the other processes, what went wrong on process 0.
-        SaveError: process 0 said nothing for `OUTCOME_SECONDS`.
+        StorageError: on the other processes, the error of process 0.
+        SaveError: process 0 sent nothing for `OUTCOME_SECONDS`.
     """
     if jax.process_count() == 1:
         return

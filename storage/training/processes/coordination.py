@@ -1,7 +1,8 @@
-"""The key-value store that the processes of a job share: JAX's coordination service.
+"""The key-value store of a job's processes: JAX's coordination service.
 
-JAX has no public way to it, nor has Orbax: this is the one file that reaches into a private module
-for it (ADR 16). Used where no device may be: in the background, and while others may have failed.
+Neither JAX nor Orbax has a public API for it: this is the one file that uses a private module for
+that (ADR 16). It serves where no device may be used: in the background, and while other processes
+may have failed.
 """
 
 from collections.abc import Sequence
@@ -13,24 +14,24 @@ __all__ = ["Coordination", "coordination"]
 
 
 class Coordination(Protocol):
-    """What the processes tell each other. Within a job of one process all of it is local."""
+    """Key-value store that a job's processes share; local in a job of one process."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """Say something once; raises if the key has a value."""
+        """Set a value once; raises if the key has one."""
 
     def key_value_try_get(self, key: str) -> str | None:
-        """What was said, or None."""
+        """Return the value, or None."""
 
     def blocking_key_value_get(self, key: str, timeout_secs: int) -> str:
-        """What is said within some seconds; raises `jax.errors.JaxRuntimeError` if nothing is."""
+        """Wait for a value; raises `jax.errors.JaxRuntimeError` at the timeout."""
 
     def key_value_dir_get(self, key: str) -> Sequence[tuple[str, str]]:
-        """(key, value) of all below `key`, which ends in "/"."""
+        """Return (key, value) of all below `key`, which ends in "/"."""
 
     def key_value_delete(self, key: str) -> None:
-        """Forget it, and all below it if it ends in "/"."""
+        """Delete the key, and all below it if it ends in "/"."""
 
 
 def coordination() -> Coordination:
-    """The one of this job."""
+    """Return this job's key-value store."""
     return cast("Coordination", signaling_client.get_signaling_client())

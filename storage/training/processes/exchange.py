@@ -1,9 +1,8 @@
-"""One round of talk between the processes of a job: each says something, process 0 answers all.
+"""One round between a job's processes: each sends a text, process 0 answers all.
 
-It goes through JAX's coordination service, and so needs no device: a round does not wait for the
-training steps that devices still work on. Process 0 waits for the others up to a deadline, and then
-names those that are late, to all. Rounds are numbered in each process: all must have the same ones,
-in the same order.
+It uses JAX's coordination service and no device, so a round does not wait for training steps that
+devices still run. Process 0 waits for the others up to a deadline, and then names the stragglers to
+all. Each process numbers the rounds: all must make the same ones, in the same order.
 """
 
 import functools
@@ -31,39 +30,39 @@ __all__ = [
 ]
 
 LATE_SECONDS: Final = 1800.0
-"""How long a process waits for another that is alive and does not come."""
+"""Seconds that a process waits for a straggler that is alive."""
 
 POLL_SECONDS: Final = 1
-"""How often a process that waits looks who is there."""
+"""Seconds between two checks of a waiting process."""
 
 _PIECE_CHARACTERS: Final = 1 << 20
-"""Of a text in one value: the service takes no message of more than 4 MiB."""
+"""Characters per value: the service accepts no message above 4 MiB."""
 
 MOST_NAMED: Final = 32
-"""Processes that errors and the log name; in a job of more, process 0 alone looks who they are."""
+"""Processes that errors and the log name; in larger jobs only process 0 looks them up."""
 
 _rounds = itertools.count()
 _numbering = threading.Lock()
 _answered: list[str] = []
-"""Rounds of which the answer can be forgotten once all have come to a later one."""
+"""Rounds whose answer can be deleted once all processes are in a later one."""
 
 
 def is_primary() -> bool:
-    """True in the process that talks to the store for all."""
+    """Return True in the process that talks to the store for all."""
     return int(jax.process_index()) == 0
 
 
 def exchange(place: str, said: str, answer: Callable[[Sequence[str]], str]) -> str:
-    """What process 0 answers to what all have said, on every process. All must call this.
+    """Send a text to process 0 and return its answer, on every process. All must call this.
 
     Args:
-        place: where in the program, for the log and for errors.
-        said: what this process says; a few KiB.
-        answer: given what each has said, by process; called on process 0 alone.
+        place: name of the call site, for the log and for errors.
+        said: the text of this process; a few KiB.
+        answer: given all texts, by process; called on process 0 alone.
 
     Raises:
-        LateProcessError: some did not come for `LATE_SECONDS`, or are at another place of the
-            program; raised on every process, also on one that comes later.
+        LateProcessError: some did not come for `LATE_SECONDS`, or are at another call site; raised
+            on every process, also on one that comes later.
     """
     client = coordination()
     with _numbering:
@@ -80,7 +79,7 @@ def exchange(place: str, said: str, answer: Callable[[Sequence[str]], str]) -> s
 
 
 def _first_answer(client: Coordination, key: str, mine: Mapping[str, Any]) -> str:
-    """The answer that counts: the first one, which may say that this round is given up."""
+    """Set the answer unless there is one, and return the one that counts: the first."""
     try:
         _say(client, f"{key}/answer", json.dumps(mine))
     except jax.errors.JaxRuntimeError as exc:
@@ -99,17 +98,17 @@ def _answer(
         raise LateProcessError(**late)
     text = answer([said[index]["said"] for index in range(jax.process_count())])
     counting = json.loads(_first_answer(client, key, {"answer": text}))
-    if "late" in counting:  # this process is it
+    if "late" in counting:  # another process gave up on this one
         raise LateProcessError(**counting["late"])
     client.key_value_delete(f"{key}/said/")
-    for earlier in _answered:  # who has come to this round has heard the answer of those
+    for earlier in _answered:  # all have read these: they are in this round
         client.key_value_delete(f"{earlier}/")
     _answered[:] = [key]
     return text
 
 
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
-    """What each process has said; without those that did not come in time."""
+    """Return the texts by process, without those of stragglers."""
     patience = Patience(place)
     while missing := _absent(found := _found(client, place_key)):
         if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
@@ -144,14 +143,15 @@ def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, s
 
 
 def _hear(client: Coordination, key: str, place: str) -> str:
-    """What process 0 answers, waited for until it must have found out who is late."""
+    """Wait for process 0's answer, longer than it waits itself, so that it names stragglers."""
     patience = Patience(place)
     while not is_set(client, f"{key}/answer.0"):
         waited = patience.waited(lambda: "an answer")
         if waited <= LATE_SECONDS:
             continue
         comes = client.key_value_try_get(f"{key}/said/0.0") is not None
-        if comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS:  # it may have come just now
+        # Process 0 may have arrived just now: it waits for as long itself.
+        if comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS:
             continue
         late = {
             "path": place,
@@ -164,7 +164,7 @@ def _hear(client: Coordination, key: str, place: str) -> str:
 
 
 def _say(client: Coordination, key: str, text: str) -> None:
-    """Keep a text of any length; its first piece, which tells their number, comes last."""
+    """Store a text of any length in pieces; the first one has their number and is set last."""
     pieces = [
         text[start : start + _PIECE_CHARACTERS]
         for start in range(0, max(1, len(text)), _PIECE_CHARACTERS)
@@ -174,7 +174,7 @@ def _say(client: Coordination, key: str, text: str) -> None:
 
 
 def _said(client: Coordination, key: str) -> str:
-    """A text that is there."""
+    """Return a text that is complete."""
     count, _, text = client.blocking_key_value_get(f"{key}.0", POLL_SECONDS).partition(" ")
     rest = [
         client.blocking_key_value_get(f"{key}.{number}", POLL_SECONDS).partition(" ")[2]
@@ -184,12 +184,12 @@ def _said(client: Coordination, key: str) -> str:
 
 
 def absent(client: Coordination, place: str) -> list[int]:
-    """The processes that have said nothing below `place`."""
+    """Return the processes that have set nothing below `place`."""
     return _absent(_found(client, place))
 
 
 def _found(client: Coordination, place: str) -> dict[str, str]:
-    """What there is below `place`, of all processes, by the last part of its key: one request."""
+    """Return all values below `place` by the last part of their key, with one request."""
     return {name.rpartition("/")[2]: text for name, text in client.key_value_dir_get(f"{place}/")}
 
 
@@ -199,14 +199,14 @@ def _absent(found: Mapping[str, str]) -> list[int]:
 
 
 def _whole(found: Mapping[str, str], index: int) -> str:
-    """What a process has said, of its pieces."""
+    """Join the pieces of a process's text."""
     count, _, text = found[f"{index}.0"].partition(" ")
     rest = (found[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))
     return "".join([text, *rest])
 
 
 def is_set(client: Coordination, name: str) -> bool:
-    """Whether a key has a value, after at most `POLL_SECONDS`."""
+    """Return True if a key has a value, after at most `POLL_SECONDS`."""
     try:
         client.blocking_key_value_get(name, POLL_SECONDS)
     except jax.errors.JaxRuntimeError as exc:
@@ -217,7 +217,7 @@ def is_set(client: Coordination, name: str) -> bool:
 
 
 def named(numbers: Sequence[int]) -> str:
-    """How errors and the log name processes; of very many the first ones."""
+    """Format process numbers for errors and the log; only the first of very many."""
     first = ", ".join(map(str, numbers[:MOST_NAMED]))
     more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
     return f"process{'es' if len(numbers) > 1 else ''} {first}{more}"

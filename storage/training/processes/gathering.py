@@ -1,6 +1,6 @@
-"""Bytes of several processes, given to all of them over the network of their devices.
+"""Exchange of bytes between processes over the network of their devices.
 
-A collective has no deadline: who calls this has agreed with the others that all of them do.
+A collective has no deadline: the caller must have agreed with the others that all of them call.
 """
 
 import functools
@@ -14,18 +14,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 __all__ = ["GATHER_BYTES", "gather_bytes"]
 
 GATHER_BYTES: Final = 32 << 20
-"""What a device holds of all processes at a time."""
+"""Bytes of all processes that a device holds at a time."""
 
 _LEAST_BYTES: Final = 1 << 12
-"""Pieces are powers of two from here on, so that few programs are compiled."""
+"""Minimum size of a piece; sizes are powers of two, so that few programs are compiled."""
 
 
 def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Fill the streams of the others with what they have in theirs. All members must call this.
+    """Fill the other members' streams with their bytes. All members must call this.
 
     Args:
         members: the processes, in order; this one is among them.
-        streams: of each member, bytes; all know how long each is.
+        streams: of each member, its bytes, or memory for them; all members know all lengths.
     """
     mesh = _mesh(members)
     mine = streams[members.index(jax.process_index())]
@@ -39,7 +39,7 @@ def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any
         shape = (len(members), size)
         placed = [jax.device_put(row, mesh.local_devices[0])]
         array = jax.make_array_from_single_device_arrays(shape, split, placed)
-        with jax.set_mesh(mesh):  # the caller may have set another, of other devices
+        with jax.set_mesh(mesh):  # the caller's mesh may have other devices
             rows = np.asarray(_program(mesh)(array).addressable_data(0))
         for stream, piece in zip(streams, rows, strict=True):
             if stream is not mine and done < len(stream):
@@ -48,14 +48,14 @@ def gather_bytes(members: tuple[int, ...], streams: Sequence[np.ndarray[Any, Any
 
 
 def _piece(left: int, members: int) -> int:
-    """Bytes of each member in the next round."""
+    """Return the bytes per member in the next round."""
     most = max(_LEAST_BYTES, 1 << (GATHER_BYTES // members).bit_length() - 1)
     return min(most, max(_LEAST_BYTES, 1 << (left - 1).bit_length()))
 
 
 @functools.lru_cache(maxsize=256)
 def _mesh(members: tuple[int, ...]) -> Mesh:
-    """One device of each: several of a process would receive the same."""
+    """Return a mesh of one device per process: more would receive the same bytes again."""
     first: dict[int, Any] = {}
     for device in sorted(jax.devices(), key=lambda one: one.id):
         first.setdefault(device.process_index, device)

@@ -1,4 +1,4 @@
-"""Which processes hold which slices of an array."""
+"""Processes that hold each slice of an array."""
 
 import functools
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ __all__ = ["holders_of_slices"]
 def holders_of_slices(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...]
 ) -> dict[Index, tuple[int, ...]]:
-    """The processes that hold each slice of an array, in order, by its first element."""
+    """Return the processes that hold each slice, in order, by its first element."""
     found: dict[Index, set[int]] = {}
     places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in places.items():

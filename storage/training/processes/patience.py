@@ -1,4 +1,4 @@
-"""Who waits for other processes says in the log for whom, after a while. Imports no JAX."""
+"""Log messages of a process that waits for others. Imports no JAX."""
 
 import logging
 import time
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["TOLD_SECONDS", "Patience"]
 
 TOLD_SECONDS: Final = 30.0
-"""After how long the log names those that are waited for; then after twice that, and so on."""
+"""Seconds until the log first names the stragglers; the interval doubles each time."""
 
 logger = logging.getLogger("cairn.processes")
 
 
 class Patience:
-    """How long one has waited at a place of the program."""
+    """Timer of a wait at a call site."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -22,10 +22,10 @@ class Patience:
         self._told = TOLD_SECONDS
 
     def waited(self, whom: Callable[[], str]) -> float:
-        """Seconds since the start; the log says for whom, if that is due.
+        """Return the seconds since the start; log who is missing if that is due.
 
         Args:
-            whom: names them; only asked if it is due.
+            whom: names them; called only if a log line is due.
         """
         seconds = time.monotonic() - self._began
         if seconds > self._told:

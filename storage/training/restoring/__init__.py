@@ -1,4 +1,4 @@
-"""Leaves read back: what each asks for, what this process reads, and what others read for it."""
+"""Reads of leaves: target descriptions, this process's reads, and shared reads."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Leaves of which this process reads what its devices hold, straight into place. Imports JAX."""
+"""Reads of leaves that this process's devices hold, straight into place. Imports JAX."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ __all__ = ["Filling", "read_leaves"]
 _CHUNKS_AT_ONCE: Final = 512
 
 _GATHERED_BYTES: Final = 64 << 20
-"""Of leaves that are looked through for neighbours together."""
+"""Bytes of leaves whose pieces are merged with stored neighbours together."""
 
 
 class Filling(NamedTuple):
-    """A leaf whose parts are being read."""
+    """Leaf whose parts are being read."""
 
     path: str
     info: LeafInfo
@@ -27,7 +27,7 @@ class Filling(NamedTuple):
     futures: list[Future[None]]
 
     def make(self, arrays: ItemArrays) -> Any:
-        """Make the leaf, whose parts are filled."""
+        """Make the leaf from its filled parts."""
         form = arrays.form(self.info.path)
         return self.leaf.value(
             key_impl=form.dtype if form and form.kind == "key" else None,
@@ -38,9 +38,9 @@ class Filling(NamedTuple):
 def read_leaves(
     arrays: ItemArrays, infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
 ) -> dict[str, Any]:
-    """The leaves by path, placed as the targets say, in the dtypes that they ask for.
+    """Read leaves by path, placed and typed as the targets describe.
 
-    Of those that go to devices other than CPUs no more wait on the host than fit into its window.
+    Leaves for devices other than CPUs pass through a window of host memory, which bounds them.
     """
     with ExitStack() as stack:
         arrays.prefetch(infos[path].path for path in wanted)
@@ -58,10 +58,10 @@ def read_leaves(
 
 
 class _Reading:
-    """Leaves that are read by threads, in order.
+    """Leaves that threads read, in order.
 
     Attributes:
-        values: those that are made, by path.
+        values: finished leaves, by path.
     """
 
     def __init__(self, arrays: ItemArrays, reads: LeafReads, pool: ThreadPoolExecutor) -> None:
@@ -74,7 +74,7 @@ class _Reading:
         self._filling: deque[Filling] = deque()
 
     def add(self, path: str, info: LeafInfo, target: TargetLeaf) -> None:
-        """Begin to read a leaf, once there is room for it."""
+        """Start to read a leaf, once there is room for it."""
         leaf = PlacedLeaf(target, info)
         while not leaf.fits(self._memory):
             if not self._memory.wait():
@@ -94,19 +94,19 @@ class _Reading:
         self._filling.append(one)
 
     def finish(self) -> None:
-        """Make all that was added; other devices than CPUs have it then."""
+        """Make all added leaves, and wait until their devices have them."""
         while self._small or self._filling:
             self._finish_some()
         self._memory.drain()
 
     def cancel(self) -> None:
-        """Give up what nobody has begun to read."""
+        """Cancel the reads that have not started."""
         for one in self._filling:
             for future in one.futures:
                 future.cancel()
 
     def _finish_some(self) -> None:
-        """Make the small leaves, if there are some, else the first of the others."""
+        """Make the small leaves, if there are any, else the first of the others."""
         self._near.start()
         if self._small:
             self._finish_small()
@@ -117,7 +117,7 @@ class _Reading:
         self.values[first.path] = first.make(self._arrays)
 
     def _finish_small(self) -> None:
-        """Read many small leaves here: to hand them to other threads takes longer."""
+        """Read many small leaves in this thread: handing them to others would take longer."""
         self._reads.read_whole(self._chunks)
         for one in self._small:
             self.values[one.path] = one.make(self._arrays)
@@ -125,7 +125,7 @@ class _Reading:
 
 
 class _Near:
-    """Pieces of some leaves, gathered: of neighbours the store is asked at once."""
+    """Pieces of several leaves, gathered so that stored neighbours share a request."""
 
     def __init__(self, reads: LeafReads) -> None:
         self._reads = reads
@@ -141,7 +141,7 @@ class _Near:
             self.start()
 
     def start(self) -> None:
-        """Begin to read them."""
+        """Start to read the gathered pieces."""
         futures = self._reads.start(self._pieces) if self._pieces else []
         for leaf, future in zip(self._owners, futures, strict=True):
             if not leaf.futures or leaf.futures[-1] is not future:

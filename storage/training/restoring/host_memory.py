@@ -1,7 +1,7 @@
-"""Memory for the parts of leaves while they are read. Imports JAX.
+"""Host memory for leaves while they are read. Imports JAX.
 
 CPU devices keep this memory as the leaf's. Other devices get a copy of it: leaves pass through one
-window on their way there, whose memory is used again and again.
+window, whose memory is reused.
 """
 
 import math
@@ -20,12 +20,12 @@ __all__ = ["HostMemory", "Slot"]
 
 @dataclass(eq=False)
 class Slot:
-    """A stretch of the window, which a leaf has until its devices have the values.
+    """Range of the window that a leaf occupies until its devices have the values.
 
     Attributes:
         start: its first byte.
-        stop: after its last.
-        value: what was made of it; None while it is being filled.
+        stop: the byte after its last.
+        value: the array made of it; None while it is being filled.
         free: nobody reads it any more.
     """
 
@@ -39,26 +39,26 @@ class HostMemory:
     """Memory for the leaves of one restore. For use by one thread."""
 
     def __init__(self, window: int = HOST_BYTES) -> None:
-        """A window of so many bytes; none of it is touched before a leaf needs it."""
+        """Reserve a window of this size; memory is allocated on first use."""
         self._small = SmallArrays()
         self._size = window
         self._window: np.ndarray[Any, np.dtype[np.uint8]] | None = None
         self._slots: deque[Slot] = deque()
 
     def lasting(self, shape: Index, count: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-        """Arrays, not initialised, that become the leaf's."""
+        """Return uninitialised arrays that become the leaf's memory."""
         return [self._small.empty(shape, dtype) for _ in range(count)]
 
     def fits(self, shape: Index, count: int, dtype: np.dtype[Any]) -> bool:
-        """Whether the window has room for such arrays; an empty one has room for anything."""
+        """Return True if the window has room for such arrays; an empty one has for any."""
         return self._start(_padded(shape, dtype) * count) is not None
 
     def passing(
         self, shape: Index, count: int, dtype: np.dtype[Any]
     ) -> tuple[list[np.ndarray[Any, Any]], Slot]:
-        """Arrays that fit into the window, not initialised, and their slot there.
+        """Return uninitialised arrays in the window, which must have room, and their slot.
 
-        Those that are larger than all of the window have memory of their own in its place.
+        Arrays larger than the whole window get memory of their own instead of the window's.
         """
         each = _padded(shape, dtype)
         start = self._start(each * count)
@@ -75,10 +75,10 @@ class HostMemory:
         return [part.view(dtype).reshape(shape) for part in parts], slot
 
     def wait(self) -> bool:
-        """Wait until the devices have a leaf that is on its way, and free its slot.
+        """Wait until the devices have the oldest leaf on its way, and free its slot.
 
         Returns:
-            Whether there was one.
+            False if no leaf was on its way.
         """
         sent = next((slot for slot in self._slots if slot.value is not None), None)
         if sent is None:
@@ -90,12 +90,12 @@ class HostMemory:
         return True
 
     def drain(self) -> None:
-        """Wait for all that are on their way."""
+        """Wait for all leaves that are on their way."""
         while self.wait():
             pass
 
     def _start(self, nbytes: int) -> int | None:
-        """Where so many bytes fit; slots lie one after another, and begin anew at the end."""
+        """Return the start of a free range; slots form a ring buffer."""
         if not self._slots:
             return 0
         first, last = self._slots[0], self._slots[-1]
@@ -107,5 +107,5 @@ class HostMemory:
 
 
 def _padded(shape: Index, dtype: np.dtype[Any]) -> int:
-    """Bytes from the start of an array to that of the next."""
+    """Return the bytes from the start of an array to that of the next."""
     return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT

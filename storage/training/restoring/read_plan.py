@@ -1,6 +1,6 @@
-"""Which process reads what of arrays that several hold: each stored byte once. Pure, without JAX.
+"""Plan for reading each stored byte once, of arrays that several processes hold. Pure, no JAX.
 
-Every process makes the same plan of the same shardings, and so none has to tell another of it.
+Every process computes the same plan from the same shardings, so they need not exchange it.
 """
 
 import itertools
@@ -15,20 +15,20 @@ from cairn.storage.arrays import Index
 __all__ = ["PART_BYTES", "Part", "SharedLeaf", "batch_bytes", "batches", "shared_parts"]
 
 PART_BYTES: Final = 16 << 20
-"""What a process reads at a time, unless a chunk is larger."""
+"""Bytes that a process reads at a time, unless a chunk is larger."""
 
 
 _MOST_BATCHES: Final = 64
-"""About so many, if each process holds as much as the others."""
+"""Approximate number of batches, if all processes hold equally much."""
 
 
 class SharedLeaf(NamedTuple):
-    """A leaf of which several processes hold the same.
+    """Leaf with slices that several processes hold.
 
     Attributes:
         path: of the leaf.
         itemsize: bytes of an element.
-        chunks: shape of what can be decoded alone.
+        chunks: shape of the smallest box that can be decoded alone.
         shape: of each slice.
         slices: the processes that hold a slice, in order, by its first element.
     """
@@ -41,7 +41,7 @@ class SharedLeaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one process reads for all that hold it.
+    """Box that one process reads for all that hold it.
 
     Attributes:
         path: of the leaf.
@@ -50,7 +50,7 @@ class Part(NamedTuple):
         shape: of it.
         nbytes: of it.
         holders: the processes that hold it, in order.
-        reader: the one of them that reads it.
+        reader: the holder that reads it.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
-    """All parts, in the order in which they are read; each holder reads about as many bytes."""
+    """Return all parts in reading order; the holders read about equally many bytes."""
     parts: list[Part] = []
     load: dict[tuple[int, ...], dict[int, int]] = {}
     for leaf in leaves:
@@ -77,16 +77,16 @@ def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
                 loads[reader] += nbytes
                 column.append(Part(leaf.path, within, origin, shape, nbytes, holders, reader))
             columns.append(column)
-        # Slices take turns: those who hold one do not wait until all of another is read.
+        # Slices alternate, so that the holders of one do not wait for all of another.
         turns = itertools.zip_longest(*columns)
         parts += [part for turn in turns for part in turn if part is not None]
     return parts
 
 
 def batch_bytes(parts: Sequence[Part], least: int) -> int:
-    """What a process may hold of a batch: `least`, or enough that there are not very many batches.
+    """Return the bytes per batch and process: at least `least`, more if there would be too many.
 
-    Before each all processes meet twice, which takes longer the more of them there are.
+    All processes meet twice before each batch, which takes longer the more of them there are.
     """
     count = max((part.holders[-1] for part in parts), default=0) + 1
     held = sum(part.nbytes * len(part.holders) for part in parts) // count
@@ -94,9 +94,9 @@ def batch_bytes(parts: Sequence[Part], least: int) -> int:
 
 
 def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    """The parts, in order, in batches of which no process holds more than `limit` bytes.
+    """Group the parts, in order, into batches of at most `limit` bytes in any process.
 
-    One part that is larger is a batch by itself for those that hold it.
+    A larger part is a batch by itself for its holders.
     """
     count = max((part.holders[-1] for part in parts), default=0) + 1
     held = np.zeros(count, np.int64)
@@ -112,7 +112,7 @@ def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:
 
 
 def _slabs(leaf: SharedLeaf, within: Index, holders: int) -> Iterable[tuple[Index, Index]]:
-    """(origin, shape) of stretches of whole chunks, one after the other along one axis."""
+    """Yield (origin, shape) of consecutive runs of whole chunks along one axis."""
     spans = [
         range(start // chunk, -(-(start + size) // chunk))
         for start, size, chunk in zip(within, leaf.shape, leaf.chunks, strict=True)

@@ -1,4 +1,4 @@
-"""Leaves that several processes hold: each reads a share of them, and they exchange these.
+"""Leaves that several processes hold: each reads a share, and they exchange the shares.
 
 Imports JAX.
 """
@@ -29,21 +29,21 @@ from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
 __all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
 
 READ_ONCE: Final = "CAIRN_READ_ONCE"
-"""Environment variable: 0 lets each process read all that its devices hold."""
+"""Environment variable; "0" makes each process read all that its devices hold."""
 
 BATCH_BYTES: Final = 128 << 20
-"""What a process has at a time of parts that are read for several, beside the leaves; if it holds
-much of them, a sixty-fourth of that."""
+"""Memory of a process for shared parts, beside the leaves; more if it holds many of them: then a
+sixty-fourth of what it holds."""
 
 
 def agreed_shared(
     infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
 ) -> dict[str, SharedLeaf]:
-    """The leaves of which several processes hold the same; none unless all see the same ones.
+    """Return the leaves that several processes hold; none unless all processes agree on them.
 
     Args:
-        infos: what is known of each stored leaf, by path.
-        wanted: what to make of them, by path.
+        infos: description of each stored leaf, by path.
+        wanted: description of each leaf to make, by path.
     """
     if jax.process_count() == 1:
         return {}
@@ -76,13 +76,13 @@ def read_shared(
     wanted: Mapping[str, TargetLeaf],
     shared: Mapping[str, SharedLeaf],
 ) -> dict[str, Any]:
-    """The leaves that several processes hold, of which each reads a share.
+    """Read the leaves that several processes hold, each process its share.
 
     Args:
-        arrays: what is stored.
-        infos: what is known of each stored leaf, by path.
-        wanted: what to make of them, by path.
-        shared: those that are read here, the same on all processes.
+        arrays: the stored arrays.
+        infos: description of each stored leaf, by path.
+        wanted: description of each leaf to make, by path.
+        shared: the leaves to read, equal on all processes.
 
     Raises:
         CorruptionError, StoreUnavailableError, LateProcessError: on all processes.
@@ -114,7 +114,7 @@ def read_shared(
                 values[part.path] = filling.pop(part.path).make(arrays)
 
     def take(batch: Sequence[Part]) -> None:
-        # A collective waits for all without a deadline: it begins once each has what it gives.
+        # A collective has no deadline: enter it only once every process has read its share.
         streams = processes.together(lambda: _read_streams(arrays, infos, batch))
         processes.together(lambda: share(batch, streams))
 
@@ -125,11 +125,11 @@ def read_shared(
 
 
 class _Streams(NamedTuple):
-    """What some processes give each other of a batch.
+    """Bytes of a batch that a group of processes exchanges.
 
     Attributes:
-        bytes: of each of them, in their order.
-        parts: where in them each part is.
+        bytes: of each member, in order.
+        parts: the memory of each part within them.
     """
 
     bytes: dict[int, np.ndarray[Any, Any]]
@@ -139,7 +139,7 @@ class _Streams(NamedTuple):
 def _read_streams(
     arrays: ItemArrays, infos: Mapping[str, LeafInfo], batch: Sequence[Part]
 ) -> dict[tuple[int, ...], _Streams]:
-    """Room for what this process holds of a batch, by holders; what it is to read is there."""
+    """Allocate this process's streams of a batch, by holders, and read its own share."""
     me = int(jax.process_index())
     mine = [part for part in batch if me in part.holders]
     sizes: dict[tuple[int, ...], dict[int, int]] = {}
@@ -172,7 +172,7 @@ def _read_streams(
 
 
 def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[], None]]) -> None:
-    """Read all; none of it goes on any more when this returns or raises."""
+    """Read all pieces and tasks; when this returns or raises, no read runs any more."""
     with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
         futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(one) for one in tasks)]
         try:

@@ -1,4 +1,4 @@
-"""What the leaves of a target ask for, and what is made of them. Imports JAX."""
+"""Descriptions of a target's leaves, and the leaves made from them. Imports JAX."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -30,15 +30,15 @@ Casts = Literal["none", "floats", "numbers"]
 
 
 class TargetLeaf(NamedTuple):
-    """One leaf of a target.
+    """Description of a leaf to make.
 
     Attributes:
-        shape: wanted shape.
-        dtype: wanted dtype; None for Python numbers, which take any dtype of their kind.
-        sharding: where to put it; None for leaves that stay on the host.
-        scalar: the type of scalar to make (Python's or NumPy's); None for arrays.
-        committed: False if JAX may move it to where other arguments of a computation are.
-        weak: the array gives way to the dtypes of others, as one made of a Python number does.
+        shape: its shape.
+        dtype: its dtype; None for Python numbers, which take any dtype of their kind.
+        sharding: its placement; None for leaves that stay on the host.
+        scalar: type of scalar to make (Python's or NumPy's); None for arrays.
+        committed: False if JAX may move it to the devices of other arguments of a computation.
+        weak: weakly typed, like an array made of a Python number.
     """
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class TargetLeaf(NamedTuple):
     weak: bool = False
 
     def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, casts: Casts) -> list[str]:
-        """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
+        """Return the reasons that a stored leaf can't be restored here; empty if it can."""
         problems = []
         if tuple(stored.shape) != self.shape:
             problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
@@ -88,19 +88,19 @@ class TargetLeaf(NamedTuple):
         return casts != "none" and _is_floating(dtype) and _is_floating(self.dtype)
 
     def empty(self) -> Any:
-        """The leaf, if it has no elements."""
+        """Return the leaf, if it has no elements."""
         nothing = np.zeros(self.shape, self.dtype)
         if self.sharding is None:
             return nothing
         return self.place(self.shape, self.dtype, lambda index: nothing[index])
 
     def place(self, shape: tuple[int, ...], dtype: Any, part: Callable[[Any], Any]) -> jax.Array:
-        """The array of JAX, on its devices; without a copy, where one is not needed.
+        """Make the JAX array on its devices, without a copy where possible.
 
         Args:
-            shape: of the whole; of typed keys that of their words.
+            shape: of the whole array; for typed keys that of their words.
             dtype: its dtype.
-            part: gives what lies at an index of it.
+            part: returns the values at an index.
         """
         assert self.sharding is not None
         if self.committed:
@@ -110,7 +110,7 @@ class TargetLeaf(NamedTuple):
             return jnp.asarray(part((slice(None),) * len(shape)), dtype)
 
     def finish(self, value: Any) -> Any:
-        """`value`, read in logical dtype, as the type that was asked for."""
+        """Convert `value`, read in logical dtype, to the described type."""
         if self.scalar is not None:
             item = np.asarray(value)[()]
             return self.scalar(item) if self.dtype is None else item
@@ -121,23 +121,23 @@ class TargetLeaf(NamedTuple):
 
 
 class PlacedLeaf:
-    """A leaf being read: the parts of it that this process holds, and what is made of them.
+    """Leaf being read: the regions that this process holds, and the result.
 
     Attributes:
-        regions: the parts, to be filled with the stored elements; none before `take`.
+        regions: to be filled with the stored elements; empty before `take`.
     """
 
     def __init__(self, target: TargetLeaf, info: LeafInfo) -> None:
-        """Without memory yet.
+        """Prepare the leaf, without memory.
 
         Args:
-            target: what to make; it fits what is stored.
-            info: what is stored.
+            target: the leaf to make; it fits the stored one.
+            info: the stored leaf.
         """
         self._target = target
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._stored = info.dtype
-        self._shape = info.shape  # of typed keys: of their words
+        self._shape = info.shape  # for typed keys, the shape of their words
         self._places = _Places(info.shape, ((0,) * len(info.shape),), on_cpu=True)
         if target.sharding is not None:
             self._places = _places(target.sharding, info.shape)
@@ -145,12 +145,12 @@ class PlacedLeaf:
         self.regions: list[Region] = []
 
     def fits(self, memory: HostMemory) -> bool:
-        """Whether there is room for the parts."""
+        """Return True if there is room for the regions."""
         part, origins, on_cpu = self._places
         return on_cpu or memory.fits(part, len(origins), self._stored)
 
     def take(self, memory: HostMemory) -> Self:
-        """Make room for the parts, which must fit."""
+        """Allocate the regions, which must fit."""
         part, origins, on_cpu = self._places
         if self._target.sharding is None:
             values = aligned_empty([part], self._stored)
@@ -162,14 +162,14 @@ class PlacedLeaf:
         return self
 
     def value(self, *, key_impl: str | None, where: str) -> Any:
-        """The leaf, in the dtype that the target asks for, once its regions are filled.
+        """Return the leaf in the target's dtype, once its regions are filled.
 
         Args:
-            key_impl: of a leaf of typed PRNG keys: their implementation.
-            where: what errors call the leaf.
+            key_impl: for typed PRNG keys, their implementation.
+            where: name of the leaf in errors.
 
         Raises:
-            TreeMismatchError: it holds integers that the dtype does not have.
+            TreeMismatchError: it holds integers outside the dtype's range.
         """
         dtype, sharding = self._target.dtype, self._target.sharding
         whole: Any
@@ -195,11 +195,11 @@ class PlacedLeaf:
 
 
 class _Places(NamedTuple):
-    """Where the parts of an array lie.
+    """Boxes of an array that this process holds.
 
     Attributes:
         part: shape of each.
-        origins: index of the first element of each that this process holds.
+        origins: index of the first element of each.
         on_cpu: all of its devices are CPUs.
     """
 
@@ -210,7 +210,7 @@ class _Places(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
-    """The parts of this process.
+    """Return the boxes of an array that this process holds.
 
     Raises:
         ValueError: the sharding does not divide the shape.
@@ -227,7 +227,7 @@ def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
 
 
 def _made_of(dtype: Any) -> Any:
-    """The dtype that JAX makes of this one, as it is configured now."""
+    """Return the dtype that JAX would use for this one, as it is configured now."""
     return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
 
 
@@ -240,10 +240,10 @@ def _is_integer(dtype: Any) -> bool:
 
 
 def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any, Any]:
-    """The part in another dtype; integers only if it has all of them.
+    """Convert the part to another dtype; integers only if the range holds them.
 
     Raises:
-        TreeMismatchError: it does not have all of them.
+        TreeMismatchError: it does not.
     """
     if _is_integer(dtype) and part.size:
         limits = jnp.iinfo(dtype)
@@ -261,7 +261,7 @@ def _cast(part: np.ndarray[Any, Any], dtype: Any, where: str) -> np.ndarray[Any,
 
 
 def target_leaf(leaf: Any) -> TargetLeaf:
-    """What the leaf of a target asks for.
+    """Return the description of a target's leaf.
 
     Raises:
         TypeError: it is neither an array, a description of one, nor a number.
@@ -271,7 +271,7 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         if sharding is None:
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             committed = False
-        weak = bool(getattr(leaf, "weak_type", False))  # typed keys know nothing of it
+        weak = bool(getattr(leaf, "weak_type", False))  # typed keys lack the attribute
         return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed, weak)
     if isinstance(leaf, np.ndarray):
         reason = why_no_plain_array(leaf)
@@ -289,5 +289,5 @@ def target_leaf(leaf: Any) -> TargetLeaf:
 
 
 def _native(dtype: Any) -> Any:
-    """The dtype in this machine's byte order, in which everything is stored."""
+    """Return the dtype in this machine's byte order, which is the stored one."""
     return dtype if is_key_dtype(dtype) else np.dtype(dtype).newbyteorder("=")

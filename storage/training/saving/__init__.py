@@ -1,4 +1,4 @@
-"""One save of a step: described, held on the host, written by Orbax, followed to its end."""
+"""A save of a step: checked, held on the host, written, committed by Orbax, published."""
 
 import lazy_loader
 

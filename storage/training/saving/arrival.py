@@ -1,7 +1,7 @@
-"""Did the files of a step arrive as they were meant? Their checksums are told, not read back.
+"""Check that a step's files arrived as intended; checksums come from memory, not from the store.
 
-What is recorded of a file follows from the bytes that were to be written. A file that is not so in
-the store fails the save: no damage on the way is taken for what was saved. Imports no JAX.
+The recorded checksums are those of the bytes to be written. If a stored file differs, the save
+fails: damage on the way never passes as what was saved. Imports no JAX.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,19 +17,19 @@ __all__ = ["check_files"]
 def check_files(
     folder: StoreURI, meant: Mapping[str, StoredFile], *, marker: bytes
 ) -> tuple[ObjectRecord, ...]:
-    """The files of a step, every one that was written among them, each as it was meant.
+    """Check all files of a step and return their records.
 
-    Of files that hold values the size is looked at, and the checksum where the store lists one:
-    they are large, and on a disk were written past its cache. All others are read back where the
-    store tells no checksum, and so is what somebody else has written.
+    For value files it checks the size, and the checksum where the store lists one: they are large,
+    and were written to disks by direct I/O. It reads all other files where the store has no
+    checksum, and also files that somebody else wrote.
 
     Args:
         folder: the step's, committed; nobody writes to it any more.
         meant: what was written, by name.
-        marker: what Orbax writes into the file that marks the step as complete.
+        marker: content of Orbax's commit file.
 
     Raises:
-        SaveError: some are gone, or are not what was meant; all are listed.
+        SaveError: files are missing, or are not what was written; all are listed.
         StoreUnavailableError: the store gives no answer.
     """
     committed = stored_file(COMMIT_FILE, marker)
@@ -62,7 +62,7 @@ def check_files(
 
 
 def _unproved(entries: Mapping[str, Entry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
-    """Files that must be read: nothing else tells what they hold."""
+    """Yield the files that must be read, as nothing else proves their content."""
     for name, entry in entries.items():
         known = meant[name].size == 0 if name in meant else entry.size == 0
         proved = entry.crc32c is not None or holds_values(name)
@@ -71,7 +71,7 @@ def _unproved(entries: Mapping[str, Entry], meant: Mapping[str, StoredFile]) -> 
 
 
 def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> str | None:
-    """What is wrong with a file as it was found, in one line."""
+    """Return what is wrong with a file, in one line; None if nothing."""
     expected = f"{file.name}: expected {file.size} bytes, crc32c {file.crc32c}"
     if entry is None:
         return f"{expected}, found none"
@@ -85,5 +85,5 @@ def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> 
 
 def _recorded(known: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
     crc32c = known.crc32c or entry.crc32c
-    assert crc32c is not None  # the store or a read has said it
+    assert crc32c is not None  # known from the store or from a read
     return ObjectRecord(name=known.name, size=entry.size, crc32c=crc32c, content=known.content)

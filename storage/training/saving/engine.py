@@ -1,7 +1,7 @@
-"""The engine of a save: Orbax opens and commits a step, and between its items are written.
+"""Engine of a save: Orbax opens and commits a step, Cairn writes its items in between.
 
-All that Cairn asks of Orbax when it saves is in this file, through its public API. To Orbax a step
-is one `StatefulCheckpointable`: it makes the folder, calls us, and commits. Imports JAX and Orbax.
+This file has all calls to Orbax of a save, through its public API. To Orbax a step is one
+`StatefulCheckpointable`: it creates the folder, calls us, and commits. Imports JAX and Orbax.
 """
 
 import asyncio
@@ -63,16 +63,16 @@ __all__ = ["TEMPORARY", "StepWrite", "begin_step", "commit_text", "orbax_folder"
 _TIMEOUT_SECONDS: Final = 3600
 
 _ENDING_SECONDS: Final = 10.0
-"""How long Orbax may take to end a save of which our part has failed."""
+"""Seconds that Orbax may take to end a save whose items failed."""
 
 R = TypeVar("R")
 
 TEMPORARY: Final = ".orbax-checkpoint-tmp"
-"""What Orbax adds to the name of a step's folder until the step is complete."""
+"""Orbax's suffix to the name of a step's folder until the step is complete."""
 
 
 def orbax_folder(uri: StoreURI) -> str:
-    """The folder in the form that Orbax takes.
+    """Return the folder in the form that Orbax takes.
 
     Raises:
         InvalidURIError: Orbax would write elsewhere: it knows local disks and GCS only.
@@ -89,14 +89,14 @@ def orbax_folder(uri: StoreURI) -> str:
 
 
 class StepWrite:
-    """A step being written. What Orbax calls a `StatefulCheckpointable`: it only saves.
+    """Write of a step. To Orbax it is a `StatefulCheckpointable` that can only save.
 
     Attributes:
         key: under which the processes of the job meet.
-        begun: whether this may have written anything; before, what lies there is not its own.
-        committed: whether Orbax has given the folder its final name for this.
-        given_up: whether Orbax was left waiting for a store that does not answer. What it may still
-            do there nobody looks at, and of ours nothing is written any more.
+        begun: this may have written something; before, files in the folder are not its own.
+        committed: Orbax has renamed the folder to its final name for this.
+        given_up: Orbax was left waiting for a silent store. Nobody reads what it may still write,
+            and we write nothing any more.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class StepWrite:
         key: str,
         check: Callable[[], object] | None = None,
     ) -> None:
-        """Of a new step; `begin_step` begins it.
+        """Prepare the write of a new step; `begin_step` begins it.
 
         Args:
             folder: the step's.
@@ -134,25 +134,25 @@ class StepWrite:
     def begin(self) -> None:
         """Have Orbax begin; all processes call this.
 
-        With several processes this waits for the others and uses devices: call it where their
-        order is the same in all of them.
+        With several processes this waits for the others and uses devices: call it at the same point
+        of their device computations in all of them.
 
         Raises:
-            SaveError: the step's folder is there already; nothing was written.
+            SaveError: the step's folder exists already; nothing was written.
             StoreUnavailableError: the store gives no answer.
         """
         if processes.is_primary():
             _refuse_taken(self._folder)
         self.begun = True
-        # From here on devices are used for all: one that failed on the way must not be waited for.
+        # Orbax's start uses the devices of all processes, and would wait for a failed one.
         processes.meet(self.key, "start")
         self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenItem]:
-        """What this process wrote, by item, once Orbax has committed. Begins, if nobody did.
+        """Wait for Orbax's commit; return what this process wrote, by item. Begins if needed.
 
         Raises:
-            Exception: what failed, of ours or of Orbax; nothing of this process is under way then.
+            Exception: the error of the writers or of Orbax; no write of this process runs any more.
         """
         if self._response is None:
             self.begin()
@@ -174,11 +174,11 @@ class StepWrite:
             )
 
     def _watched(self, call: Callable[[], R]) -> R:
-        """What a call of Orbax's gives, which looks for paths without any limit where they are far.
+        """Run a call of Orbax with a deadline: on remote stores Orbax has none.
 
         Raises:
-            StoreUnavailableError: nothing was answered for too long.
-            Exception: what failed, of ours or of Orbax.
+            StoreUnavailableError: no answer came in time.
+            Exception: the error of the writers or of Orbax.
         """
         if self._folder.scheme == "file":
             return call()
@@ -195,23 +195,23 @@ class StepWrite:
 
     @property
     def files(self) -> list[StoredFile]:
-        """In process 0, the files that this wrote beside the items, named from the step's folder.
+        """In process 0, the files written beside the items, named from the step's folder.
 
-        All of Orbax's own among them are to be there too: the mark of the commit comes last.
+        Orbax's own files come on top: it writes its commit mark last.
         """
         return list(self._files)
 
     @cached_property
     def meta_digest(self) -> str:
-        """Of the JSON item's canonical form."""
+        """Digest of the JSON item's canonical form."""
         return sha256_of(canonical_json(dict(self._meta)))
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Called by Orbax: what writes the items once it has made the folder."""
+        """Return, to Orbax, the coroutine that writes the items once the folder exists."""
         return self._save(directory)
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Never called by Orbax: a step is read as what it holds.
+        """Refuse: Orbax never calls this, as a step is read by Orbax's own handlers.
 
         Raises:
             UnsupportedFormatError: always.
@@ -225,12 +225,12 @@ class StepWrite:
         )
 
     async def _save(self, directory: Any) -> None:
-        made = await directory.await_creation()  # in process 0, which makes the folder
+        made = await directory.await_creation()  # waits in process 0, which creates the folder
         await asyncio.to_thread(self._write_watched, parse_uri(str(made)).parent)
 
     def _write_watched(self, folder: StoreURI) -> None:
         try:
-            with self._progress.elsewhere():  # every wait of ours has a limit
+            with self._progress.elsewhere():  # our own waits have deadlines
                 self._write(folder)
         except Exception as exc:
             self._failure = exc
@@ -238,7 +238,7 @@ class StepWrite:
             raise
 
     def _write(self, folder: StoreURI) -> None:
-        """Write all items; returns or raises once nothing is under way any more."""
+        """Write all items; when this returns or raises, no write runs any more."""
         if self.given_up:
             raise SaveError("the save was given up", path=self._folder)
         processes.meet(self.key, "made")
@@ -261,10 +261,12 @@ class StepWrite:
         if jax.process_count() == 1:
             self._complete(folder, [])
             return
+        # Processes without a shared memory tell process 0 through the store what they wrote.
         if not processes.is_primary():
             parts = {name: one.parts[0] for name, one in self._written.items()}
             told = parts_to_bytes(parts | {META_ITEM: ItemPart(beside.result(), {})})
             write_files(folder, {part_file(int(jax.process_index())): told})
+        # After this barrier all records are in the store, and only process 0 still writes.
         processes.meet(self.key, "written")
         if not processes.is_primary():
             return
@@ -276,7 +278,7 @@ class StepWrite:
             removed.result()
 
     def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ItemPart]]) -> None:
-        """In process 0: write what makes an Orbax step of what all have written."""
+        """Write, in process 0, the index and the markers that make the step complete."""
         self._files += [file for part in others for file in part[META_ITEM].files]
         for name, written in self._written.items():
             parts = [part[name] for part in others]
@@ -284,7 +286,7 @@ class StepWrite:
         self._files += write_files(folder, self._markers([*self._written, META_ITEM]))
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
-        """Write what is no tree: JSON, and the states of iterators."""
+        """Write the JSON item and the states of iterators."""
         files = []
         if processes.is_primary():
             text = json.dumps(self._meta).encode()
@@ -305,15 +307,15 @@ class StepWrite:
         )
 
     def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
-        """What Orbax's older checkpointers want in each item on a bucket, which has no renames.
+        """Return the commit markers that older Orbax APIs want in each item on a bucket.
 
-        On a disk, too: what lies there may be copied to a bucket.
+        Written on a disk, too: the step may be copied to a bucket.
         """
         return {f"{item}/{COMMIT_FILE}": commit_text(self._folder / item) for item in items}
 
     @cached_property
     def _custom(self) -> dict[str, Any]:
-        """Our part of Orbax's custom metadata: which items there are, and how leaves are stored."""
+        """Cairn's part of Orbax's custom metadata: items, and stored forms of leaves."""
         return {
             "version": 1,
             "items": sorted([*self._items, META_ITEM]),
@@ -329,7 +331,7 @@ class StepWrite:
         }
 
     def _record_readers(self) -> None:
-        """Write down with which of Orbax's handlers each item is to be read."""
+        """Record Orbax's handler for each item in the step's metadata."""
         objects = ObjectStore(self._folder, patient=True)
         found = objects.read(STEP_METADATA)
         described = {} if found is None else json.loads(found.value)
@@ -350,7 +352,7 @@ class StepWrite:
 
 
 def commit_text(folder: StoreURI) -> bytes:
-    """What Orbax writes into the file that marks a folder as complete."""
+    """Return the content of Orbax's commit marker of a folder."""
     return b"Checkpoint commit was successful to " + orbax_folder(folder).encode()
 
 
@@ -362,11 +364,11 @@ def begin_step(
     key: str,
     check: Callable[[], object] | None = None,
 ) -> StepWrite:
-    """The write of a step into `folder`, which must not exist; see `StepWrite`.
+    """Return the write of a step into `folder`, which must not exist; see `StepWrite`.
 
-    Orbax takes some tens of milliseconds to begin, which the caller need not wait for: with one
-    process that is left to `StepWrite.result`. With several it uses devices, whose order of use
-    must be the same in all: then it has begun when this returns.
+    Orbax takes some tens of milliseconds to begin. With one process `StepWrite.result` does that,
+    in the background. With several it uses devices, in an order that must be the same in all: then
+    it has begun when this returns.
     """
     write = StepWrite(folder, items, meta, iterators, key, check)
     if jax.process_count() > 1:
@@ -379,12 +381,11 @@ def _nothing() -> None:
 
 
 def _refuse_taken(folder: StoreURI) -> None:
-    """Raise if somebody else has written this step here, such as plain Orbax in the same root.
+    """Raise if somebody else, such as plain Orbax in the same root, has written this step here.
 
-    Orbax would look only once it has written everything, and what it says then does not tell whose
-    the folder is.
+    Orbax checks only after all writes, and its error does not tell whose the folder is.
     """
-    if folder.scheme == "file":  # Orbax writes into a folder beside, and renames it
+    if folder.scheme == "file":  # Orbax writes a temporary folder beside it, and renames that
         temporary = f"{folder.name}{TEMPORARY}"
         beside = (entry.name for entry in open_files(folder.parent).list())
         taken = [name for name in beside if name == folder.name or name.startswith(temporary)]
@@ -402,17 +403,17 @@ def _refuse_taken(folder: StoreURI) -> None:
 
 
 def _name_of(handler: type) -> str:
-    """As Orbax records a handler, and looks it up when it loads."""
+    """Return a handler's name as Orbax records it and looks it up."""
     return f"{handler.__module__}.{handler.__qualname__}"
 
 
 def _context() -> Any:
     context = ocp.Context()
-    # `_refuse_taken` has looked: what Orbax would look for besides takes longer.
+    # `_refuse_taken` has checked this, and Orbax's own check is slower.
     context.file.skip_sync_file_validations = True
     context.asynchronous.timeout_secs = _TIMEOUT_SECONDS
     if jax.process_count() > 1:
-        # Orbax's own waits for other processes take 300 s to notice that one has failed. Ours are
-        # in `processes.meet` and `processes.share_outcome`; Orbax saves as if each were alone.
+        # Orbax's barriers take 300 s to notice a failed process. We use `processes.meet` and
+        # `processes.share_outcome` instead, and let Orbax believe that each process is alone.
         context.multiprocessing.active_processes = {int(jax.process_index())}
     return context

@@ -1,6 +1,6 @@
-"""Which step wrote the value files of the last durable step: what a step shares with others.
+"""Origins of the value files of the last durable step: which step wrote each.
 
-Names of value files are random, and a linked file keeps its name: one that an earlier step had is
+Names of value files are random, and a link keeps the name: a file whose name an earlier step had is
 shared with it, whichever process linked it. Imports no JAX.
 """
 
@@ -15,18 +15,18 @@ Origin = tuple[int, int]
 
 
 class FileOrigins:
-    """The origins of the value files of the last durable step, as process 0 knows them."""
+    """Origins of the last durable step's value files, as process 0 knows them."""
 
     def __init__(self) -> None:
-        """Of a run that this process has not saved yet."""
+        """Start without any: this process has not saved the run yet."""
         self._known: dict[str, Origin] = {}
 
     def of(self, names: Iterable[str]) -> dict[str, Origin]:
-        """Which step wrote a file, of those that an earlier one than this has written."""
+        """Return the origins of those files that an earlier step wrote."""
         return {name: self._known[name] for name in names if name in self._known}
 
     def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
-        """A step with these files is durable."""
+        """Store the origins of a durable step's files."""
         self._known = {
             name: self._known.get(name, (step, attempt)) for name in names if holds_values(name)
         }

@@ -1,9 +1,9 @@
-"""Hold the arrays of a save on the host, so that the caller may donate or delete them at once.
+"""Host arrays of a save, held so that the caller may donate or delete the arrays at once.
 
 On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
 it is donated meanwhile. On GPUs copies to pinned memory are dispatched, and nothing waits for them;
-from other devices all transfers are started before the first is waited for. Of an array that
-several processes hold, each writes its own part. Imports JAX. See ADR 0010 and 0051.
+from other devices all transfers start before the first is waited for. Of an array that several
+processes hold, each writes its own part. Imports JAX. See ADR 0010 and 0051.
 """
 
 import contextlib
@@ -48,15 +48,15 @@ __all__ = [
 ]
 
 _LEAST_SPLIT_BYTES: Final = 1 << 20
-"""What several processes hold is divided among them from this size on."""
+"""Size from which on processes that hold the same slice divide it."""
 
 _LEAST_CELL_BYTES: Final = 64 << 10
 _MOST_CELLS: Final = 8
-"""For each of the processes that divide a slice: of more cells there would be more to index."""
+"""Maximum number of cells per process that divides a slice: each adds entries to the index."""
 
 _KEEPS_VIEWS: Final = jax.__version_info__[:2] == (0, 11)
-"""JAX 0.11 keeps in an array the view that `np.asarray` gives, unless it is one of the buffer
-protocol, and copies that array whenever it is donated; 0.10 and 0.12 do not."""
+"""JAX 0.11 caches the view of `np.asarray` in the array, unless it uses the buffer protocol, and
+then copies the array whenever it is donated; 0.10 and 0.12 do not."""
 
 _PINNED: Final = "pinned_host"
 _HOST_KINDS: Final = frozenset({_PINNED, "unpinned_host"})
@@ -67,16 +67,16 @@ HostView = memoryview | np.ndarray[Any, Any]
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 _COLUMN_READ_ITEMS: Final = frozenset({"model", "merged"})
-"""Items whose leaves exports transpose; others are always cut into row strips."""
+"""Items whose leaves exports transpose; the chunks of others are always row strips."""
 
 
 class _Piece(NamedTuple):
-    """What this process writes of one of its device shards.
+    """Box of a device shard that this process writes.
 
     Attributes:
-        shard: the device shard, as `addressable_data` numbers it.
-        within: the part of it.
-        origin: index of the part's first element in the array.
+        shard: index of the device shard, as in `addressable_data`.
+        within: the box in the shard.
+        origin: index of the box's first element in the array.
     """
 
     shard: int
@@ -85,11 +85,11 @@ class _Piece(NamedTuple):
 
 
 class ArrayLayout(NamedTuple):
-    """How an array of some shape and sharding is stored.
+    """Stored layout of arrays of some shape and sharding.
 
     Attributes:
         cut: outer shards and inner chunks.
-        pieces: what this process writes.
+        pieces: boxes that this process writes.
     """
 
     cut: ChunkShapes
@@ -97,7 +97,7 @@ class ArrayLayout(NamedTuple):
 
 
 class HeldPart(NamedTuple):
-    """Elements that this process writes.
+    """Elements that this process writes, on the host.
 
     Attributes:
         values: on the host; nobody changes them.
@@ -112,8 +112,8 @@ class PinnedPart(NamedTuple):
     """Elements that this process writes, on their way to pinned memory.
 
     Attributes:
-        copy: of the device's shard, in pinned memory; nobody else has it.
-        within: the part of it.
+        copy: of the device's shard, in pinned memory; there is no other reference.
+        within: the box in the shard.
         origin: index of the first in the array.
     """
 
@@ -122,16 +122,16 @@ class PinnedPart(NamedTuple):
     origin: tuple[int, ...]
 
     def held(self) -> HeldPart:
-        """The part once it is there: a view, which keeps the pinned memory."""
+        """Wait for the copy and return a view of it, which keeps the pinned memory."""
         return HeldPart(np.asarray(self.copy)[self.within], self.origin)
 
 
 class HeldArray(NamedTuple):
-    """An array as it is stored, this process's parts of it held.
+    """Array in its stored form, with this process's parts held.
 
     Attributes:
         shape: of the whole array.
-        dtype: by which it is stored.
+        dtype: stored dtype.
         cut: outer shards and inner chunks.
         parts: what this process writes.
         sharding: None for a NumPy array.
@@ -147,13 +147,13 @@ class HeldArray(NamedTuple):
 
 
 class DeferredLeaf(NamedTuple):
-    """A leaf that the last step has stored, which is left alone if its files can be linked.
+    """Leaf that the last step has stored: linked if possible, copied only otherwise.
 
     Attributes:
-        leaf: as it was given.
-        shape: as it is stored.
-        dtype: the same.
-        layout: how it is cut.
+        leaf: as given.
+        shape: stored shape.
+        dtype: stored dtype.
+        layout: stored layout.
     """
 
     leaf: jax.Array
@@ -165,32 +165,32 @@ class DeferredLeaf(NamedTuple):
     def of(
         cls, leaf: jax.Array, shape: tuple[int, ...], dtype: str, *, columns: bool
     ) -> "DeferredLeaf":
-        """A leaf that is stored in this shape and dtype; `columns` as in `array_layout`."""
+        """Create it for a leaf with this stored shape and dtype; `columns` as in `array_layout`."""
         kind = dtype_named(dtype)
         layout = _layout(shape, kind.itemsize, leaf.sharding, columns)
         return cls(leaf, shape, kind, layout)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are stored of it, on all processes."""
+        """Stored bytes of the leaf, on all processes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def outline(self) -> HeldArray:
-        """The array as it is stored, without any part."""
+        """Return the array in its stored form, without any part."""
         return HeldArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
 
     def placeholders(self) -> tuple[HeldPart, ...]:
-        """The parts without their values: of the same shapes, and nobody may look into them."""
+        """Return parts of the right shapes whose values must not be read."""
         shard = np.broadcast_to(
             np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
         )
         return tuple(HeldPart(shard[within], origin) for _, within, origin in self.layout.pieces)
 
     def parts(self) -> tuple[HeldPart, ...]:
-        """The parts, copied now.
+        """Copy the parts now and return them.
 
         Raises:
-            SaveError: a step was given their memory in the meantime.
+            SaveError: a training step was given their memory in the meantime.
         """
         if self.leaf.is_deleted():
             raise SaveError(
@@ -207,39 +207,39 @@ class DeferredLeaf(NamedTuple):
 
 
 def _stored(shard: jax.Array) -> np.ndarray[Any, Any]:
-    """The stored form of one device's shard, copied."""
+    """Copy one device shard in its stored form."""
     stored, _ = store_form({"": shard})
     return np.array(_same_memory(stored[""]))
 
 
 def on_host() -> bool:
-    """Whether the memory of this job's devices is the host's."""
+    """Return True if the devices of this job use the host's memory."""
     return bool(jax.default_backend() == "cpu")
 
 
 def on_gpu() -> bool:
-    """Tell whether the devices of this job copy to pinned memory beside what they compute."""
+    """Return True if devices can copy to pinned memory while they compute."""
     return bool(jax.default_backend() == "gpu")
 
 
 def is_read_by_columns(item: str) -> bool:
-    """Whether readers read the arrays of an item by columns too."""
+    """Return True if readers also read an item's arrays by columns."""
     return item in _COLUMN_READ_ITEMS
 
 
 class Transfers:
-    """The leaves of an item on their way to the host.
+    """Transfers of an item's leaves to the host.
 
     Attributes:
-        layouts: by path, how each is stored.
+        layouts: stored layout of each leaf, by path.
     """
 
     def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
-        """Hold the leaves; nothing is copied yet.
+        """Hold the leaves; copy nothing yet.
 
         Args:
             item: its name.
-            leaves: arrays of JAX and NumPy by path, as they are stored.
+            leaves: arrays of JAX and NumPy by path, in their stored form.
 
         Raises:
             UnsupportedLeafError: with several processes, arrays that only this one has.
@@ -266,7 +266,7 @@ class Transfers:
         self._started: dict[tuple[str, int], jax.Array] = {}
 
     def sizes(self) -> dict[str, list[int]]:
-        """By path, the bytes of each part that this process writes."""
+        """Return the bytes of each part that this process writes, by path."""
         return {
             path: [
                 math.prod(
@@ -279,23 +279,23 @@ class Transfers:
         }
 
     def is_numpy(self, path: str) -> bool:
-        """Whether a leaf is of NumPy, so that its owner may write to it."""
+        """Return True for a NumPy leaf, to which its owner may write."""
         return path not in self._shards
 
     def _shapes(self, path: str) -> list[tuple[int, ...]]:
-        """Of the shards that the parts of a leaf are of."""
+        """Return the shape of the shard that each part of a leaf belongs to."""
         if path in self._shards:
             return [tuple(shard.shape) for shard in self._shards[path]]
         return [tuple(self._leaves[path].shape)] * len(self.layouts[path].pieces)
 
     def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
-        """By path, the bytes that arrive on the host of each part that must be copied.
+        """Return, by path, the bytes that arrive on the host for each part that must be copied.
 
-        They are those of arrays whose memory is not the host's: of whole shards, for nothing less
-        of one arrives.
+        Those are parts of arrays outside of host memory. A transfer moves a whole shard, so it
+        counts as a whole.
 
         Args:
-            numpy: NumPy arrays too.
+            numpy: include NumPy arrays.
         """
         found = {}
         for path, leaf in self._leaves.items():
@@ -305,10 +305,10 @@ class Transfers:
         return found
 
     def start(self, parts: Iterable[tuple[str, int]]) -> None:
-        """Start the transfers of some parts, of which `copied` takes the same.
+        """Start the transfers of some parts, which `copied` then takes.
 
-        The devices' own order has each copy read its array before a later step that is given the
-        array's memory writes to it.
+        Devices run operations in order: each copy reads its array before a later training step that
+        was given the array's memory writes to it.
 
         Args:
             parts: (path, number) of each.
@@ -324,16 +324,16 @@ class Transfers:
             if copies is not None:
                 self._started |= zip(shards, copies, strict=True)
                 return
-        # JAX keeps what the host has seen of an array for as long as the array lives. So arrays are
-        # made here of the same device memory, whose host memory goes with what `copied` gives.
+        # JAX caches an array's host copy for the array's lifetime. New arrays of the same device
+        # memory have caches of their own, which are freed with the result of `copied`.
         self._started |= {part: _same_memory(shard) for part, shard in shards.items()}
         for source in self._started.values():
             source.copy_to_host_async()
 
     def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HeldPart | PinnedPart]]:
-        """Some parts by path, in memory of their own, once their sources may be donated.
+        """Return parts by path in memory of their own, once their sources may be donated.
 
-        Parts in pinned memory are not there yet.
+        The copies of parts in pinned memory may still run.
 
         Args:
             parts: (path, number) of each.
@@ -346,7 +346,7 @@ class Transfers:
             if source is not None and is_in_host_memory(source):
                 copied.setdefault(path, []).append(PinnedPart(source, *piece[1:]))
                 continue
-            if source is None:  # whoever owns this memory may write to it, or donate it
+            if source is None:  # the memory's owner may write to it, or donate it
                 lasting = self._host_values(path, number)[piece.within]
                 values = np.empty_like(lasting, order="C")
                 pairs.append((values, lasting))
@@ -359,7 +359,7 @@ class Transfers:
         return copied
 
     def _host_values(self, path: str, number: int) -> np.ndarray[Any, Any]:
-        """A view of what lies in the host's memory; the array itself keeps none."""
+        """Return a view of values in host memory, without a cache in the array itself."""
         if path not in self._shards:
             return np.asarray(self._leaves[path])
         return np.asarray(_same_memory(self._shards[path][number]))
@@ -367,12 +367,12 @@ class Transfers:
     def wait(
         self, *, copied: bool = True, without: Collection[str] = frozenset()
     ) -> dict[str, HeldArray]:
-        """The leaves by path, once the host has all of them.
+        """Wait until the host has all leaves; return them by path.
 
         Args:
-            copied: NumPy arrays, which their owner may write to, are copied; False leaves that to
-                the caller.
-            without: paths of leaves of which no part is waited for.
+            copied: copy NumPy arrays, as their owner may write to them; False leaves that to the
+                caller.
+            without: paths of leaves to return without parts, and without a wait.
         """
         return {
             path: self._held(path, leaf, copied, waited=path not in without)
@@ -403,7 +403,7 @@ class Transfers:
 
 
 def _pinned(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """Copies in pinned memory, dispatched; None where there is not enough of it."""
+    """Dispatch copies to pinned memory; return None if there is not enough of it."""
     places = [array.sharding.with_memory_kind(_PINNED) for array in arrays]
     try:
         copies: list[jax.Array] = jax.device_put(arrays, places)
@@ -414,12 +414,12 @@ def _pinned(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
 
 
 def _same_memory(array: jax.Array) -> jax.Array:
-    """Another array of the memory of one that lies on one device."""
+    """Return another array of the memory of an array on one device."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
 def is_in_host_memory(array: jax.Array) -> bool:
-    """Tell whether an array lies in the host's memory, such as an offloaded moment."""
+    """Return True if an array lies in host memory, such as an offloaded moment."""
     device: Any = next(iter(array.sharding.device_set))
     if device.platform == "cpu" != jax.default_backend():
         return True
@@ -427,7 +427,7 @@ def is_in_host_memory(array: jax.Array) -> bool:
 
 
 def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
-    """The elements of an array of one CPU device, where they lie; the array keeps no view."""
+    """Return a view of an array on one CPU device, without a cache in the array."""
     return np.asarray(_same_memory(array) if _KEEPS_VIEWS else array)
 
 
@@ -436,11 +436,11 @@ def _is_of_cpu(array: jax.Array) -> bool:
 
 
 def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
-    """The arrays, by path, that the host has already: their memory, held.
+    """Hold the memory of the arrays that are on the host already; return it by path.
 
-    One CPU device has all of such an array, its elements are stored as they are, and there are some
-    of them. To hold many small leaves this way takes as long as `np.asarray` of each; what else is
-    to be known of them can wait, for they can be stored whatever it is.
+    Those are arrays with elements on a single CPU device, in their stored form. For many small
+    leaves this is as fast as `np.asarray` of each; the rest of their description can wait, as
+    nothing in it can prevent the save.
     """
     if jax.process_count() > 1 or not on_host():
         return {}
@@ -452,7 +452,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
     views: dict[str, HostView] = {}
     try:
         views.update(zip(arrays, map(memoryview, arrays.values()), strict=True))  # type: ignore[arg-type]
-    except (BufferError, TypeError):  # of several devices, of another kind, of a dtype of JAX's own
+    except (BufferError, TypeError):  # several devices, another memory kind, or an ml_dtypes dtype
         for path, leaf in arrays.items():
             if path not in views:
                 with contextlib.suppress(BufferError, TypeError):
@@ -463,7 +463,7 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
 
 
 def _is_bfloat16(leaf: jax.Array) -> bool:
-    """Whether the host has an array already that the buffer protocol has no name for."""
+    """Return True for a bfloat16 on one device, which the buffer protocol can't express."""
     return (
         leaf.dtype == jnp.bfloat16
         and not isinstance(leaf, jax.core.Tracer)
@@ -473,12 +473,12 @@ def _is_bfloat16(leaf: jax.Array) -> bool:
 
 
 def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) -> HeldArray:
-    """What `host_views` holds of an array.
+    """Return the held array of a view from `host_views`.
 
     Args:
         view: its memory.
         sharding: the array's.
-        columns: whether readers also read it by columns.
+        columns: readers also read it by columns.
     """
     values = np.asarray(view)
     cut, (piece,) = _layout(values.shape, values.itemsize, sharding, columns)
@@ -505,11 +505,11 @@ def _refuse_local(leaves: Mapping[str, Any]) -> None:
 
 
 def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
-    """How `array` is stored, and what of it this process writes.
+    """Return the stored layout of `array`, with the boxes that this process writes.
 
     Args:
         array: of JAX or NumPy, with elements.
-        columns: whether readers also read it by columns.
+        columns: readers also read it by columns.
     """
     shape, itemsize = tuple(array.shape), np.dtype(array.dtype).itemsize
     if isinstance(array, jax.Array):
@@ -523,7 +523,7 @@ def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
 def _layout(
     shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
 ) -> ArrayLayout:
-    """The same for every array of this shape and sharding."""
+    """Return the layout, cached by shape and sharding."""
     holders = processes.holders_of_slices(sharding, shape)
     first: dict[tuple[int, ...], int] = {}
     for number, index in enumerate(sharding.addressable_devices_indices_map(shape).values()):
@@ -558,15 +558,15 @@ def _layout(
 def _division(
     shard: tuple[int, ...], itemsize: int, sharers: Collection[int]
 ) -> tuple[int, int] | None:
-    """How processes divide a slice that they hold: an axis, and how much of it a cell is.
+    """Choose how processes that hold a slice divide it: an axis, and the size of a cell along it.
 
-    Each takes cells that follow each other, as many as the others or one more. Cells are as large
-    as leaves the largest share within a twentieth of the least that there is.
+    Each takes consecutive cells, as many as the others or one more. The cells are as large as
+    possible with the largest share within 5 % of the smallest possible.
 
     Args:
         shard: shape of the slice.
         itemsize: bytes of an element.
-        sharers: how many processes hold a slice, of all slices.
+        sharers: numbers of processes that hold a slice, over all slices.
     """
     if max(sharers) == 1:
         return None

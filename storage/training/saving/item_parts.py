@@ -1,7 +1,7 @@
-"""What one process wrote of a step, as it tells process 0, which makes one index of all.
+"""Records of what each process wrote of a step, from which process 0 makes one index.
 
-With one process nothing is told. With several each leaves a record in the step's folder, which
-process 0 reads, and removes, before the step is committed. Imports no JAX.
+With several processes, each leaves a record in the step's folder. Process 0 reads and removes them
+before the step is committed. With one process there are none. Imports no JAX.
 """
 
 import base64
@@ -28,11 +28,11 @@ __all__ = [
 
 
 class WrittenShard(NamedTuple):
-    """An outer shard that lies in a value file.
+    """Outer shard in a value file.
 
     Attributes:
         path: the leaf's path.
-        placed: where; the file is named from the item's folder.
+        placed: its location; the file is named from the item's folder.
     """
 
     path: str
@@ -40,7 +40,7 @@ class WrittenShard(NamedTuple):
 
 
 class ItemPart(NamedTuple):
-    """What one process wrote of an item.
+    """Files and shards of an item that one process wrote.
 
     Attributes:
         files: all of its files, named from the item's folder.
@@ -52,16 +52,16 @@ class ItemPart(NamedTuple):
 
 
 class _Columns(BaseModel):
-    """An item's part. Numbers stand in columns, little-endian in base 64: there may be many rows.
+    """Encoded `ItemPart`, in columns of little-endian base 64, as there may be many rows.
 
     Attributes:
         files: all of its files.
         paths: of the leaves.
         keys: of each shard.
-        leaf, file: of each shard, as numbers among the others.
-        offset, length: where it lies there.
-        rank, origin: how many axes it has, and its first element along each.
-        chunks, digests: how many it has, and those of all shards one after another.
+        leaf, file: of each shard, as indices into `paths` and `files`.
+        offset, length: of each shard in its file.
+        rank, origin: number of axes of each shard, and its first index along each axis.
+        chunks, digests: number of chunks of each shard, and the digests of all in order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -133,12 +133,12 @@ class _PartRecord(Record):
 
 
 def parts_to_bytes(parts: Mapping[str, ItemPart]) -> bytes:
-    """The record that tells process 0 what this one wrote, by item."""
+    """Encode the record for process 0 of what this process wrote, by item."""
     return _PartRecord(items={name: _Columns.of(part) for name, part in parts.items()}).to_bytes()
 
 
 def parse_parts(data: bytes, path: object) -> dict[str, ItemPart]:
-    """What `parts_to_bytes` made.
+    """Decode what `parts_to_bytes` encoded.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it is not that.
@@ -148,12 +148,12 @@ def parse_parts(data: bytes, path: object) -> dict[str, ItemPart]:
 
 
 def part_file(process: int) -> str:
-    """The name of the record of a process, in the step's folder."""
+    """Return the name of a process's record in the step's folder."""
     return f"cairn.process_{process}.json"
 
 
 def read_parts(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, ItemPart]]:
-    """What these processes wrote of a step, by item.
+    """Read what these processes wrote of a step, by item.
 
     Args:
         folder: the step's.

@@ -1,9 +1,9 @@
-"""Write an item of held arrays, as the tree that plain Orbax reads: our bytes, its format.
+"""Writer of an item of host arrays, as a tree that plain Orbax reads.
 
-The item's value files come straight from memory. The small files that make it an Orbax tree follow
-from shapes, dtypes and shardings alone, and are made once for each. With several processes each
-writes value files of its own parts, and process 0, which is told of them, one database of all.
-Imports JAX. See ADR 0009 and 18.
+The value files come straight from memory. The small files that make it an Orbax tree depend on
+shapes, dtypes and shardings only. With several processes, each writes value files of its own parts,
+and process 0 collects their records and writes one database of all. Imports JAX. See ADR 0009 and
+18.
 
 Source of the small files: orbax.checkpoint 0.12, `_src/metadata/{tree,sharding,
 array_metadata_store}.py` and `_src/serialization/tensorstore_utils.py`, and files written by them.
@@ -77,22 +77,22 @@ _PROCESS_FOLDER: Final = "ocdbt.process_{}"
 
 
 class HeldItem(NamedTuple):
-    """One tree as it is written.
+    """Tree as it is written.
 
     Attributes:
-        arrays: by path, this process's parts of the leaves that have elements; emptied when they
-            begin to be written, so that memory is freed as they are.
+        arrays: by path, this process's parts of the leaves with elements; the writer empties it
+            when it starts, so that memory is freed as it writes.
         forms: of the leaves that are stored in another form.
-        unchanged: what is known of the saves before.
-        same: paths of the leaves that are known to be what the save before stored.
-        leaves: the immutable arrays among those that were given, by path.
-        deferred: leaves that are to be linked, and copied only if they can't be, of which `arrays`
-            has no parts; emptied as `arrays` is.
+        unchanged: state of deduplication over the saves before.
+        same: paths of the leaves that are known to equal what the last save stored.
+        leaves: the immutable arrays among the given ones, by path.
+        deferred: leaves to link, copied only if they can't be linked, of which `arrays` has no
+            parts; emptied like `arrays`.
         compression: of the stored chunks.
-        staged: gives the parts that come in waves, which `arrays` are without.
-        uploads: memory for what is on its way to an object store; None has no limit.
-        wave_bytes: the most that is copied at a time of deferred leaves, unless one has more.
-        digests: of leaves, as devices compute them.
+        staged: source of the parts that come in waves, which `arrays` lack.
+        uploads: memory for uploads to an object store; None has no limit.
+        wave_bytes: maximum bytes of deferred leaves copied at a time, unless one is larger.
+        digests: of leaves, computed on devices.
         places: where leaves lie that devices may digest from the next save on, by path.
     """
 
@@ -110,17 +110,17 @@ class HeldItem(NamedTuple):
     places: Mapping[str, Sequence[Place]] = MappingProxyType({})
 
     def durable(self, written: "WrittenItem", folder: StoreURI, step: tuple[int, int]) -> None:
-        """The step is: the next save need not write again what stays as it is.
+        """Remember a durable step, so that the next save can reuse unchanged leaves.
 
         Args:
-            written: what came of writing it.
+            written: result of writing the item.
             folder: the item's, in the step.
             step: (step, attempt).
         """
         place = folder if written.database is None else folder / written.database
         try:
             digests = self.digests.values()
-        except jax.errors.JaxRuntimeError:  # the step is durable, whatever the device is now
+        except jax.errors.JaxRuntimeError:  # the step is durable even if the device failed since
             digests = {}
         self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step, digests)
         watched = self.unchanged.watched
@@ -128,12 +128,12 @@ class HeldItem(NamedTuple):
 
 
 class WrittenItem(NamedTuple):
-    """What came of writing an item.
+    """Result of writing an item.
 
     Attributes:
         parts: what this process wrote; in process 0, in the end, what all wrote.
-        database: the folder in the item's that this process wrote into; None for the item's own.
-        saved: what of it the next save may use, once the step is durable.
+        database: folder within the item's that this process wrote into; None for the item's own.
+        saved: what the next save may reuse, once the step is durable.
         described: the description of each array, by its key in the database.
     """
 
@@ -144,7 +144,7 @@ class WrittenItem(NamedTuple):
 
 
 def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
-    """Write this process's files of the item; of its arrays it lets go.
+    """Write this process's files of the item, dropping its arrays on the way.
 
     Args:
         folder: the item's, in a step that is not committed yet.
@@ -157,7 +157,7 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     try:
         return _write_item(folder, item)
     except BaseException as exc:
-        if item.staged is not None:  # others wait for waves that come once this one was written
+        if item.staged is not None:  # otherwise others wait for the waves after this one
             item.staged.staging.end(exc)
         raise
 
@@ -218,12 +218,12 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
 def _waves(
     held: dict[str, HeldArray], outlines: Mapping[str, HeldArray], item: HeldItem
 ) -> Iterator[list[ShardToWrite]]:
-    """The shards that are written together, in new lists, of which nothing is held here.
+    """Yield the shards of each wave, in new lists, without keeping a reference.
 
     Args:
-        held: what the host has; emptied.
+        held: host arrays; emptied.
         outlines: the arrays without their parts.
-        item: gives those that come in waves.
+        item: source of the waves.
     """
     for path, leaf in item.deferred.items():
         held[path] = outlines[path]._replace(parts=leaf.placeholders())
@@ -243,18 +243,18 @@ def _waves(
 def _with_values(
     rest: list[ShardToWrite], outlines: Mapping[str, HeldArray], item: HeldItem
 ) -> Iterator[list[ShardToWrite]]:
-    """Shards that are written together: those that the host has, then deferred ones, copied.
+    """Yield groups of shards to write: those on the host, then deferred ones, copied.
 
-    Of deferred leaves, all of which are in the first wave, no more are copied at a time than the
-    memory of a wave, or one.
+    Deferred leaves, all of which are in the first wave, are copied in groups that fit the memory of
+    a wave, or singly.
 
     Args:
-        rest: what could not be linked; emptied.
+        rest: shards that could not be linked; emptied.
         outlines: the arrays without their parts.
-        item: has the deferred leaves; emptied of them, so that their memory may be given back.
+        item: has the deferred leaves; emptied of them, so that their memory can be freed.
 
     Raises:
-        SaveError: a step was given the memory of one in the meantime.
+        SaveError: a training step was given the memory of one in the meantime.
     """
     left: dict[str, list[ShardToWrite]] = {}
     here: list[ShardToWrite] = []
@@ -281,11 +281,11 @@ def _with_values(
 def _saved(
     written: Sequence[WrittenFile], known: Mapping[bytes, Fingerprints]
 ) -> dict[bytes, SavedShard]:
-    """What was written, by key.
+    """Return the written shards, by key.
 
     Args:
         written: the files.
-        known: fingerprints of shards that did not get them as they were written.
+        known: fingerprints of shards that did not get them while they were written.
     """
     return {
         key: SavedShard(path, file.refs[key], box, file.fingerprints.get(key) or known.get(key))
@@ -297,12 +297,12 @@ def _saved(
 def complete_item(
     folder: StoreURI, written: WrittenItem, others: Sequence[ItemPart]
 ) -> WrittenItem:
-    """Make one database of what all processes wrote of an item; process 0 calls this.
+    """Write one database index of what all processes wrote of an item; process 0 calls this.
 
     Args:
         folder: the item's.
         written: what process 0 wrote.
-        others: what the others did, all of them.
+        others: what each other process wrote.
 
     Raises:
         StoreUnavailableError: the store gives no answer.
@@ -319,7 +319,7 @@ def complete_item(
 
 
 def _drained(shards: list[Any]) -> Any:
-    """The shards, each forgotten here as it is handed out."""
+    """Yield the shards in order, removing each from the list, so that its memory can be freed."""
     shards.reverse()
     while shards:
         yield shards.pop()
@@ -329,7 +329,7 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
     """Write small files that nobody else writes. On a disk they are synced with the step.
 
     Returns:
-        What they are, told from the bytes that were to be written.
+        Their records, computed from the bytes to be written.
     """
     if files and folder.scheme != "file":
         objects = ObjectStore(folder, patient=True)
@@ -351,11 +351,11 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile
 _SHARDINGS: Final = "_sharding"
 _DICT_KEY: Final = 2
 _LAYOUTS: Final = "array_metadatas/process_0"
-"""Orbax has one of each process, and reads all there are. They would be the same: one is enough."""
+"""Orbax writes one per process and reads all there are. Ours would be equal: one is enough."""
 
 
 def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
-    """The files that describe the item as a whole; one process writes them."""
+    """Return the files that describe the item as a whole; one process writes them."""
     shardings = {
         base64.urlsafe_b64encode(array_name(path).encode()).decode(): text
         for path, array in held.items()
@@ -368,7 +368,7 @@ def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
 
 
 def _layouts(held: Mapping[str, HeldArray]) -> bytes:
-    """The file that says how the arrays were cut."""
+    """Return the file with the chunking of the arrays."""
     layouts = [
         {
             "array_metadata": {
@@ -387,7 +387,7 @@ def _layouts(held: Mapping[str, HeldArray]) -> bytes:
 def index_entries(
     held: Mapping[str, HeldArray], compression: Compression | None = None
 ) -> dict[bytes, bytes]:
-    """The zarr description of each array, by its key in the database."""
+    """Return the zarr description of each array, by its key in the database."""
     return {
         f"{array_name(path)}/zarr.json".encode(): zarr_description(
             StoredLayout(array.shape, array.dtype.name, array.cut), compression
@@ -401,7 +401,7 @@ def shards_of(
     forms: Mapping[str, StoredForm],
     compression: Compression | None = None,
 ) -> Iterator[ShardToWrite]:
-    """The outer shards that this process writes."""
+    """Yield the outer shards that this process writes."""
     for path, array in held.items():
         form, packed = forms.get(path), None
         if form is not None and form.kind == "packed":
@@ -452,7 +452,7 @@ def _tree_metadata(held: Mapping[str, HeldArray]) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
-    """As Orbax describes a sharding; None for kinds that it has no description of."""
+    """Return Orbax's description of a sharding; None for kinds without one."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh = sharding.mesh
         return json.dumps(
@@ -472,7 +472,7 @@ def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
 
 
 def _device_ids(devices: Any) -> Any:
-    """Nested lists of devices, each as Orbax names it."""
+    """Return nested lists of devices in Orbax's notation."""
     if isinstance(devices, list):
         return [_device_ids(one) for one in devices]
     return {"id": devices.id}

@@ -1,4 +1,4 @@
-"""Host memory that saves copy arrays into, kept from one save to the next. No JAX. See ADR 0039."""
+"""Host memory for copies of arrays, kept from one save to the next. No JAX. See ADR 0039."""
 
 import mmap
 import os
@@ -14,14 +14,14 @@ from cairn.storage.errors import PolicyError
 __all__ = ["LEAST_COPIED_BYTES", "KeptBuffers", "Places", "copy_all", "places"]
 
 LEAST_COPIED_BYTES: Final = 64 << 10
-"""Of smaller arrays of JAX the view is held: if XLA copies them, their memory comes from a heap
-that is warm already, and of many of them the copies would take longer than the views."""
+"""Smaller JAX arrays are held as views: if XLA copies them, it uses warm heap memory, and copies of
+many of them would take longer than views."""
 
 _ALIGNMENT: Final = 64
-"""Arrays begin at multiples of this: no two share a line of the processor's cache."""
+"""Alignment of arrays: no two share a cache line."""
 
 _BATCH_BYTES: Final = 8 << 20
-"""Copied by one thread before it looks for more."""
+"""Bytes per unit of work of a copying thread."""
 
 _THREADS: Final = max(1, min(8, os.cpu_count() or 1))
 
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Places(NamedTuple):
-    """Where arrays lie in memory of one piece.
+    """Offsets of arrays in one allocation.
 
     Attributes:
         offsets: of each, in bytes.
@@ -43,7 +43,7 @@ class Places(NamedTuple):
 
 
 def places(sizes: Iterable[int]) -> Places:
-    """Places for arrays of these sizes in bytes, one after another."""
+    """Return consecutive offsets for arrays of these sizes in bytes."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -52,16 +52,16 @@ def places(sizes: Iterable[int]) -> Places:
 
 
 class KeptBuffers:
-    """Memory for the copies of one save, which the next save uses again.
+    """Memory for the copies of one save, which the next save reuses.
 
-    Nothing is overwritten that anybody still looks at. Used by one thread at a time.
+    Never overwrites memory that is still referenced. Used by one thread at a time.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        """Empty; memory is asked for by the first save.
+        """Start empty; the first save allocates the memory.
 
         Args:
-            limit: the most bytes that it may have; None: as many as a save needs.
+            limit: maximum bytes; None: as many as a save needs.
         """
         self.limit = limit
         self._pages: mmap.mmap | None = None
@@ -71,7 +71,7 @@ class KeptBuffers:
 
     @classmethod
     def asked_for(cls, keep_buffers: Any, host_memory: Any) -> "KeptBuffers | None":
-        """The buffers that these arguments of a checkpointer ask for; None if none.
+        """Return the buffers for these arguments of a checkpointer; None if it wants none.
 
         Raises:
             PolicyError: `keep_buffers` is no bool, or `host_memory` no number of bytes above 0.
@@ -93,14 +93,14 @@ class KeptBuffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now: what is kept, and any older memory that a save still reads."""
+        """Bytes held now, including older memory that a save still reads."""
         return (0 if self._pages is None else len(self._pages)) + self._left_bytes()
 
     def check(self, nbytes: int) -> None:
-        """Refuse a save that needs this many bytes, if it may not have them.
+        """Refuse a save that needs more bytes than the limit.
 
         Raises:
-            PolicyError: they are more than the limit.
+            PolicyError: it does.
         """
         self._leave_what_is_read()
         left = self._left_bytes()
@@ -117,22 +117,22 @@ class KeptBuffers:
         )
 
     def copies(self, arrays: Sequence[Array]) -> list[Array]:
-        """Copies of these arrays, in C order, that nobody may write to.
+        """Return read-only copies of these arrays, in C order.
 
-        Their memory is used again by the next call, unless somebody still looks at one of them:
-        then they stay as they are, in memory that is kept no longer.
+        The next call reuses their memory, unless one of them is still referenced: then they stay,
+        and the next call allocates new memory.
 
         Raises:
-            PolicyError: they are more than the limit, or more than the machine can give.
+            PolicyError: they exceed the limit, or the machine's memory.
         """
         offsets, nbytes = places(array.nbytes for array in arrays)
         self.check(nbytes)
         if not nbytes:
             return [array.copy() for array in arrays]
         if self._pages is None or len(self._pages) < nbytes:
-            self._pages = None  # freed before there is more: never both
+            self._pages = None  # freed before the new allocation: never both at once
             self._pages = _mapped(nbytes)
-        # Its views keep it alive, so that it tells whether there are any.
+        # All views keep this array alive: a dead weak reference means that there are none.
         root = np.frombuffer(self._pages, np.uint8)
         self._last = weakref.ref(root)
         made = [
@@ -145,12 +145,12 @@ class KeptBuffers:
         return made
 
     def forget(self) -> None:
-        """Keep nothing; what a save still reads is freed once it is over."""
+        """Free the memory; what a save still reads is freed after it."""
         self._leave_what_is_read()
         self._pages = self._last = None
 
     def _leave_what_is_read(self) -> None:
-        """Keep no memory that somebody still looks at, and know how much that is."""
+        """Give up memory that is still referenced, but count it until it is freed."""
         if self._pages is not None and self._last is not None and self._last() is not None:
             self._left.append((self._last, len(self._pages)))
             self._pages = self._last = None
@@ -162,12 +162,12 @@ class KeptBuffers:
 
 _all: "weakref.WeakSet[KeptBuffers]" = weakref.WeakSet()
 _of_the_parent: list[Array] = []
-"""In a forked child, what a save of its parent was reading. It is never unmapped there: by then
-something else may lie where it would be."""
+"""In a forked child, the memory that a save of the parent was reading. The child lacks the mapping:
+to unmap it could unmap something else at that address."""
 
 
 def _forget_all() -> None:
-    """A child that was forked does not have the memory, nor a use for it."""
+    """Forget all buffers in a forked child, where the memory is not mapped."""
     for one in list(_all):
         one.forget()
         _of_the_parent.extend(root for ref, _ in one._left if (root := ref()) is not None)
@@ -177,7 +177,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    """Memory of the system's ordinary pages, see ADR 11; a child that is forked does not get it."""
+    """Map memory in ordinary pages, see ADR 11, which a forked child does not inherit."""
     try:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError) as exc:
@@ -194,7 +194,7 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 
 def copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy each second into its first, in several threads if there is much to copy."""
+    """Copy each second array into its first, in several threads if there is much to copy."""
     batches = list(_batches(pairs))
     threads = min(_THREADS, len(batches))
     if threads < 2:
@@ -207,7 +207,7 @@ def copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _batches(pairs: Iterable[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
-    """Pieces of about `_BATCH_BYTES`; arrays that lie in one piece are cut into as many."""
+    """Group the copies into batches of about `_BATCH_BYTES`; split contiguous arrays."""
     batch: list[tuple[Array, Array]] = []
     size = 0
     for into, source in pairs:
@@ -223,7 +223,7 @@ def _batches(pairs: Iterable[tuple[Array, Array]]) -> Iterator[list[tuple[Array,
 
 def _pieces(into: Array, source: Array) -> Iterator[tuple[Array, Array]]:
     if not source.flags.c_contiguous:
-        # NumPy copies foreign dtypes item by item; as integers they go at full speed.
+        # NumPy copies ml_dtypes element by element; as integers they copy at full speed.
         kind = _UNSIGNED.get(source.itemsize, source.dtype)
         yield into.view(kind), source.view(kind)
         return

@@ -1,10 +1,9 @@
-"""Link value files of an earlier step into a new one, and only such as are what was written.
+"""Links of an earlier step's value files into a new step, after a check of their content.
 
-Each is linked first and looked at then, under its new name, which nobody else knows. On a disk it
-must have the size that was written, and is read if it was modified, is another file by now, or was
-not read for long. In an
-object store the copy must have the size and the checksum. What is damaged is removed again, and
-the caller writes the values anew, which it has in memory. Imports no JAX. See ADR 12.
+A file is linked first and checked then, under its new name, which nobody else uses. On a disk the
+size must match, and the file is read if it was modified or replaced, or was not read for long. In
+an object store size and checksum of the copy must match. A damaged link is removed, and the caller
+writes the values anew, from memory. Imports no JAX. See ADR 12.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ T = TypeVar("T")
 
 
 class _Mark(NamedTuple):
-    """What a file system tells of a file, the same for each of its names.
+    """Version mark of a file on a disk, equal under each of its names.
 
     Attributes:
-        modified: when it was, in nanoseconds.
-        inode: which file it is: one that took its name may have its size and time.
+        modified: modification time, in nanoseconds.
+        inode: detects a replacement that has the same size and time.
     """
 
     modified: int
@@ -41,14 +40,14 @@ class _Mark(NamedTuple):
 
 
 class LinkedFile(NamedTuple):
-    """A value file of this process, which may be linked into the next step.
+    """Value file of this process, which may be linked into the next step.
 
     Attributes:
         record: as it was written.
-        written: when.
-        seen: when its bytes were last written or read.
-        steps: that have it.
-        mark: by which a file that was modified, or replaced, shows; None where there is none.
+        written: time of the write.
+        seen: time when its bytes were last written or read.
+        steps: number of steps that have it.
+        mark: detects a modification or replacement; None in an object store.
     """
 
     record: StoredFile
@@ -59,7 +58,7 @@ class LinkedFile(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A file as a listing shows it."""
+    """File as a listing shows it."""
 
     size: int
     crc32c: str | None
@@ -69,7 +68,7 @@ class _Found(NamedTuple):
 def new_files(
     folder: StoreURI, files: Iterable[StoredFile], now: datetime
 ) -> dict[str, LinkedFile]:
-    """Files that were just written into the database in `folder`, by name."""
+    """Return the files that were just written into the database in `folder`, by name."""
     return {file.name: LinkedFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
 
 
@@ -81,20 +80,20 @@ def link_files(
     sharing: SharingPolicy,
     now: datetime,
 ) -> dict[str, LinkedFile]:
-    """Make files of one database files of another; those that now are.
+    """Link files of one database into another; return those that are now in both.
 
-    Left out are those that were shared for long enough, can't be linked, as where the step was
-    deleted, or are damaged, which is logged.
+    The result omits files that were shared for long enough, can't be linked, for example because
+    the step was deleted, or are damaged, which is logged.
 
     Args:
-        source: the folder of the one.
-        target: of the other, which has none of them.
+        source: folder of the first database.
+        target: folder of the second, which has none of them.
         files: by name.
-        sharing: for how long they are shared.
-        now: the present moment.
+        sharing: how long they may be shared.
+        now: current time.
 
     Raises:
-        StoreUnavailableError: the store does not tell what it has.
+        StoreUnavailableError: the store gives no answer about its files.
     """
     names = [
         name
@@ -170,7 +169,7 @@ def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
 
 
 def _look(folder: StoreURI, names: Iterable[str]) -> dict[str, _Found]:
-    """The files as the store shows them; without those that are not there."""
+    """Return the files as the store shows them; omit missing ones."""
     if folder.scheme == "file":
         found = {name: _stat(folder, name) for name in names}
         return {name: one for name, one in found.items() if one is not None}
@@ -185,10 +184,10 @@ def _is_as_written(found: _Found, record: StoredFile) -> bool:
 
 
 def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
-    """What reading a file shows to be wrong with it; None if it is what was written."""
+    """Read a file and return what is wrong with it; None if it is what was written."""
     try:
         (found,) = read_files(folder, [record.name], threads=1, past_cache=True)
-    except (OSError, StorageError) as exc:  # the disk can't give it
+    except (OSError, StorageError) as exc:  # unreadable counts as damaged
         return str(exc).partition("\n")[0]
     if (found.size, found.crc32c, found.content) == (record.size, record.crc32c, record.content):
         return None

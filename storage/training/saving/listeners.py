@@ -1,8 +1,7 @@
-"""Who is told of durable steps: functions that installed packages name. No JAX.
+"""Listeners for durable steps: functions that installed packages register. No JAX.
 
-A package names them in the group of entry points `cairn.durable_steps`. They are called one after
-the other in a thread of their own, which no save and no training step ever waits for: a hint to
-others, as the store says everything.
+A package names them in the entry point group `cairn.durable_steps`. A thread of their own calls
+them one after the other; no save or training step waits for it. They are hints: the store has all.
 """
 
 import atexit
@@ -21,17 +20,17 @@ logger = logging.getLogger(__name__)
 GROUP: Final = "cairn.durable_steps"
 
 Listener = Callable[[str, int, int], None]
-"""Called with the URI of a run, a step of it that has become durable, and the step's attempt."""
+"""Function of a run's URI, a step that has become durable, and the step's attempt."""
 
 _KEPT: Final = 1000
-"""So many steps wait to be told of; of what comes then nobody is told."""
+"""Length of the queue; when it is full, further steps are dropped."""
 
 _LAST_SECONDS: Final = 1.0
-"""How long the end of the process waits for somebody who is being told."""
+"""Seconds that the process waits for listeners at exit."""
 
 
 class _Telling:
-    """The thread of this process, begun with the first durable step."""
+    """Thread that calls the listeners, started with the first durable step."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[tuple[str, int, int]] = queue.Queue(_KEPT)
@@ -64,8 +63,8 @@ _lock = threading.Lock()
 
 
 def tell(run: str, step: int, attempt: int) -> None:
-    """Have the listeners told of a durable step; returns at once."""
-    with _lock:  # by process: a thread does not live on in one that was forked
+    """Queue a durable step for the listeners; returns at once."""
+    with _lock:  # by process: a forked child has no such thread
         telling = _telling.get(os.getpid())
         if telling is None:
             telling = _telling[os.getpid()] = _Telling()

@@ -1,7 +1,7 @@
-"""Pinned memory for the first save, taken before it: XLA pins memory at 2 GB/s. Imports JAX.
+"""Growth of XLA's pinned memory before the first save: XLA pins at 2 GB/s. Imports JAX.
 
-What XLA has pinned once it keeps in its pool for as long as the process lives, and a copy to
-pinned memory that finds it there runs at the speed of the link. See ADR 0051.
+XLA keeps pinned memory in its pool as long as the process lives, and a copy to pinned memory from
+the pool runs at the speed of the link. See ADR 0051.
 """
 
 import logging
@@ -24,14 +24,14 @@ _NAME: Final = "cairn-pin"
 
 
 class PinnedGrowth:
-    """A thread that has XLA's pool of pinned memory grow; does nothing where there is no GPU."""
+    """Thread that makes XLA's pool of pinned memory grow; does nothing without a GPU."""
 
     def __init__(self, arrays: Iterable[jax.Array], budget: int) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
             arrays: like those that will be saved.
-            budget: the most bytes to pin.
+            budget: maximum bytes to pin.
         """
         self._ends = threading.Event()
         self._thread = threading.Thread(
@@ -41,7 +41,7 @@ class PinnedGrowth:
             self._thread.start()
 
     def end(self) -> None:
-        """Return once no memory is taken any more: a save wants what there is for itself."""
+        """Stop and wait until the thread pins no more: a save needs the memory itself."""
         self._ends.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -49,7 +49,7 @@ class PinnedGrowth:
     def _grow(self, copies: list[tuple[jax.Device, int]], budget: int) -> None:
         pinned: list[jax.Array] = []
         for device, nbytes in copies:
-            # At its exit Python waits for this thread, once the main one has ended.
+            # Python's exit waits for this thread after the main thread has ended.
             if self._ends.is_set() or not threading.main_thread().is_alive():
                 return
             if nbytes > budget:
@@ -57,7 +57,7 @@ class PinnedGrowth:
             budget -= nbytes
             place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
             try:
-                # All stay until the last is there: what is free is used again, and nothing grows.
+                # Keep all until the last is there: XLA would reuse a freed one, and not grow.
                 pinned.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
                 note_pinned(sum(copy.nbytes for copy in pinned))
             except jax.errors.JaxRuntimeError as exc:
@@ -66,7 +66,7 @@ class PinnedGrowth:
 
 
 def _copies(arrays: Iterable[jax.Array]) -> list[tuple[jax.Device, int]]:
-    """The device and bytes of each copy that a save of these arrays makes, the largest first."""
+    """Return device and bytes of each copy that a save of these arrays makes, largest first."""
     copies = []
     for leaf in arrays:
         if leaf.size == 0 or is_in_host_memory(leaf):

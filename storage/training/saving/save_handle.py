@@ -1,4 +1,4 @@
-"""The handle of one save: what became of it, or that it is still under way. No JAX."""
+"""Handle of a save: its state, error and duration. No JAX."""
 
 import logging
 import threading
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 _called: ContextVar[list[float] | None] = ContextVar("cairn_save_called", default=None)
-"""When the call began that is about to save, on the clock of `time.monotonic`; empty once it has
-saved, or is over: a task that began within it may outlive it."""
+"""Start of the call that is about to save, on the clock of `time.monotonic`. A list, which the save
+or the end of the call empties: tasks that inherited the context may outlive the call."""
 
 
 @contextmanager
 def call_of_save() -> Iterator[None]:
-    """Around what a caller of `Checkpointer.save` does first: its own caller waits for that too.
+    """Mark the start of a call that will call `Checkpointer.save`.
 
-    `SaveHandle.blocked_seconds` of the first save within it counts from here.
+    `SaveHandle.blocked_seconds` of the first save within the context counts from here.
     """
     if _called.get():
         yield
@@ -49,17 +49,17 @@ def call_of_save() -> Iterator[None]:
 
 
 def take_call_time() -> float:
-    """When the call began that saves now, on the clock of `time.monotonic`; for one save only."""
+    """Return the start of the current call, on the clock of `time.monotonic`; for one save only."""
     began = _called.get()
     return began.pop() if began else time.monotonic()
 
 
 class SaveState(StrEnum):
-    """What became of a save. It ends in one of these, and stays there.
+    """State of a save. All but "saving" are final.
 
     saving: under way.
     durable: data synced, Orbax committed, manifest published.
-    failed: it began and did not become durable; `SaveHandle.error` says why.
+    failed: it began and did not become durable; `SaveHandle.error` has the reason.
     superseded: left out because another save was under way, as the save policy asked.
     refused: it did not begin; the call raised.
     skipped: left out because the caller said so (`enable=False`).
@@ -77,20 +77,20 @@ StagingKind = Literal["views", "snapshot", "waves"]
 
 
 class SaveHandle:
-    """One save. Any thread may wait on it.
+    """Handle of one save. Any thread may wait on it.
 
     Attributes:
         step: the step being saved.
         attempt: the attempt it is written in; 0 if nothing is written.
         uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
             written.
-        blocked_seconds: how long the call kept its caller: that of the state, of the saver, of the
-            manager, or `Checkpointer.save`.
+        blocked_seconds: how long the call blocked its caller: the call of the state, of the saver,
+            of the manager, or of `Checkpointer.save`.
         nbytes: bytes of the arrays, where known.
-        staging: how arrays came to the host: "views" of what lies there already, a "snapshot" of
-            all at once, or "waves".
-        waves: in how many waves they did; all but the last were written before `save` returned.
-        reason: why it was saved, where a policy decided.
+        staging: how arrays reached the host: as "views" of host memory, a "snapshot" of all at
+            once, or in "waves".
+        waves: number of waves; all but the last were written before `save` returned.
+        reason: reason for the save, if a policy decided.
     """
 
     def __init__(self, *, step: int, attempt: int, uri: StoreURI) -> None:
@@ -118,36 +118,36 @@ class SaveHandle:
 
     @property
     def state(self) -> SaveState:
-        """What became of the save so far."""
+        """State of the save."""
         return self._state
 
     @property
     def done(self) -> bool:
-        """True once the save is no longer under way, whatever became of it."""
+        """True once the save is no longer under way, whatever its outcome."""
         return self._state is not SaveState.SAVING
 
     @property
     def error(self) -> BaseException | None:
-        """Why the save failed or was refused; None while it runs and once it is durable."""
+        """Error of a failed or refused save; None while it runs and once it is durable."""
         return self._error
 
     @property
     def superseded_by(self) -> int | None:
-        """The step whose save was under way when this one was due, if that is why it was not."""
+        """Step whose running save superseded this one; None otherwise."""
         return self._superseded_by
 
     @property
     def seconds(self) -> float | None:
-        """From the start of the save to its end; None while it runs."""
+        """Seconds from the start of the save to its end; None while it runs."""
         return self._seconds
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the step is durable: data synced, Orbax committed, manifest published.
+        """Wait until the step is durable: data synced, Orbax committed, manifest published.
 
-        A superseded or skipped save has nothing to wait for: it returns at once, and `state` tells.
+        Returns at once for a superseded or skipped save; see `state`.
 
         Args:
-            timeout: seconds; None waits for as long as it takes.
+            timeout: seconds; None waits without a limit.
 
         Raises:
             SaveError: the save failed (`StoreFullError` if for lack of space).
@@ -164,24 +164,25 @@ class SaveHandle:
             raise _again(self._error)
 
     def ended(self, timeout: float | None = None) -> bool:
-        """Whether the save is no longer under way, after at most `timeout` seconds.
+        """Wait at most `timeout` seconds; return True if the save is no longer under way.
 
-        Raises nothing if it failed: `state` and `error` tell.
+        A failure raises nothing: see `state` and `error`.
         """
         if self._telling == threading.get_ident():
-            return True  # asked by what `when_done` calls: it must not wait for itself
+            return True  # a `when_done` callback must not wait for itself
         return self._finished.wait(timeout)
 
     def join(self) -> None:
-        """`wait` for as long as it takes, but raise only an error that no call has raised yet."""
+        """Wait without a limit; raise an error only if no call has raised it yet."""
         self.ended()
         if not self._reported:
             self.wait()
 
     def when_done(self, call: Callable[["SaveHandle"], None]) -> None:
-        """Call `call` with this handle once the save has ended, before those who wait learn of it.
+        """Call `call` with this handle when the save ends, before waiting threads wake.
 
-        At once if it has ended; else in the thread that ends it. What it raises is only logged.
+        At once if it has ended; else in the thread that ends it. An exception from `call` is only
+        logged.
         """
         with self._lock:
             if not self.done:
@@ -190,23 +191,23 @@ class SaveHandle:
         self._tell(call)
 
     def finish(self, error: BaseException | None) -> bool:
-        """Tell all who wait that the save is durable, or why it failed.
+        """Mark the save as durable, or as failed with `error`.
 
         Returns:
-            False if it had ended already, such as by `abandon`: then nothing changes.
+            False if it had ended already, for example by `abandon`: then nothing changes.
         """
         return self._end(SaveState.DURABLE if error is None else SaveState.FAILED, error)
 
     def skip(self) -> None:
-        """Tell that the caller wanted nothing saved."""
+        """Mark the save as skipped by the caller."""
         self._end(SaveState.SKIPPED, None)
 
     def abandon(self, reason: str) -> bool:
-        """Give up on a save that is still under way: it has failed, for all who wait.
+        """Give up on a save that is still under way: it counts as failed from now on.
 
-        What it has begun goes on for as long as the process lives, but for the last: its manifest
-        is not written any more, so that it will not be listed. If that is being written just now,
-        the run's next save sets it aside.
+        Its writes go on for as long as the process lives, but it no longer publishes its manifest,
+        so the step will not be listed. If the manifest is being written just now, the run's next
+        save supersedes the step.
 
         Returns:
             False if it had ended already.
@@ -245,20 +246,20 @@ class SaveHandle:
 
 
 def superseded_save(*, step: int, uri: StoreURI, by: int) -> SaveHandle:
-    """The handle of a save that was left out, because that of step `by` was under way."""
+    """Return the handle of a save that was left out while the save of step `by` ran."""
     handle = SaveHandle(step=step, attempt=0, uri=uri)
     handle._end(SaveState.SUPERSEDED, None, by)
     return handle
 
 
 def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandle:
-    """The handle of a save that did not begin, because of `error`."""
+    """Return the handle of a save that did not begin because of `error`."""
     handle = SaveHandle(step=step, attempt=0, uri=uri)
     handle._end(SaveState.REFUSED, error)
     return handle
 
 
 def _again(error: BaseException) -> BaseException:
-    """An error fit to be raised in one more thread: without the traceback of the last raise."""
+    """Return an error without the traceback of its last raise, to be raised again."""
     known = error if isinstance(error, StorageError) else SaveError("the save failed", found=error)
     return known.with_traceback(None)

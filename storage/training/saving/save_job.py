@@ -2,7 +2,7 @@
 
     Orbax commits -> sync -> compare -> assets -> index -> fence -> manifest -> durable
 
-Until the manifest is written nothing lists the step; whatever fails before leaves it unlisted.
+The manifest makes the step listed; any failure before that leaves it unlisted.
 """
 
 import contextlib
@@ -55,12 +55,12 @@ _PACKAGES: Final = (
 )
 
 _REMOVAL_SECONDS: Final = 10.0
-"""How long to try to remove what a failed save has left."""
+"""Seconds to try to remove a failed save's files."""
 
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One save, its arrays held.
+    """Save whose arrays are held.
 
     Attributes:
         handle: what the caller waits on.
@@ -71,7 +71,7 @@ class SaveJob:
         writer: holds the attempt that this writes in.
         clock: tells the time.
         by: id of the writer.
-        origins: of the files of the step before.
+        origins: of the files of the previous step.
     """
 
     handle: SaveHandle
@@ -85,7 +85,7 @@ class SaveJob:
     origins: FileOrigins
 
     def run(self) -> None:
-        """Write the step, publish it, and finish the handle with what came of it."""
+        """Write the step, publish it, and finish the handle with the outcome."""
         handle, error = self.handle, None
         key = self.write.key
         written: Mapping[str, WrittenItem] | None = None
@@ -100,6 +100,7 @@ class SaveJob:
             error = failure(exc, handle.uri)
             self.items.end(error)
             _let_go(exc)
+            # Others may still wait in `result`; after it they wait in `share_outcome` instead.
             if written is None:
                 processes.report_failure(key, error)
         try:
@@ -115,6 +116,7 @@ class SaveJob:
             if written is None:
                 _remove_leftovers(self.objects, handle, self.write)
             else:
+                # The failure may be due to a file that was linked: write all anew next time.
                 for held in self.items.values():
                     held.unchanged.forget()
         handle.finish(error)
@@ -123,6 +125,7 @@ class SaveJob:
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
+        # Sync first: the manifest must never be durable before the data that it lists.
         sync_folder(folder)
         files = [*self.write.files, *_files_of(written)]
         objects = check_files(
@@ -152,6 +155,7 @@ class SaveJob:
             objects=objects,
             origins=self.origins.of(names),
         )
+        # The index before the manifest: a crash in between leaves the step unlisted.
         self.writer.publish(
             indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
         )
@@ -159,7 +163,7 @@ class SaveJob:
 
 
 def _files_of(written: Mapping[str, WrittenItem]) -> Iterator[StoredFile]:
-    """What was written of all items, named from the step's folder."""
+    """Yield the files of all items, named from the step's folder."""
     for name, item in written.items():
         for part in item.parts:
             for file in part.files:
@@ -167,7 +171,7 @@ def _files_of(written: Mapping[str, WrittenItem]) -> Iterator[StoredFile]:
 
 
 def _shards_of(written: Mapping[str, WrittenItem]) -> dict[tuple[str, str], list[PlacedShard]]:
-    """The shards of all leaves, by item and path; files named from the step's folder."""
+    """Return the shards of all leaves, by item and path; files named from the step's folder."""
     found: dict[tuple[str, str], list[PlacedShard]] = {}
     for name, item in written.items():
         for part in item.parts:
@@ -182,7 +186,7 @@ def _shards_of(written: Mapping[str, WrittenItem]) -> dict[tuple[str, str], list
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Forget what the frames of a failure hold: among it arrays, for as long as it is known."""
+    """Clear the frames of an error's tracebacks, which would keep arrays in memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -192,11 +196,11 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite) -> None:
-    """Make room after a save that Orbax did not commit: nobody will read what it wrote.
+    """Free the space of a save that Orbax did not commit, which nobody will read.
 
-    Only what this save made: somebody else's files may lie where it was to write, or have come to
-    lie there since. With several processes the others may still be writing: what is left then is
-    for `cairn gc`.
+    Removes only what this save wrote: others may have files in the same place, or may have put them
+    there since. With several processes the others may still be writing: `cairn gc` removes those
+    leftovers.
     """
     if jax.process_count() > 1 or not write.begun or write.given_up:
         return
@@ -213,11 +217,11 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
             ):
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
     except (OSError, StorageError):
-        return  # the save has failed already, and that is what the caller is told
+        return  # the caller gets the save's own error
 
 
 def failure(exc: BaseException, path: object) -> StorageError:
-    """What a failed save raises: a SaveError, or the FencedError that it was."""
+    """Convert an error to what a failed save raises: a SaveError, or the FencedError itself."""
     known = translate(exc, path=path)
     if not isinstance(known, SaveError | FencedError):
         known = SaveError(
@@ -233,7 +237,7 @@ def failure(exc: BaseException, path: object) -> StorageError:
 
 
 def job_environment() -> dict[str, Any]:
-    """Versions, host and devices of this job, for people who ask later where a step came from."""
+    """Return versions, host and devices of this job, which tell later where a step came from."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -247,7 +251,7 @@ def job_environment() -> dict[str, Any]:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Of the packages that there are; each is found in a text, which takes a millisecond."""
+    """Return the versions of installed packages, cached: each look-up takes a millisecond."""
     versions: dict[str, str] = {}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -1,6 +1,6 @@
-"""What became of every save, for the log and for Prometheus. No JAX.
+"""Log lines and Prometheus metrics for the outcome of every save. No JAX.
 
-The log is the logger "cairn.save": one line for each outcome, as key=value. The metrics are in
+The logger "cairn.save" gets one line for each outcome, as key=value. The metrics are in
 prometheus_client's default registry; nothing here serves them.
 """
 
@@ -45,10 +45,10 @@ _KEPT_AS: Final = "_cairn_save_metrics"
 
 
 def _metrics() -> SimpleNamespace:
-    """The metrics, made when the first save is recorded.
+    """Return the metrics, created with the first recorded save.
 
-    A registry takes each name once, and this module may be imported again, or by many threads at
-    the same time. So the registry itself keeps them; whoever is first registers what it made.
+    A registry takes each name once, and this module may be imported again, or by several threads at
+    once. So the registry object itself keeps them, and whoever sets them first registers them.
     """
     from prometheus_client import REGISTRY
 
@@ -56,7 +56,7 @@ def _metrics() -> SimpleNamespace:
     if kept is not None:
         return kept
     made = _new_metrics()
-    kept = vars(REGISTRY).setdefault(_KEPT_AS, made)  # in one step, for all threads
+    kept = vars(REGISTRY).setdefault(_KEPT_AS, made)  # atomic: one thread wins
     if kept is made:
         for metric in vars(made).values():
             REGISTRY.register(metric)
@@ -64,7 +64,7 @@ def _metrics() -> SimpleNamespace:
 
 
 def _new_metrics() -> SimpleNamespace:
-    """The metrics, in no registry yet."""
+    """Create the metrics, in no registry yet."""
     from prometheus_client import Counter, Gauge, Histogram
 
     return SimpleNamespace(
@@ -110,20 +110,20 @@ def _new_metrics() -> SimpleNamespace:
 
 
 def prepare_metrics() -> None:
-    """Make the metrics now, so that the first save is not kept by it. Any number of times."""
+    """Create the metrics now, so that the first save need not. May be called repeatedly."""
     _metrics()
 
 
 def record_started(handle: SaveHandle) -> None:
-    """Record how long the caller was kept by a save that has begun; of each only once."""
+    """Record how long a started save blocked its caller; once per save."""
     if _is_new(handle, _started):
         _metrics().blocked.observe(handle.blocked_seconds)
 
 
 def record_outcome(handle: SaveHandle) -> None:
-    """Record what became of a save that has ended; of each only once, however often it is called.
+    """Record the outcome of a save that has ended; once per save, however often it is called.
 
-    Give it to `SaveHandle.when_done`.
+    Pass it to `SaveHandle.when_done`.
     """
     if not handle.done or not _is_new(handle, _ended):
         return
@@ -153,7 +153,7 @@ def record_outcome(handle: SaveHandle) -> None:
 
 
 def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHandle:
-    """Record that a save raised instead of beginning; of each error and step only once.
+    """Record that a save raised instead of beginning; once per error and step.
 
     Returns:
         The handle of the refused save, which the error then carries as its attribute `save`.
@@ -168,14 +168,14 @@ def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHan
 
 
 def record_sharing(*, shared: int, verified: int) -> None:
-    """Record the bytes of files that one more step has, and those that were read before."""
+    """Record the bytes of newly shared files, and of those that were read to verify them."""
     metrics = _metrics()
     metrics.shared.inc(shared)
     metrics.verified.inc(verified)
 
 
 def record_damage(file: StoreURI, *, expected: str, found: str) -> None:
-    """Record that a file of an earlier step is not what was written; this save does not use it."""
+    """Record that a file of an earlier step is damaged; this save does not use it."""
     _metrics().damaged.inc()
     fields = {"file": str(file), "expected": expected, "found": found}
     advice = "Verify the steps that have this file; the values are written anew."
@@ -185,7 +185,7 @@ def record_damage(file: StoreURI, *, expected: str, found: str) -> None:
 def record_retention(
     uri: StoreURI, *, deleted: int = 0, errors: tuple[StorageError, ...] = ()
 ) -> None:
-    """Record what a pass of retention did."""
+    """Record the outcome of a retention pass."""
     metrics = _metrics()
     metrics.deleted.inc(deleted)
     if deleted:
@@ -197,7 +197,7 @@ def record_retention(
 
 
 def record_withheld(uri: StoreURI, error: StorageError) -> None:
-    """Record that retention deletes nothing for now, since it can't tell what it is to keep."""
+    """Record that retention deletes nothing for now, as it can't apply its policy."""
     logger.warning(_line({"retention": "withheld", "uri": str(uri), "found": _one_line(error)}))
 
 
@@ -214,7 +214,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _line(fields: dict[str, Any]) -> str:
-    """As key=value; text with blanks or quotes in it is quoted as in JSON."""
+    """Format as key=value; text with blanks or quotes is quoted as in JSON."""
     return " ".join(f"{key}={_text(value)}" for key, value in fields.items() if value is not None)
 
 

@@ -1,7 +1,6 @@
-"""A call of `save`, checked: what it stores, without the arrays, and its arrays on their way.
+"""Checked arguments of a save: what it stores, and its arrays, ready to be held.
 
-Everything that can be wrong with the call itself is found here, before anything is written. Imports
-JAX.
+All errors in the call itself are found here, before anything is written. Imports JAX.
 """
 
 import json
@@ -98,7 +97,7 @@ _RESERVED_ITEMS: Final = frozenset(
     {META_ITEM, "metrics", "descriptor", "default", "auto"}
     | {COMMIT_FILE, INDEX_FILE, "orbax.checkpoint"}
 )
-"""What Orbax or we keep in a step's folder, or give a meaning of their own; and all with "_"."""
+"""Item names with another meaning to Orbax or Cairn; so have all that begin with "_"."""
 
 _NBYTES: Final = operator.attrgetter("nbytes")
 
@@ -106,15 +105,15 @@ Spec = tuple[str | tuple[str, ...] | None, ...]
 
 
 class LeafDraft(NamedTuple):
-    """A leaf without its data.
+    """Description of a leaf, without its data.
 
     Attributes:
         item: the item it belongs to.
-        path: as `path_of` makes it of the keys.
+        path: from `path_of` of its keys.
         shape: logical global shape.
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
-        cut: how it is stored, in its own elements; None if nothing is stored.
+        cut: shards and chunks, in its own elements; None if nothing is stored.
         compression: of its chunks.
     """
 
@@ -129,15 +128,15 @@ class LeafDraft(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """What a save stores. Holds no array, so that the caller's may be freed.
+    """Content of a save, without arrays, so that the caller's may be freed.
 
     Attributes:
         step: step number.
-        names: of all items, that of JSON too.
-        nbytes: bytes of all arrays, on all processes; of typed PRNG keys nothing.
+        names: of all items, including the JSON item.
+        nbytes: bytes of all arrays, on all processes; typed PRNG keys do not count.
         meta: the item of JSON.
         iterators: the states of this process's iterators, by name.
-        model: which model, for the manifest.
+        model: description of the model, for the manifest.
         annotation: labels and metrics as stored, if any.
         assets: small files by name.
         compression: of the stored chunks.
@@ -155,15 +154,15 @@ class Save:
 
 
 class Item(NamedTuple):
-    """One tree, its arrays on their way to the host.
+    """Tree whose arrays are on their way to the host.
 
     Attributes:
         given: the leaves as they were given, by path.
-        views: those that the host has already, held.
-        forms: of those that are stored differently.
-        transfers: the others that have elements, as they are stored.
-        deferred: those that the last step has, and that are to be linked.
-        digests: of those that did not change so far, as devices compute them.
+        views: those that are on the host already, held.
+        forms: of those that are stored in another form.
+        transfers: the others that have elements, in their stored form.
+        deferred: those that the last step has, to be linked.
+        digests: of those unchanged so far, computed on devices.
     """
 
     given: Mapping[str, Any]
@@ -189,18 +188,18 @@ def prepare(
     unchanged: Callable[[str], Unchanged],
     overwrite: bool = False,
 ) -> tuple[Save, dict[str, Item]]:
-    """Prepare what is stored, and its arrays by item, of which nothing is copied yet.
+    """Check the arguments of a save; return what it stores, and its arrays by item, not copied.
 
-    `plan` is what there is to know of the trees of the save before, and `unchanged` gives what is
-    known of an item over the saves of the run; other args as in `Checkpointer.save`.
+    `plan` caches the trees of the previous save, and `unchanged` returns an item's state of
+    deduplication over the saves of the run; other args as in `Checkpointer.save`.
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
         UnsupportedLeafError: leaves, keys or states of iterators that can't be stored; all are
             listed.
         UnsupportedFormatError: an argument of another type, `meta` or the model's config that is
-            not JSON, labels that are no text, metrics that are no numbers, or a `compression` that
-            is not one we know.
+            not JSON, labels that are no text, metrics that are no numbers, or an unknown
+            `compression`.
     """
     number = check_step(step)
     _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
@@ -237,7 +236,7 @@ def prepare(
             for path, layout in earlier.linkable(same, compression).items()
         }
         stored[name], forms[name] = store_form(rest, deferred[name])
-        # What these are is told later; an array of NumPy could have another shape by then.
+        # Shape and dtype are read later; a view keeps them if the NumPy array is reshaped.
         flat[name].update(
             (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
         )
@@ -246,12 +245,12 @@ def prepare(
     ensure_within(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
     copied: dict[str, Any] = json.loads(as_json)
     annotation = Annotation.of(labels, metrics)
-    if model is not None:  # the caller's dict may change while the save is under way
+    if model is not None:  # the caller may change the dict during the save
         config = json.loads(canonical_json(model.config, path="model.config"))
         model = model.model_copy(update={"config": config})
     checked = checked_assets(assets)
     states = take_states(iterators)
-    # Last: from here on nothing is refused for what was given.
+    # Last: after this no argument can be refused.
     prepared = {
         name: Item(
             flat[name],
@@ -283,13 +282,13 @@ def prepare(
 def _digests(
     item: str, leaves: Mapping[str, Any], earlier: Unchanged, same: Collection[str]
 ) -> DeviceDigests:
-    """Have devices digest the leaves in their memory that so far did not change.
+    """Start device digests of the leaves that have not changed so far.
 
     Args:
         item: its name.
         leaves: of it, by path.
-        earlier: what is known of it.
-        same: paths of the very arrays of the last step.
+        earlier: state of deduplication of the item.
+        same: paths of the leaves that are the last step's arrays themselves.
     """
     watched = earlier.watched
     if on_host() or not watched:
@@ -320,24 +319,24 @@ def _may_be_digested(leaf: Any) -> bool:
 
 
 def _shards_here(item: str, leaf: jax.Array) -> list[int]:
-    """List the numbers of the shards of which this process writes something."""
+    """List the indices of the shards of which this process writes something."""
     pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
     return sorted({piece.shard for piece in pieces})
 
 
 def _places_of(leaf: jax.Array, shards: Iterable[int]) -> list[Place]:
-    """List the places of shards; also of an array whose memory was given away."""
+    """List the places of shards; works for donated arrays, too."""
     devices: list[Any] = [*leaf.sharding.addressable_devices_indices_map(leaf.shape)]
     shape, dtype = leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype).name
     return [Place(devices[number], shape, dtype) for number in shards]
 
 
 def _may_wait(leaf: jax.Array) -> bool:
-    """Tell whether a leaf that is to be linked is worth more than a view, until it is.
+    """Return True if a leaf to be linked is better deferred than held as a view.
 
-    That is one whose values are elsewhere, or whose stored form must be computed: by all
-    processes, where several have a part of it. On CPUs it is one of integers below a byte, which
-    lie in no memory of NumPy's.
+    Those are leaves outside of host memory, and leaves whose stored form must be computed; the
+    latter only with one process, as several would have to compute it together. On CPUs only
+    integers below a byte count: NumPy has no view of them.
     """
     if is_key_dtype(leaf.dtype):
         return False
@@ -354,7 +353,7 @@ def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, An
 
 
 def kinds_of_leaves(items: Mapping[str, Item]) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """(item, path, shape, dtype) of all leaves: what is the same on all processes."""
+    """Return (item, path, shape, dtype) of all leaves, which must agree on all processes."""
     return [
         (name, path, tuple(np.shape(leaf)), _dtype_of(leaf))
         for name, item in items.items()
@@ -363,13 +362,13 @@ def kinds_of_leaves(items: Mapping[str, Item]) -> list[tuple[str, str, tuple[int
 
 
 class Memory(NamedTuple):
-    """The memory of the host that a save may use.
+    """Host memory that a save may use.
 
     Attributes:
-        buffers: where arrays are copied to, so that no view of them is held but of small ones, and
-            of those that the last step stored; None holds views of all.
-        most: bytes of all that is copied, see `staging`; None has no limit.
-        uploads: whether the step goes to an object store.
+        buffers: memory to copy arrays into. Views are then held only of small arrays, and of those
+            that the last step stored; None holds views of all.
+        most: maximum bytes of all copies, see `staging`; None has no limit.
+        uploads: the step goes to an object store.
     """
 
     buffers: KeptBuffers | None = None
@@ -378,12 +377,12 @@ class Memory(NamedTuple):
 
 
 class HeldItems(Mapping[str, HeldItem]):
-    """The items of a save by name, once the host has all of their arrays.
+    """Items of a save by name, once the host has all of their arrays.
 
-    Where memory is limited it may have some of them first: see `copy_rest`.
+    With limited memory the host may have a first wave only: see `copy_rest`.
 
-    What follows from these alone is worked out when it is first asked for. The caller of `save`
-    need not wait for that, which takes longer than to hold a small leaf.
+    Further descriptions are computed on first use, after `save` has returned: they take longer than
+    holding a small leaf.
     """
 
     def __init__(
@@ -396,13 +395,13 @@ class HeldItems(Mapping[str, HeldItem]):
         """Wait for the arrays, or for a first wave of them.
 
         Args:
-            items: as `prepare` gave them.
-            unchanged: gives what is known of an item over the saves of the run.
+            items: from `prepare`.
+            unchanged: returns an item's state of deduplication over the saves of the run.
             compression: of the stored chunks.
             memory: that this may use.
 
         Raises:
-            PolicyError: the copies would take more than they may.
+            PolicyError: the copies exceed the limit.
         """
         self._known = {name: unchanged(name) for name in items}
         buffers, kept = memory.buffers, 0
@@ -434,35 +433,35 @@ class HeldItems(Mapping[str, HeldItem]):
 
     @property
     def leaves(self) -> tuple[LeafDraft, ...]:
-        """All leaves of all items, without their data."""
+        """Descriptions of all leaves of all items, without their data."""
         self.describe()
         return self._leaves
 
     @property
     def waves(self) -> int:
-        """In how many the arrays come to the host; 1 if they all fit."""
+        """Number of waves in which the arrays reach the host; 1 if they all fit."""
         return 1 if self._staging is None else len(self._staging.waves)
 
     @property
     def staging(self) -> StagingKind:
-        """The way in which the arrays come to the host."""
+        """Way in which the arrays reach the host."""
         if self._staging is None:
             return "views"
         return "snapshot" if self.waves == 1 else "waves"
 
     def copy_rest(self, timeout: float | None = None) -> bool:
-        """Have the host get the arrays that it does not have yet, as `Staging.copy_rest` does."""
+        """Copy the arrays that the host does not have yet, see `Staging.copy_rest`."""
         return self._staging is None or self._staging.copy_rest(timeout)
 
     def end(self, error: BaseException | None) -> None:
-        """The save is over, as `Staging.end` is told."""
+        """End the staging, see `Staging.end`."""
         if self._staging is not None:
             self._staging.end(error)
 
     def describe(self) -> None:
-        """Work out what there is to know of the leaves, and let go of those that were given.
+        """Compute the descriptions of the leaves, and drop the given leaves.
 
-        Whoever comes second waits: what writes the items may begin while this goes on.
+        A second caller waits, as the item writers may start while this runs.
         """
         with self._describing:
             self._describe()
@@ -506,17 +505,17 @@ class HeldItems(Mapping[str, HeldItem]):
 
 
 def _proven(known: Unchanged, item: Item) -> frozenset[str]:
-    """Paths of the leaves that hold what the last step stored, whoever shares their memory.
+    """Return the paths of leaves that certainly equal what the last step stored.
 
-    An array of a CPU device may lie in NumPy's memory (`jax.device_put`, `from_dlpack`), to which
-    its owner can write: that it is the very array of the last step proves nothing there.
+    On CPU, identity with the last step's array proves nothing: an array may share NumPy's memory
+    (`jax.device_put`, `from_dlpack`), to which its owner can write.
     """
     same = frozenset() if on_host() else known.same(item.given)
     return same | item.deferred.keys()
 
 
 def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[str, list[Place]]:
-    """Where the leaves lie that devices may have to digest, should they turn out unchanged."""
+    """Return the places of leaves that devices may digest in later saves, if unchanged."""
     if on_host():
         return {}
     return {
@@ -527,10 +526,10 @@ def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[
 
 
 class _Copied(NamedTuple):
-    """What a save copies of its arrays, where it does.
+    """Arrays that a save copies into kept buffers.
 
     Attributes:
-        views: (item, path) of those that the host has already.
+        views: (item, path) of those that are on the host already.
         parts: (item, path, number) of parts of the others.
         nbytes: of all.
     """
@@ -541,17 +540,17 @@ class _Copied(NamedTuple):
 
 
 def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Copied:
-    """What `HeldItems` copies of these items, if it is given buffers.
+    """Return what `HeldItems` copies of these items, if it is given buffers.
 
-    All NumPy arrays, since their owner may write to them. Of others those that take long to copy
-    should they be donated: what is large, lies in the host's memory, and is to be written. Of what
-    the last step stored a view is held until it is known that nothing is to be written.
+    That is all NumPy arrays, since their owner may write to them, and those JAX arrays that would
+    take long to copy when donated: large ones in host memory that must be written. For what the
+    last step stored, a view is held until it is certain that nothing must be written.
 
     Args:
-        items: as `prepare` gave them.
-        known: gives what is known of an item over the saves of the run.
+        items: from `prepare`.
+        known: returns an item's state of deduplication over the saves of the run.
     """
-    held = on_host()  # what comes from elsewhere is a copy already
+    held = on_host()  # arrays from other devices are copies already
     views, parts, sizes = [], [], []
     for name, item in items.items():
         same = known(name).same(item.given)
@@ -575,7 +574,7 @@ def _with_copies(
     buffers: KeptBuffers,
     left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
-    """The items without views of what is copied, and their other arrays, held unless left."""
+    """Return the items with copies in place of views, and their other arrays, held."""
     waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
@@ -597,7 +596,7 @@ def _with_copies(
 def _waited(
     items: Mapping[str, Item], left: Collection[tuple[str, str]], *, copied: bool = True
 ) -> dict[str, dict[str, HeldArray]]:
-    """By item and path the arrays that no view is held of yet; those left have no parts."""
+    """Return, by item and path, the arrays without a view; those in `left` without parts."""
     return {
         name: item.transfers.wait(
             copied=copied, without={path for owner, path in left if owner == name}
@@ -607,7 +606,7 @@ def _waited(
 
 
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:
-    """What is stored of an item, in the order of its leaves."""
+    """Return what is stored of an item, in the order of its leaves."""
     columns = is_read_by_columns(name)
     others = {**waited, **{path: leaf.outline() for path, leaf in item.deferred.items()}}
     return {
@@ -661,7 +660,7 @@ def _bytes_of(leaf: Any) -> int:
 def _draft_leaves(
     name: str, item: Item, arrays: Mapping[str, HeldArray], compression: Compression | None
 ) -> list[LeafDraft]:
-    """One draft per leaf."""
+    """Return the description of each leaf."""
     packed = {
         path: packed_axis(form.shape, arrays[path].shape)
         for path, form in item.forms.items()
@@ -689,7 +688,7 @@ def _draft_leaves(
 def leaf_records(
     drafts: Iterable[LeafDraft], shards: Mapping[tuple[str, str], Iterable[PlacedShard]]
 ) -> tuple[LeafRecord, ...]:
-    """What is recorded of the leaves; of one that stores no array no shards and no chunks.
+    """Return the records of the leaves; without shards and chunks if no array is stored.
 
     Args:
         drafts: all leaves.
@@ -712,7 +711,7 @@ def leaf_records(
 
 
 def _total(shards: Iterable[PlacedShard]) -> int:
-    """The digest of a leaf."""
+    """Return the digest of a leaf."""
     digests = [shard.digests.reshape(-1) for shard in shards]
     return total(np.concatenate(digests)) if len(digests) > 1 else sum(map(total, digests))
 

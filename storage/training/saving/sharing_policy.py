@@ -1,4 +1,4 @@
-"""For how long steps share the files of values that do not change: a pure decision."""
+"""Policy for sharing files of unchanged values between steps (dedup). A pure decision."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,22 +11,21 @@ __all__ = ["SharingPolicy"]
 
 @dataclass(frozen=True, kw_only=True)
 class SharingPolicy:
-    """For how long steps share the files of values that do not change.
+    """Limits on how long steps share the files of unchanged values.
 
-    On a disk the steps that share a file have it only once: what damages it damages them all, until
-    a save notices. So files are looked at again while they are shared, and written anew in time.
+    On a disk the steps that share a file have it only once: damage to it affects them all, until a
+    save notices. So shared files are verified again, and rewritten in time.
 
     Attributes:
-        max_steps: steps that have one file at most, the one that wrote it among them; the next
-            writes the values anew. 1 shares nothing; None has no limit.
-        max_hours: the values are written anew by the first save this long after they were written;
-            None: never for that reason.
-        verify_hours: a file on a disk that was neither written nor read for so long is read, and
-            compared with what was written, before another step shares it. Where an object store
-            tells the checksum of a copy, that is compared each time, and nothing is read.
+        max_steps: maximum number of steps with the same file, including the one that wrote it; the
+            next step writes the values anew. 1 shares nothing; None has no limit.
+        max_hours: age of a file from which on the next save writes its values anew; None: no limit.
+        verify_hours: a file on a disk that was neither written nor read for so long is read and
+            verified before another step shares it. Where an object store returns the checksum of a
+            copy, each save compares that, and nothing is read.
 
     Raises:
-        PolicyError: a number that is not above 0, or none at all; all are listed.
+        PolicyError: a number that is not above 0, or no number; all are listed.
     """
 
     max_steps: int | None = 100
@@ -54,22 +53,22 @@ class SharingPolicy:
             )
 
     def may_share(self, *, steps: int, written: datetime, now: datetime) -> bool:
-        """Whether one more step may have a file.
+        """Return True if one more step may have a file.
 
         Args:
-            steps: that have it.
-            written: when it was.
-            now: the present moment.
+            steps: number of steps that have it.
+            written: time of its write.
+            now: current time.
         """
         if self.max_steps is not None and steps >= self.max_steps:
             return False
         return self.max_hours is None or now - written < timedelta(hours=self.max_hours)
 
     def must_verify(self, *, seen: datetime, now: datetime) -> bool:
-        """Whether a file is to be read before one more step has it.
+        """Return True if a file must be read before one more step has it.
 
         Args:
-            seen: when its bytes were last written or read.
-            now: the present moment.
+            seen: time when its bytes were last written or read.
+            now: current time.
         """
         return now - seen >= timedelta(hours=self.verify_hours)

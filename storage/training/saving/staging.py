@@ -1,10 +1,10 @@
-"""Arrays come to the host in waves, each as large as memory is granted.
+"""Copies of arrays to the host (staging), in waves that fit the granted memory.
 
-What must be copied (from accelerators, and of NumPy arrays) is cut into waves by a pure function.
-The caller of a save copies a wave, the writers write it and let go of it, and only then comes the
-next: so the caller waits until the last one is copied, and may donate from then on. Where all fits
-there is one wave, and on GPUs nobody waits for the last: its copies to pinned memory are
-dispatched, and its writers wait for them. Imports JAX. See ADR 0044 and 0051.
+A pure function groups what must be copied (from accelerators, and of NumPy arrays) into waves. The
+caller of a save copies a wave, the writers write and free it, and only then the next wave is
+copied: the caller waits until the last one is copied, and may donate from then on. If all fits
+there is one wave; on GPUs the caller does not even wait for that: its copies to pinned memory are
+dispatched, and the writers wait for them. Imports JAX. See ADR 0044 and 0051.
 """
 
 import functools
@@ -36,22 +36,22 @@ __all__ = [
 ]
 
 _OF_UPLOADS: Final = 4
-"""One part in so many of what is granted is kept for uploads, if waves could use it all."""
+"""Divisor: this share of the granted memory is for uploads, if waves could use it all."""
 
 ItemParts = Mapping[str, tuple[HeldPart, ...]]
-"""Of an item, by path."""
+"""Parts of an item's leaves, by path."""
 
 CopiedParts = Mapping[str, tuple[HeldPart | PinnedPart, ...]]
-"""The same, some of them still on their way."""
+"""Parts of an item's leaves, by path, some still being copied."""
 
 
 class PartToStage(NamedTuple):
-    """What is copied to the host at once: this process's part of a device's shard.
+    """Unit of copying to the host: this process's part of a device's shard.
 
     Attributes:
         item: its name.
         path: of the leaf.
-        number: which of the leaf's parts in this process.
+        number: index among the leaf's parts in this process.
         nbytes: bytes that arrive; those of the whole shard, if several processes divide it.
     """
 
@@ -65,11 +65,11 @@ Wave = tuple[PartToStage, ...]
 
 
 def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[PartToStage]:
-    """What is copied to the host, or on it.
+    """Return all parts that must be copied to the host, or on it.
 
     Args:
         transfers: of the items, by name, not started.
-        numpy: NumPy arrays too.
+        numpy: include NumPy arrays.
     """
     return [
         PartToStage(name, path, number, nbytes)
@@ -80,7 +80,7 @@ def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[P
 
 
 def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, CopiedParts]]:
-    """What copies a wave, as `Staging` has it; all transfers of a wave run at once.
+    """Return the function that copies a wave, for `Staging`; a wave's transfers run concurrently.
 
     Args:
         transfers: of the items, by name, not started.
@@ -108,18 +108,18 @@ def _note_pinned_of(wave: Mapping[str, CopiedParts]) -> None:
 
 
 def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]:
-    """The waves in which parts are copied: the largest first, each in the first that has room.
+    """Group parts into waves: largest first, each into the first wave that has room.
 
-    Every part is in one wave. None has more bytes than the budget, but for one of a single part
-    that has more by itself. The same parts give the same waves, in whatever order they come.
+    Every part is in one wave. No wave exceeds the budget, except one with a single larger part. The
+    same parts give the same waves, in any order.
 
     Args:
-        parts: what is to be copied.
+        parts: to be copied.
         budget: bytes of a wave.
     """
     waves: list[list[PartToStage]] = []
     left: list[int] = []
-    first = 0  # those before are full
+    first = 0  # the waves before are full
     for part in sorted(parts, key=lambda one: (-one.nbytes, one[:3])):
         at = next((n for n in range(first, len(left)) if left[n] >= part.nbytes), len(waves))
         if at == len(waves):
@@ -133,20 +133,20 @@ def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]
 
 
 def memory_unasked() -> int:
-    """Bytes that a save's copies may take in this process where nobody has said how many.
+    """Return the bytes that a save's copies may take here if the user set no limit.
 
-    Half of what is free on this host, divided by its processes; all of them must call this. What
-    XLA has pinned for a save before is never given back, so it can be taken again.
+    Half of the host's free memory, divided by its processes; all of them must call this. Memory
+    that XLA pinned for an earlier save never returns to the host, so that much is always usable.
     """
     return max(1, _pinned, free_memory() // 2 // _processes_on_this_host())
 
 
 _pinned = 0
-"""Bytes that XLA has pinned for saves of this process, at least."""
+"""Minimum bytes that XLA has pinned for this process's saves."""
 
 
 def note_pinned(nbytes: int) -> None:
-    """So many bytes of pinned memory are taken at the same time.
+    """Record the pinned memory that a save's copies use at once.
 
     Args:
         nbytes: of the copies of one save.
@@ -162,9 +162,9 @@ def _processes_on_this_host() -> int:
 
 
 def pinned_budget(host_memory: int | None) -> int:
-    """Bytes of pinned memory that a save's copies may take in this process.
+    """Return the bytes of pinned memory that a save's copies may take in this process.
 
-    XLA's pool of it has a limit of its own, whatever the host has.
+    XLA's pool has a limit of its own, whatever the host has.
 
     Args:
         host_memory: bytes that copies may take; None: as `memory_unasked`.
@@ -177,11 +177,11 @@ def pinned_budget(host_memory: int | None) -> int:
 
 
 class Granted(NamedTuple):
-    """What of the granted memory is for what.
+    """Division of the granted memory.
 
     Attributes:
         waves: bytes of a wave.
-        uploads: bytes of what is on its way to an object store.
+        uploads: bytes for uploads to an object store.
     """
 
     waves: int
@@ -189,13 +189,13 @@ class Granted(NamedTuple):
 
 
 def granted(host_memory: int, *, kept: int, staged: int, uploads: bool) -> Granted:
-    """How the memory that a save may take is divided: uploads have what no wave can use.
+    """Divide a save's memory; uploads get what no wave can use.
 
     Args:
-        host_memory: bytes that all may take.
-        kept: bytes of it that kept buffers have.
-        staged: bytes of all that is to be copied in waves.
-        uploads: whether the step goes to an object store.
+        host_memory: bytes for everything.
+        kept: bytes of it in kept buffers.
+        staged: bytes of all that is copied in waves.
+        uploads: the step goes to an object store.
     """
     left = max(1, host_memory - kept)
     waves = max(1, min(staged, left - left // _OF_UPLOADS)) if uploads else left
@@ -203,10 +203,10 @@ def granted(host_memory: int, *, kept: int, staged: int, uploads: bool) -> Grant
 
 
 class Staging:
-    """The waves of one save: one thread copies them, those that write the items take them.
+    """Waves of one save: one thread copies them, the item writers consume them.
 
     Attributes:
-        waves: what is copied when.
+        waves: parts of each wave.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class Staging:
         """Copy the first wave.
 
         Args:
-            waves: as `planned_waves` gives them.
-            copied: copies a wave: its parts on the host, by item and path.
+            waves: from `planned_waves`.
+            copied: copies a wave and returns its parts on the host, by item and path.
         """
         self.waves = tuple(waves)
         self._copied = copied
@@ -230,12 +230,13 @@ class Staging:
         self._writing = set(self._there)
 
     def parts_of(self, item: str) -> Iterator[ItemParts]:
-        """What each wave has of an item, once it is there; taken by the one thread that writes it.
+        """Yield each wave's parts of an item, once copied; for the one thread that writes it.
 
-        A wave counts as written when the next is asked for: nothing of it may be held then.
+        A wave counts as written when the next is requested: by then the writer must have dropped
+        it.
 
         Raises:
-            BaseException: what `end` was given; the other waves do not come.
+            BaseException: the error given to `end`; the other waves do not come.
         """
         for number, wave in enumerate(self.waves):
             if all(part.item != item for part in wave):
@@ -256,12 +257,12 @@ class Staging:
             return self._there.pop(item)
 
     def copy_rest(self, timeout: float | None = None) -> bool:
-        """Copy the other waves, each once the one before is written; the caller of a save waits.
+        """Copy the other waves, each after the one before is written; blocks the caller of a save.
 
-        Returns at once when the save ends, however it does.
+        Returns at once when the save ends, whatever its outcome.
 
         Args:
-            timeout: seconds; None waits for as long as it takes.
+            timeout: seconds; None waits without a limit.
 
         Returns:
             False if not all was copied in time; then nothing more is.
@@ -270,7 +271,7 @@ class Staging:
         try:
             return self._copy_rest(deadline)
         finally:
-            self._copied = _nothing  # what was copied from may be given back
+            self._copied = _nothing  # drop the sources, so that their memory can be freed
 
     def _copy_rest(self, deadline: float | None) -> bool:
         for number, wave in enumerate(self.waves[1:], 1):
@@ -286,20 +287,20 @@ class Staging:
                 self._there, self._at = dict(there), number
                 self._writing = set(there)
                 self._changed.notify_all()
-            del there  # once it is written nobody holds it while the next is copied
+            del there  # so that it is freed once written, before the next copy
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """The save is over, or is given up: nobody waits any more.
+        """Stop all waits: the save is over or abandoned.
 
         Args:
-            error: what those are to raise who want more of it.
+            error: raised in those that still request parts.
         """
         with self._changed:
             self._over = True
             self._there = {}
             if error is not None and not isinstance(error, Exception):
-                # It is the caller's: in a writer's thread it would end the loop that awaits it.
+                # An interrupt is for the caller; in a writer's thread it would end Orbax's loop.
                 error = SaveError(f"the save was interrupted: {type(error).__name__}")
             self._error = self._error or error or SaveError("the save is over")
             self._changed.notify_all()
@@ -310,7 +311,7 @@ def _nothing(wave: Wave) -> Mapping[str, CopiedParts]:
 
 
 class StagedItem(NamedTuple):
-    """What one item gets of the waves.
+    """Waves of one item.
 
     Attributes:
         staging: of the save.
@@ -321,5 +322,5 @@ class StagedItem(NamedTuple):
     item: str
 
     def waves(self) -> Iterator[ItemParts]:
-        """As `Staging.parts_of`."""
+        """Yield the item's parts, as `Staging.parts_of` does."""
         return self.staging.parts_of(self.item)

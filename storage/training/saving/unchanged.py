@@ -1,8 +1,8 @@
-"""Leaves that did not change since the save before: their files are linked, not written again.
+"""Deduplication of unchanged leaves between saves: their files are linked, not written again.
 
-A value file of the step before becomes a file of this one too: by a hard link on a disk, by the
-store's own copy in an object store. Each step stays whole by itself: plain Orbax reads it, and
-what becomes of the other step does not matter to it. Imports no JAX. See ADR 12 and 17.
+A value file of the previous step also becomes a file of this one: by a hard link on a disk, by the
+store's own copy in an object store. Each step is complete by itself: plain Orbax reads it, and it
+does not depend on the other step's fate. Imports no JAX. See ADR 12 and 17.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from cairn.storage.training.saving.sharing_policy import SharingPolicy
 __all__ = ["LeafLayout", "LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
 
 _LEAST_LIVE: Final = 0.5
-"""Files of which less than this part is still wanted are not linked."""
+"""Minimum share of a file's bytes that must still be in use for it to be linked."""
 
 _STEPS_REMEMBERED: Final = 256
 
@@ -39,14 +39,14 @@ StepKey = tuple[int, int]
 
 
 class LeafLayout(NamedTuple):
-    """How a leaf is stored; where two differ nothing of one serves the other.
+    """Stored layout of a leaf; only shards of equal layouts can be reused.
 
     Attributes:
-        shape: as it is stored.
-        dtype: the same, by name.
+        shape: stored shape.
+        dtype: stored dtype, by name.
         cut: outer shards and inner chunks.
         compression: of the chunks.
-        form: if it is stored in another one.
+        form: stored form, if it differs from the leaf's own.
     """
 
     shape: tuple[int, ...]
@@ -57,13 +57,13 @@ class LeafLayout(NamedTuple):
 
 
 class SavedShard(NamedTuple):
-    """An outer shard that was written.
+    """Outer shard that was written.
 
     Attributes:
         path: the leaf's path.
-        ref: where it lies.
+        ref: its location.
         box: the digests of its chunks.
-        fingerprints: of its chunks; None if they are only to be told unchanged by identity.
+        fingerprints: of its chunks; None if only the leaf's identity can show that it is unchanged.
     """
 
     path: str
@@ -73,7 +73,7 @@ class SavedShard(NamedTuple):
 
 
 class SavedItem(NamedTuple):
-    """What this process wrote of an item of a durable step.
+    """Item of a durable step, as far as this process wrote it.
 
     Attributes:
         folder: of its database.
@@ -89,13 +89,13 @@ class SavedItem(NamedTuple):
 
 
 class Reused(NamedTuple):
-    """What of a save need not be written.
+    """Parts of a save that need not be written, and the rest.
 
     Attributes:
         shards: by key; they lie in `files`, which are linked.
         files: linked value files, by name.
         rest: what must be written.
-        fingerprints: by key, of what is among `rest` though it did not change.
+        fingerprints: by key, of unchanged shards that are in `rest` all the same.
     """
 
     shards: dict[bytes, SavedShard]
@@ -105,10 +105,10 @@ class Reused(NamedTuple):
 
 
 class Unchanged:
-    """What is known of one item over the saves of a run.
+    """State of an item's deduplication over the saves of a run.
 
     Attributes:
-        sharing: for how long steps share files.
+        sharing: how long steps share files.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class Unchanged:
         clock: Clock,
         doubtful: Callable[[Iterable[StepKey]], Collection[StepKey]],
     ) -> None:
-        """Of an item that was not saved yet.
+        """Start with an item that was not saved yet.
 
         Args:
-            sharing: for how long steps share files.
+            sharing: how long steps share files.
             clock: tells the time.
-            doubtful: tells which of the steps (step, attempt) are known to be damaged.
+            doubtful: returns those of the steps (step, attempt) that are known to be damaged.
         """
         self.sharing = sharing
         self._clock = clock
@@ -136,24 +136,24 @@ class Unchanged:
 
     @property
     def watched(self) -> frozenset[str]:
-        """Paths of the leaves of which a save was given another array with the same values."""
+        """Paths of the leaves of which a save got a new array with equal values."""
         return frozenset(self._watched)
 
     @property
     def changing(self) -> frozenset[str]:
-        """Paths of the leaves of which a save was given other values."""
+        """Paths of the leaves of which a save got other values."""
         return frozenset(self._changing)
 
     @property
     def digests(self) -> Mapping[str, bytes]:
-        """Digests of leaves of the last durable step, by path, as devices computed them."""
+        """Device digests of the last durable step's leaves, by path."""
         return self._digests
 
     def equal(self, digests: Mapping[str, bytes]) -> frozenset[str]:
-        """Paths of the leaves that devices find to be what the last durable step stored.
+        """Return the paths of leaves whose device digests equal those of the last durable step.
 
-        None are if their files are known to be damaged: of the arrays nothing may be left by the
-        time that a save finds its links refused.
+        None if their files are known to be damaged: the arrays may be gone by the time a save finds
+        that it can't link.
         """
         equal = [path for path, one in digests.items() if self._digests.get(path) == one]
         if not equal or self._saved is None or self._is_doubtful(self._saved.folder):
@@ -161,7 +161,7 @@ class Unchanged:
         return frozenset(equal)
 
     def same(self, leaves: Mapping[str, Any]) -> frozenset[str]:
-        """Paths of the leaves that are the very arrays of the last durable step."""
+        """Return the paths of leaves that are the last durable step's arrays themselves."""
         return frozenset(
             path
             for path, leaf in leaves.items()
@@ -171,14 +171,14 @@ class Unchanged:
     def linkable(
         self, same: Collection[str], compression: Compression | None
     ) -> dict[str, LeafLayout]:
-        """The leaves whose files the next save will link, unless they are damaged.
+        """Return the leaves whose files the next save will link, unless they are damaged.
 
         Args:
-            same: paths of leaves that are what the last durable step stored.
+            same: paths of leaves that equal what the last durable step stored.
             compression: of the next save's chunks.
 
         Returns:
-            By path, how each is stored.
+            By path, the stored layout of each.
         """
         saved, now = self._saved, self._clock()
         if saved is None or not same:
@@ -207,13 +207,13 @@ class Unchanged:
         step: StepKey,
         digests: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """The step is durable.
+        """Store what the next save may reuse of a durable step.
 
         Args:
             saved: what was written of the item.
             leaves: its immutable arrays by path.
             step: (step, attempt).
-            digests: those that devices computed of its leaves, by path.
+            digests: device digests of its leaves, by path.
         """
         self._saved, self._leaves, self._digests = saved, dict(leaves), digests
         if all(file.steps == 1 for file in saved.files.values()):
@@ -221,11 +221,11 @@ class Unchanged:
         self._sharing_steps.append(step)
 
     def forget(self) -> None:
-        """A save failed once all was written: what it linked may be why. The next links nothing."""
+        """Link nothing in the next save: one failed after all writes, perhaps due to its links."""
         self._saved, self._leaves, self._digests = None, {}, {}
 
     def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, LinkedFile]:
-        """Value files that this save has just written into the database in `folder`, by name."""
+        """Return the files that this save has just written into `folder`'s database, by name."""
         return new_files(folder, files, self._clock())
 
     def reuse(
@@ -237,20 +237,19 @@ class Unchanged:
         *,
         linked: Mapping[str, LinkedFile] = MappingProxyType({}),
     ) -> Reused:
-        """Link what did not change into the database in `folder`.
+        """Link unchanged shards into the database in `folder`.
 
-        A leaf that was found to have changed once is not looked at again, unless it is the same
-        array: in training, what changes goes on to. All others get fingerprints when they are
-        written. A file that is damaged, or was shared for long enough, is not linked: what was
-        wanted of it is written. Nothing is linked on a disk once one of the steps that share files
-        is known to be damaged: they have them only once.
+        A leaf that changed once is not compared again, unless it is the same array: what training
+        changes keeps changing. All others get fingerprints when they are written. A file that is
+        damaged, or was shared for long enough, is not linked: its shards are written. On a disk,
+        where steps share a single copy, nothing is linked once one of them is known to be damaged.
 
         Args:
             shards: all that is to be stored.
             layouts: of the leaves, by path.
-            same: paths of leaves that are known to be what was saved.
+            same: paths of leaves that are known to equal what was saved.
             folder: the database's.
-            linked: files of it that were linked for other shards of this save, by name.
+            linked: files in it that were linked for other shards of this save, by name.
         """
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
@@ -278,18 +277,18 @@ class Unchanged:
         return Reused(kept, files, rest, known_prints)
 
     def _is_doubtful(self, folder: StoreURI) -> bool:
-        """Whether to link nothing; in a bucket each step has a copy, whose sum is compared."""
+        """Return True if nothing may be linked; in a bucket each step has a verified copy."""
         if folder.scheme != "file":
             return False
         try:
             return bool(self._doubtful(self._sharing_steps))
-        except StorageError:  # nothing tells: what is written anew is right
+        except StorageError:  # unknown: writing anew is always right
             return True
 
     def _unchanged(
         self, shards: list[ShardToWrite], layouts: Mapping[str, LeafLayout], same: frozenset[str]
     ) -> dict[bytes, SavedShard]:
-        """What the last durable step has of these shards, of leaves that did not change."""
+        """Return the last durable step's shards of those leaves that did not change."""
         saved = self._saved
         if saved is None:
             return {}
@@ -324,7 +323,7 @@ class Unchanged:
 
 
 def _worth_linking(saved: SavedItem, kept: Iterable[SavedShard]) -> list[str]:
-    """The files of which enough is still wanted."""
+    """Return the files of which enough bytes are still in use."""
     live: dict[str, int] = {}
     for shard in kept:
         live[shard.ref.file] = live.get(shard.ref.file, 0) + shard.ref.length
