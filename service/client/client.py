@@ -62,7 +62,7 @@ from cairn.service.schemas import (
 
 
 class Client(StepFilesConnection, EventsConnection):
-    """Client of one control plane; the tasks of one event loop may share it.
+    """Client of one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` if the server answers with a problem, and
     `ServerUnreachableError` if it does not answer.

@@ -61,7 +61,7 @@ from cairn.service.schemas import (
 
 
 class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
-    """Client of one control plane; the tasks of one event loop may share it.
+    """Client of one control plane; safe to share between the tasks of one event loop.
 
     Every method raises `ProblemResponseError` if the server answers with a problem, and
     `ServerUnreachableError` if it does not answer.
