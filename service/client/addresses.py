@@ -1,4 +1,4 @@
-"""How a shell names a checkpoint: `run`, `run@alias`, `run@best:METRIC` or `run/steps/N`."""
+"""Names of checkpoints in a shell: `run`, `run@alias`, `run@best:METRIC` or `run/steps/N`."""
 
 import re
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ _ADDRESS: Final = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """A checkpoint of a run; by nothing else: its latest.
+    """Address of a checkpoint; with only a run, its latest checkpoint.
 
     Attributes:
         run: Name of the run.
         alias: Name of an alias, or None.
         step: A step, or None.
-        best: The metric that it is the best by, with `:min` or `:max` or as steps say, or None.
+        best: Metric whose best step is meant, or None; `:min` or `:max` at its end gives the
+            direction, else the steps' own direction counts.
     """
 
     run: str
@@ -36,7 +37,7 @@ class Address:
         """Read an address.
 
         Raises:
-            AddressError: It is none.
+            AddressError: The text is not an address.
         """
         found = _ADDRESS.fullmatch(text)
         if found is None or found["best"] in (":min", ":max"):
@@ -50,7 +51,7 @@ class Address:
         return cls(found["run"], found["alias"], number, found["best"])
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Return the address as `parse` reads it."""
         if self.step is not None:
             return f"{self.run}/steps/{self.step}"
         if self.best is not None:
@@ -59,5 +60,5 @@ class Address:
 
     @property
     def is_run(self) -> bool:
-        """Whether it names a run and nothing else."""
+        """True if the address names only a run."""
         return self.alias is None and self.step is None and self.best is None

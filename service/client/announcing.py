@@ -1,8 +1,7 @@
-"""Tells the control plane of `CAIRN_URL` of the steps that a job has saved.
+"""Announcements of saved steps to the control plane at `CAIRN_URL`.
 
-A hint: the server looks at the store, and lists have the step from then on, seconds earlier than
-its scanner would find it. Nothing waits for it, and a server that is not there costs a line in the
-log, once.
+An announcement is a hint: the server reads the step from the store and lists it seconds before its
+scanner would. No save depends on it. An unreachable server costs one line in the log.
 """
 
 import logging
@@ -12,13 +11,13 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 SECONDS: Final = 5.0
-"""How long the server may take for an answer."""
+"""Longest time to wait for the server's answer."""
 
-_failed = False  # the last time
+_failed = False  # state of the last announcement: only the first failure of a row is logged
 
 
 def announce(run: str, step: int, attempt: int) -> None:
-    """Announce a step, if `CAIRN_URL` names a server; failures are logged, the first of a row only.
+    """Announce a step if `CAIRN_URL` is set; log only the first of several failures in a row.
 
     Args:
         run: URI of the run. The server knows its folder by the root `CAIRN_ANNOUNCE_ROOT`.
@@ -28,7 +27,7 @@ def announce(run: str, step: int, attempt: int) -> None:
     url = os.environ.get("CAIRN_URL")
     if not url:
         return
-    # Not before: a job that announces nothing does not load an HTTP client.
+    # Imported late: a job that announces nothing does not load an HTTP client.
     from cairn.service.client.client import Client
     from cairn.service.client.protocol import DEFAULT_ROOT
     from cairn.service.errors import ClientError, ProblemResponseError, SettingsError

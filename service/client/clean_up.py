@@ -16,7 +16,7 @@ from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
 
 
 class CleanUpConnection(Connection):
-    """A connection with the requests that delete."""
+    """Connection with the requests that delete."""
 
     def delete(
         self,
@@ -28,18 +28,18 @@ class CleanUpConnection(Connection):
         grace_seconds: float | None = None,
         root: str = DEFAULT_ROOT,
     ) -> Checkpoint:
-        """Delete a step; until the grace time is over, `undelete` takes it back.
+        """Delete a step; `undelete` can restore it until the grace time is over.
 
         Args:
             run: Name of the run.
-            step: A listed step, or one that was set aside.
-            attempt: Delete this attempt's; default: the one that is listed.
-            reason: Kept with the deletion.
-            grace_seconds: How long it can be had back; default: seven days.
+            step: A listed or a superseded step.
+            attempt: Attempt whose step to delete; default: the listed one.
+            reason: Text that is stored with the deletion.
+            grace_seconds: Time in which the step can be undeleted; default: seven days.
             root: Name of the run's root.
 
         Raises:
-            ProblemResponseError: 409 if an alias names it or its writer needs it.
+            ProblemResponseError: 409 if an alias points at the step or its writer needs it.
         """
         query = given({"attempt": attempt, "reason": reason, "grace_seconds": grace_seconds})
         path = step_path(root, run, step)
@@ -48,16 +48,16 @@ class CleanUpConnection(Connection):
     def undelete(
         self, run: str, step: int, *, attempt: int | None = None, root: str = DEFAULT_ROOT
     ) -> Checkpoint:
-        """Take the deletion of a step back.
+        """Undo the deletion of a step.
 
         Args:
             run: Name of the run.
             step: A deleted step.
-            attempt: Of several attempts at the step that were deleted, this one.
+            attempt: Attempt whose step to restore, if several attempts' were deleted.
             root: Name of the run's root.
 
         Raises:
-            ProblemResponseError: 404 if it is not deleted, or its bytes are going already.
+            ProblemResponseError: 404 if the step is not deleted, or its bytes are being removed.
         """
         path = f"{step_path(root, run, step)}:undelete"
         return self._send(Checkpoint, "POST", path, {"attempt": attempt})
@@ -65,7 +65,7 @@ class CleanUpConnection(Connection):
     def plan_retention(
         self, run: str, policy: Mapping[str, object], *, root: str = DEFAULT_ROOT
     ) -> RetentionPlan:
-        """What a policy would keep and delete now; changes nothing.
+        """Return the steps that a policy would keep and delete now, without deleting any.
 
         Args:
             run: Name of the run.
@@ -89,9 +89,9 @@ class CleanUpConnection(Connection):
         Args:
             run: Name of the run.
             policy: Fields of `RetentionPolicy`, such as `{"keep_last": 3}`.
-            grace_seconds: How long they can be had back; default: seven days.
+            grace_seconds: Time in which the steps can be undeleted; default: seven days.
             root: Name of the run's root.
-            idempotency_key: The same key is the same operation.
+            idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
         """
         body = {
             "policy": dict(policy),
@@ -109,7 +109,7 @@ class CleanUpConnection(Connection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Find what nobody needs any more, and remove it unless `dry_run`."""
+        """Find the garbage of a run, and remove it unless `dry_run`."""
         path = f"{run_path(root, run)}:gc"
         headers = idempotency(idempotency_key)
         return self._send(Operation, "POST", path, {"dry_run": dry_run}, headers=headers)

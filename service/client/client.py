@@ -62,49 +62,50 @@ from cairn.service.schemas import (
 
 
 class Client(StepFilesConnection, EventsConnection):
-    """Asks one control plane; safe to share between threads.
+    """Client of one control plane; safe to share between threads.
 
-    Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
-    if there is none.
+    Every method raises `ProblemResponseError` if the server answers with a problem, and
+    `ServerUnreachableError` if it does not answer.
 
     Args:
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
-        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
-        timeout: Seconds to wait for an answer, not for a stream to end.
-        retry_seconds: How long a request is sent again that can be: the server has no turn for
-            it, or a connection broke.
-        transport: For tests.
+        key: API key to send; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
+        timeout: Seconds to wait for an answer; it does not limit the length of a stream.
+        retry_seconds: How long to retry a request that is safe to repeat, when the server is at
+            its limit or a connection broke.
+        transport: HTTP transport; for tests.
     """
 
     def health(self) -> Health:
-        """The server answers."""
+        """Return the health of the server: it answers."""
         return self._get(Health, "/healthz")
 
     def ready(self) -> Readiness:
-        """The server can work; a problem answer (503) names what is missing."""
+        """Return the readiness of the server; a problem answer (503) names what is missing."""
         return self._get(Readiness, "/readyz")
 
     def roots(self) -> list[Root]:
-        """Every root of the server."""
+        """Return all roots of the server."""
         found = self._get(RootList, "/v1/roots")
         return found.roots
 
     def add_root(self, name: str, uri: str, *, adopt_from: Sequence[str] = ()) -> Root:
-        """Have a root served that the server's settings do not name.
+        """Add a root that the server's settings do not name.
 
         Args:
-            name: Of the root.
-            uri: Its folder on the server, or its place in a bucket; it has to be there.
-            adopt_from: Folders outside it whose checkpoints its runs may list where they lie.
+            name: Name of the root.
+            uri: Folder on the server, or location in a bucket; it must exist.
+            adopt_from: Folders outside the root whose checkpoints its runs may import in place.
 
         Raises:
-            ProblemResponseError: 409 if there is one of that name or place, 422 if none can be.
+            ProblemResponseError: 409 if a root with that name or location exists, 422 if the name
+                or the location can't be a root.
         """
         body = {"name": name, "uri": uri, "adopt_from": [*adopt_from]}
         return self._send(Root, "POST", "/v1/roots", body)
 
     def remove_root(self, name: str) -> None:
-        """Have a root served no more that was added; its store stays as it is."""
+        """Stop serving a root that `add_root` added; its store is not changed."""
         self._answer("DELETE", f"/v1/roots/{segment(name)}")
 
     def runs(
@@ -116,14 +117,14 @@ class Client(StepFilesConnection, EventsConnection):
         page_size: int = 100,
         refresh: bool = False,
     ) -> Iterator[Run]:
-        """Every run, by root and name; pages are fetched as needed.
+        """Yield all runs, sorted by root and name; pages are fetched as needed.
 
         Args:
-            root: Of this root only.
-            filter: Those of which this holds, such as `labels.team = "nlp" AND latest_step > 1000`.
-            order_by: Another order, such as `created desc`.
+            root: Only runs of this root.
+            filter: Only runs that match, such as `labels.team = "nlp" AND latest_step > 1000`.
+            order_by: Sort order, such as `created desc`.
             page_size: Runs per request.
-            refresh: Have the server look at the store first, here as below.
+            refresh: Make the server read the store first. The other methods take it too.
         """
         path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
         for page in self._pages(
@@ -137,21 +138,21 @@ class Client(StepFilesConnection, EventsConnection):
             yield from page.runs
 
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
-        """One run."""
+        """Return a run."""
         return self._get(Run, run_path(root, run), refresh=refresh or None)
 
     def create_run(
         self, run: str, *, labels: Mapping[str, str] | None = None, root: str = DEFAULT_ROOT
     ) -> Run:
-        """Make a run before its job starts; the job that saves there goes on in it.
+        """Create a run before its job starts; the job then saves into it.
 
         Args:
             run: Name of the new run.
-            labels: Texts by name.
+            labels: Label values by name.
             root: Name of its root.
 
         Raises:
-            ProblemResponseError: 409 if there is one of that name.
+            ProblemResponseError: 409 if a run with that name exists.
         """
         body = {"name": run, "labels": dict(labels or {})}
         return self._send(Run, "POST", f"/v1/roots/{segment(root)}/runs", body)
@@ -167,22 +168,22 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        r"""List what plain Orbax has saved in a folder as the steps of a run, where it lies.
+        r"""Import a folder that plain Orbax wrote: list its checkpoints as a run, in place.
 
         Args:
-            folder: Its path within the run's root, or its URI in any root.
-            run: Name of the run: a new one, or that which adopts the folder already.
-            step: The folder is one checkpoint, and this its step.
-            config: Hugging Face's config.json of the model that the steps hold; with `map`.
-            map: Regular expressions of whole paths, `<item>/<path>`, and the model's own path, with
-                groups as `\1`. The first that matches counts.
+            folder: Path within the run's root, or URI in any root.
+            run: Name of a new run, or of the run that already imports this folder.
+            step: Step of the checkpoint, if the folder is a single checkpoint.
+            config: Hugging Face's config.json of the model in the steps; needs `map`.
+            map: Regular expressions of whole paths, `<item>/<path>`, each with the model's path for
+                it, which names groups as `\1`. The first match counts.
             root: Name of the run's root.
-            idempotency_key: Of this one request.
+            idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
 
         Raises:
-            ProblemResponseError: 404 or 422 if there is nothing to adopt, or the config or the map
-                is none; 409 if the root may not adopt from there, the name is taken, or another run
-                adopts the folder.
+            ProblemResponseError: 404 or 422 if there is nothing to import, or the config or the map
+                is invalid; 409 if the root may not import from there, the name is taken, or another
+                run imports the folder.
         """
         body: dict[str, Any] = {"folder": folder, "run": run, "step": step}
         if config is not None or map is not None:  # one without the other is refused
@@ -192,7 +193,7 @@ class Client(StepFilesConnection, EventsConnection):
         return self._send(Operation, "POST", path, body, headers=headers)
 
     def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
-        """What a run takes in the store, to the byte, counted there now."""
+        """Return the bytes that a run takes in the store; the server counts them now."""
         return self._get(RunUsage, f"{run_path(root, run)}/usage")
 
     def checkpoints(
@@ -206,17 +207,17 @@ class Client(StepFilesConnection, EventsConnection):
         page_size: int = 100,
         refresh: bool = False,
     ) -> Iterator[Checkpoint]:
-        """Checkpoints of a run, highest step first; pages are fetched as needed.
+        """Yield the checkpoints of a run, highest step first; pages are fetched as needed.
 
         Args:
             run: Name of the run.
             root: Name of its root.
-            state: One state, `available` (listed or damaged), or `all`; None: available, or all if
-                the filter asks about `state`.
-            filter: Those of which this holds, such as `metrics.loss < 0.5 AND step >= 1000`.
-            order_by: Another order, such as `metrics.loss, step desc`.
+            state: A state, `available` (listed or damaged), or `all`. None means available, or all
+                if the filter names `state`.
+            filter: Only checkpoints that match, such as `metrics.loss < 0.5 AND step >= 1000`.
+            order_by: Sort order, such as `metrics.loss, step desc`.
             page_size: Checkpoints per request.
-            refresh: Have the server look at the store first.
+            refresh: Make the server read the store first.
         """
         path = f"{run_path(root, run)}/checkpoints"
         for page in self._pages(
@@ -233,28 +234,28 @@ class Client(StepFilesConnection, EventsConnection):
     def checkpoint(
         self, run: str, step: int, *, root: str = DEFAULT_ROOT, refresh: bool = False
     ) -> Checkpoint:
-        """One checkpoint."""
+        """Return a checkpoint."""
         return self._get(Checkpoint, step_path(root, run, step), refresh=refresh or None)
 
     def announce(
         self, run: str, step: int, *, attempt: int | None = None, root: str = DEFAULT_ROOT
     ) -> Checkpoint:
-        """Tell the server of a step that was saved: it looks at the store, and lists have it.
+        """Announce a saved step; the server reads it from the store and lists it.
 
         Args:
             run: Name of the run.
             step: The step.
-            attempt: Of several attempts at it, this one.
+            attempt: Attempt that saved the step, if several attempts did.
             root: Name of the run's root.
 
         Raises:
-            ProblemResponseError: 404 if the store has no such step.
+            ProblemResponseError: 404 if the step is not in the store.
         """
         body = {"step": step, "attempt": attempt}
         return self._send(Checkpoint, "POST", f"{run_path(root, run)}/checkpoints", body)
 
     def aliases(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> list[Alias]:
-        """Aliases of a run, by name."""
+        """Return the aliases of a run, sorted by name."""
         path = f"{run_path(root, run)}/aliases"
         found = self._get(AliasList, path, refresh=refresh or None)
         return found.aliases
@@ -262,11 +263,11 @@ class Client(StepFilesConnection, EventsConnection):
     def alias(
         self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
     ) -> Alias:
-        """Where an alias points; its `sequence` is what `promote` expects."""
+        """Return an alias; `promote` takes its `sequence` as `expect`."""
         return self._get(Alias, alias_path(root, run, alias), refresh=refresh or None)
 
     def alias_history(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> AliasHistory:
-        """Where an alias pointed, newest first."""
+        """Return the history of an alias, newest first."""
         return self._get(AliasHistory, f"{alias_path(root, run, alias)}/history")
 
     def promote(
@@ -286,15 +287,15 @@ class Client(StepFilesConnection, EventsConnection):
             run: Name of the run.
             step: A listed step.
             alias: Name of the alias.
-            expect: Sequence number of the alias as last seen; None: it must not exist yet.
-            reason: For its history.
-            attempt: Which one wrote the step that is meant, such as its history names; None:
-                whichever holds it now.
+            expect: Sequence number of the alias as last seen; None if the alias must not exist.
+            reason: Text for the alias history.
+            attempt: Attempt that wrote the step, as the alias history names it; None for the
+                attempt whose step is listed now.
             root: Name of the run's root.
 
         Raises:
-            ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
-                409 if the step is another attempt's, or damaged.
+            ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is the
+                alias now. 409 if another attempt wrote the step, or the step is damaged.
         """
         return self._send(
             Alias,
@@ -309,41 +310,42 @@ class Client(StepFilesConnection, EventsConnection):
         self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
 
     def writer(self, run: str, *, root: str = DEFAULT_ROOT) -> RunWriter:
-        """Who writes a run, or did last; the store is asked now."""
+        """Return the current or last writer of a run; the server reads the store now."""
         return self._get(RunWriter, f"{run_path(root, run)}/writer")
 
     def take_over_run(
         self, run: str, *, attempt: int, reason: str = "", root: str = DEFAULT_ROOT
     ) -> RunTakenOver:
-        """End the attempt of the writer that holds a run, so that another begins at once.
+        """End the attempt of a run's writer, so that another writer can start at once.
 
-        Listed steps stay; what that writer saves from then on fails.
+        Listed steps stay; every later save of the ended writer fails.
 
         Args:
             run: Name of the run.
-            attempt: Which holds it, as `writer` has it.
-            reason: For the audit trail.
+            attempt: Attempt of the writer, from `writer`.
+            reason: Text for the audit trail.
             root: Name of the run's root.
 
         Raises:
-            ProblemResponseError: 412 if it is not held so, 409 if another took it just now.
+            ProblemResponseError: 412 if another attempt holds the run, or none; 409 if another
+                writer took it over just now.
         """
         body = {"attempt": attempt, "reason": reason}
         return self._send(RunTakenOver, "POST", f"{run_path(root, run)}:takeOver", body)
 
     def workers(self) -> list[Worker]:
-        """Every job worker that was started, by name."""
+        """Return all job workers that were ever started, sorted by name."""
         found = self._get(WorkerList, "/v1/workers")
         return found.workers
 
     def take_over(self, worker: str) -> list[str]:
-        """Have other workers go on with what a dead one has left; ids of the operations."""
+        """Hand a dead worker's operations to the other workers; return their ids."""
         path = f"/v1/workers/{segment(worker)}:takeOver"
         found = self._send(TakenOver, "POST", path)
         return found.operations
 
     def keys(self) -> list[Key]:
-        """Every key of a caller that was made, by name and time, without secrets."""
+        """Return all API keys, sorted by name and time, without their secrets."""
         found = self._get(KeyList, "/v1/keys")
         return found.keys
 
@@ -355,13 +357,13 @@ class Client(StepFilesConnection, EventsConnection):
         roots: Iterable[str] | None = None,
         expires_seconds: float | None = None,
     ) -> NewKey:
-        """Make a key for a caller; the answer alone has it.
+        """Create an API key; only this answer contains the secret.
 
         Args:
-            name: Of the caller, for the audit trail.
+            name: Name of the caller, for the audit trail.
             scope: `read`, `operate` or `admin`.
-            roots: Names of the roots where it counts; None: in all.
-            expires_seconds: How long it counts; None: until it is revoked.
+            roots: Names of the roots that the key is valid for; None for all.
+            expires_seconds: Lifetime of the key; None if it is valid until revoked.
         """
         body = {
             "name": name,
@@ -372,14 +374,14 @@ class Client(StepFilesConnection, EventsConnection):
         return self._send(NewKey, "POST", "/v1/keys", body)
 
     def revoke_key(self, key: str) -> None:
-        """Have the key of an id count no more, for good."""
+        """Revoke the key with an id, for good."""
         self._answer("DELETE", f"/v1/keys/{segment(key)}")
 
     def audit_events(self, *, filter: str = "", page_size: int = 100) -> Iterator[AuditEvent]:
-        """What was asked of the server, newest first; pages are fetched as needed.
+        """Yield the audit trail, newest first; pages are fetched as needed.
 
         Args:
-            filter: Entries of which this holds, such as `caller = "ci" AND action = alias.promote`.
+            filter: Only entries that match, such as `caller = "ci" AND action = alias.promote`.
             page_size: Entries per request.
         """
         for page in self._pages(
@@ -403,10 +405,10 @@ class Client(StepFilesConnection, EventsConnection):
             run: Name of the run.
             step: A listed step.
             target: Name of the new run.
-            despite_damage: Why a damaged step is forked all the same, for the audit trail; None: it
-                is refused with 409.
+            despite_damage: Reason to fork a damaged step, for the audit trail. With None, the
+                server refuses a damaged step with 409.
             root: Name of the run's root.
-            idempotency_key: Of this one request.
+            idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
         """
         body = {"mode": "fork", "run": target, **given({"despite_damage": despite_damage})}
         return self._start("restore", run, step, root, body, idempotency_key)
@@ -421,19 +423,20 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Make a step the latest of its run; later ones are set aside, none is deleted.
+        """Make a step the latest of its run; later steps become superseded, none is deleted.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            strand: Aliases that may go on naming a step that is set aside.
-            despite_damage: As `restore` takes it.
+            strand: Aliases that may keep pointing at a superseded step.
+            despite_damage: Reason to use a damaged step, as in `restore`.
             root: Name of the run's root.
-            idempotency_key: Of this one request.
+            idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
 
         Raises:
-            ProblemResponseError: 409 if other aliases do; `.problem["aliases"]` names them. 412 if
-                the run has changed between the look at it here and the rollback.
+            ProblemResponseError: 409 if other aliases point at a superseded step;
+                `.problem["aliases"]` names them. 412 if the run changes between the read here and
+                the rollback.
         """
         seen = self._answer("GET", run_path(root, run), params={"refresh": True})
         headers = {"If-Match": seen.headers["ETag"], **idempotency(idempotency_key)}
@@ -477,7 +480,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Compare a step with what was saved, byte by byte; a damaged one's operation fails."""
+        """Compare a step with its checksums, byte by byte; the operation fails if it is damaged."""
         return self._start("verify", run, step, root, {}, idempotency_key)
 
     def verify_run(
@@ -488,7 +491,7 @@ class Client(StepFilesConnection, EventsConnection):
         root: str = DEFAULT_ROOT,
         idempotency_key: str | None = None,
     ) -> Operation:
-        """Compare the records of a run, and the bytes of its listed steps, with what was saved."""
+        """Verify the records of a run, and the bytes of its listed steps."""
         path = f"{run_path(root, run)}:verify"
         headers = idempotency(idempotency_key)
         return self._send(Operation, "POST", path, {"steps": steps}, headers=headers)
@@ -501,19 +504,19 @@ class Client(StepFilesConnection, EventsConnection):
         forget: Iterable[str] = (),
         root: str = DEFAULT_ROOT,
     ) -> RepairReport:
-        """What would mend the records of a run, or, without `dry_run`, what did."""
+        """Repair the records of a run, or with `dry_run` only report the repairs."""
         body = {"dry_run": dry_run, "forget": list(forget)}
         return self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
 
     def operations(
         self, *, state: OperationState | None = None, page_size: int = 100
     ) -> Iterator[Operation]:
-        """Operations, newest first; pages are fetched as needed."""
+        """Yield operations, newest first; pages are fetched as needed."""
         for page in self._pages(OperationList, "/v1/operations", page_size=page_size, state=state):
             yield from page.operations
 
     def operation(self, operation: str) -> Operation:
-        """One operation as it stands now."""
+        """Return an operation in its current state."""
         return self._get(Operation, f"/v1/operations/{segment(operation)}")
 
     def cancel(self, operation: str) -> Operation:
@@ -521,15 +524,15 @@ class Client(StepFilesConnection, EventsConnection):
         return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:cancel")
 
     def resume(self, operation: str) -> Operation:
-        """Go on with a cancelled or failed operation."""
+        """Resume a cancelled or failed operation."""
         return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:resume")
 
     def follow(self, operation: str, *, patience: float = 30.0) -> Iterator[Operation]:
-        """Every change of an operation until it has ended; reconnects where a stream breaks off.
+        """Yield every change of an operation until it ends; reconnect when the stream breaks.
 
         Args:
-            operation: Its id.
-            patience: Seconds without any answer after which the server counts as gone.
+            operation: Id of the operation.
+            patience: Seconds without an answer until the server counts as unreachable.
 
         Raises:
             ServerUnreachableError: No answer for `patience` seconds.
@@ -541,7 +544,7 @@ class Client(StepFilesConnection, EventsConnection):
         """Follow an operation to its end.
 
         Raises:
-            ProblemResponseError: It failed; the problem is the operation's.
+            ProblemResponseError: The operation failed; the error has the operation's problem.
         """
         last: Operation | None = None
         for state in self.follow(operation):
@@ -553,11 +556,11 @@ class Client(StepFilesConnection, EventsConnection):
         return last
 
     def artifact(self, artifact: str) -> Artifact:
-        """What a gather or convert made."""
+        """Return an artifact, the output of a gather or a convert."""
         return self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
 
     def artifact_blocks(self, artifact: str, name: str, *, start: int = 0) -> Iterator[bytes]:
-        """One file of an artifact from an offset on, as it comes; a broken connection is taken up.
+        """Yield a file of an artifact from an offset; resume after a broken connection.
 
         Raises:
             ServerUnreachableError: The connection broke again and again.
@@ -566,12 +569,12 @@ class Client(StepFilesConnection, EventsConnection):
         return blocks(self._http, path, start)
 
     def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
-        """Write one file of an artifact to `target`; returns its bytes.
+        """Write a file of an artifact to `target`; return its size in bytes.
 
-        A broken connection is taken up where it broke; `target` appears only once it is whole.
+        A broken connection is resumed where it broke. `target` appears only when it is complete.
 
         Raises:
-            DownloadError: It is not what was exported.
+            DownloadError: The bytes differ from the exported file.
             ServerUnreachableError: The connection broke again and again.
         """
         path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"

@@ -1,5 +1,5 @@
 # Made of asynchronous/connection.py by `python scripts/sync_client.py`: change that one.
-"""What the HTTP client is made of: one connection to a control plane."""
+"""Base of the HTTP client: the connection to one control plane."""
 
 import os
 import threading
@@ -26,24 +26,24 @@ from cairn.service.client.protocol import (
 from cairn.service.schemas import Operation
 
 AT_ONCE: Final = 100
-"""Requests of one client; more wait. Streams are not counted: they last."""
+"""Most requests of one client at a time; more wait. Streams do not count, as they stay open."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class Connection:
-    """Asks one control plane; safe to share between threads.
+    """Connection to one control plane; safe to share between threads.
 
-    Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
-    if there is none.
+    Every method raises `ProblemResponseError` if the server answers with a problem, and
+    `ServerUnreachableError` if it does not answer.
 
     Args:
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
-        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
-        timeout: Seconds to wait for an answer, not for a stream to end.
-        retry_seconds: How long a request is sent again that can be: the server has no turn for
-            it, or a connection broke.
-        transport: For tests.
+        key: API key to send; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
+        timeout: Seconds to wait for an answer; it does not limit the length of a stream.
+        retry_seconds: How long to retry a request that is safe to repeat, when the server is at
+            its limit or a connection broke.
+        transport: HTTP transport; for tests.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Connection:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Close."""
+        """Close the connections."""
         self.close()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # Made of asynchronous/finding.py by `python scripts/sync_client.py`: change that one.
-"""Which checkpoint an address means now; what is best by a metric is the same as in a store."""
+"""Resolution of an address to a checkpoint; the best step is the same as in the store."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -12,16 +12,16 @@ from cairn.service.filters import quote
 from cairn.service.schemas import Better, Checkpoint
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
-_LOOKED_AT: Final = 100  # checkpoints whose metrics a message names
+_LOOKED_AT: Final = 100  # checkpoints whose metrics an error message names
 
 
 def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
-    """The run and step that an address means now.
+    """Resolve an address to a run and step.
 
     Raises:
-        AddressError: It is the best by a metric of which nobody said which values are good.
+        AddressError: The address asks for the best by a metric whose direction is unknown.
         NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric, or
-            the alias's was set aside and its step saved anew.
+            the alias's step is superseded and was saved anew.
         ProblemResponseError: There is no such run or alias.
     """
     if address.best is not None:
@@ -40,7 +40,7 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
 
 
 def find_checkpoint(client: Client, address: Address, root: str) -> Checkpoint:
-    """The checkpoint that an address means now.
+    """Resolve an address to a checkpoint.
 
     Raises:
         AddressError, NoCheckpointError, ProblemResponseError: As `find_step`; or there is no such
@@ -53,23 +53,26 @@ def find_checkpoint(client: Client, address: Address, root: str) -> Checkpoint:
 
 
 def best_step(client: Client, run: str, best: str, root: str) -> int:
-    """The listed step with the best value of a metric; of equal ones the latest. NaN is never best.
+    """Return the listed step with the best value of a metric; the latest of equal ones.
+
+    NaN is never best.
+
 
     Args:
-        client: Of the control plane.
+        client: Client of the control plane.
         run: Name of the run.
-        best: The metric, with `:min` or `:max`, or alone: as the steps say.
+        best: Metric, with `:min` or `:max`; without, the steps' own direction counts.
         root: Name of the run's root.
 
     Raises:
-        AddressError: Steps say otherwise which values are good, or nobody says.
+        AddressError: Steps note another direction, or the direction is unknown.
         NoCheckpointError: No listed step has a value of the metric.
         ProblemResponseError: There is no such run.
     """
     wanted = next((way for way in _WAYS if best.endswith(f":{way}")), None)
     metric = best.removesuffix(f":{wanted}")
     name = quote(metric)
-    client.run(run, root=root, refresh=True)  # what was saved just now counts
+    client.run(run, root=root, refresh=True)  # a step that was saved just now must count
     noted: list[Better] = []
     for one in _WAYS:
         said = f"better.{name} = {one}"
@@ -102,7 +105,7 @@ def _no_way(run: str, best: str, metric: str, noted: Collection[Better]) -> Addr
 
 
 def _aliased(client: Client, address: Address, name: str, root: str) -> Checkpoint:
-    """The step that an alias was moved to."""
+    """Return the checkpoint that an alias points at."""
     alias = client.alias(address.run, name, root=root, refresh=True)
     listed = client.checkpoint(address.run, alias.step, root=root)
     if listed.attempt != alias.attempt:

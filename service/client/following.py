@@ -1,5 +1,5 @@
 # Made of asynchronous/following.py by `python scripts/sync_client.py`: change that one.
-"""One operation followed to its end, over connections that may break."""
+"""Event stream of one operation, followed to its end across broken connections."""
 
 import time
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ SILENCE_SECONDS: Final = 60.0
 
 
 def follow_operation(http: httpx.Client, path: str, patience: Patience) -> Iterator[Operation]:
-    """Every state that the stream at `path` reports, up to the final one.
+    """Yield every state that the stream at `path` reports, up to the final one.
 
     Args:
         http: Client of the server.
-        path: The operation's events.
-        patience: With a server that gives no answer.
+        path: Path of the operation's events.
+        patience: Time limit and backoff while the server does not answer.
 
     Raises:
         ProblemResponseError: The server refused.
@@ -47,7 +47,7 @@ def follow_operation(http: httpx.Client, path: str, patience: Patience) -> Itera
                         patience.begin_again(event.retry_seconds)
                         if event.id is not None:
                             if event.id == last_id:
-                                continue  # told again after a reconnect
+                                continue  # sent again after a reconnect
                             last_id = event.id
                         operation = Operation.model_validate_json(event.data)
                         yield operation

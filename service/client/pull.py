@@ -1,11 +1,11 @@
-"""An export kept on a machine that serves it: whole, verified, and changed at once.
+"""Local copy of an export on a serving machine: complete, verified, switched atomically.
 
     folder/
-      current -> versions/<version>     what to serve; replaced at once
+      current -> versions/<version>     the version to serve; a symlink, replaced atomically
       versions/<version>/               files of an export, each compared with its checksum
-      partial/<version>/                what was fetched of the next one, and goes on from there
+      partial/<version>/                incomplete download of a version, which a pull resumes
 
-A version that was replaced stays until it is told to go.
+A replaced version stays until a pull with `keep` removes it.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ _LOCK: Final = ".lock"
 _NAME_DIGITS: Final = 12
 
 Tell = Callable[[str, int, int], None]
-"""Is told the file, its bytes so far, and of how many."""
+"""Progress callback with the file's name, its bytes so far, and its size."""
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a folder serves.
+    """Version that a folder serves.
 
     Attributes:
         run: Name of the run.
-        step: Of it.
+        step: Step of the run.
         artifact: Id of the export.
-        folder: With its files.
-        changed: Whether it was another before.
+        folder: Folder with the files of the export.
+        changed: True if the pull switched the folder to this version.
     """
 
     run: str
@@ -66,27 +66,27 @@ def pull(
     keep: int | None = None,
     tell: Tell = lambda name, done, total: None,
 ) -> Pulled:
-    """Have a folder serve the export of a step; the export is made if it was not yet.
+    """Make a folder serve the export of a step; export the step first if needed.
 
     Args:
-        client: Of the control plane.
+        client: Client of the control plane.
         run: Name of the run.
         step: A listed step.
-        folder: Where; made if it is not there.
+        folder: Target folder; created if missing.
         root: Name of the run's root.
-        options: Of the export.
-        attempt: The one that wrote the step that is meant; None: whichever is listed.
-        despite_damage: Why a damaged step is served all the same, for the audit trail; None: it is
-            refused, also if it was exported before the damage was found.
-        keep: How many of the versions that were replaced stay; None: all.
-        tell: See `Tell`.
+        options: Options of the export.
+        attempt: Attempt that wrote the step; None for the listed one.
+        despite_damage: Reason to serve a damaged step, for the audit trail. With None, the server
+            refuses a damaged step, even if it was exported before the damage was found.
+        keep: Number of replaced versions that stay; None for all.
+        tell: Progress callback, see `Tell`.
 
     Raises:
-        PullError: Another process pulls into the folder, what came is not what was exported, or
-            the step was set aside meanwhile, and saved anew; or the folder serves it, and the disk
-            fails to keep that.
-        OSError: The disk is full, or does not let us write.
-        ProblemResponseError: There is no such step, it is damaged, or it can't be exported.
+        PullError: Another process pulls into the folder; the bytes differ from the export; the step
+            was superseded meanwhile and saved anew; or the folder serves the version, and the disk
+            fails to fsync that.
+        OSError: The disk is full, or writing is not permitted.
+        ProblemResponseError: The step does not exist, is damaged, or can't be exported.
         ServerUnreachableError: No control plane answers.
     """
     reason = {} if despite_damage is None else {"despite_damage": despite_damage}
@@ -106,10 +106,12 @@ def pull(
             _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
             whole.parent.mkdir(exist_ok=True)
             os.rename(folder / _PARTIAL / version, whole)
-        sync_path(str(whole.parent))  # another pull may have moved it, and died
+        sync_path(str(whole.parent))  # another pull may have renamed it and died before its fsync
         changed = _switch(folder, version)
         try:
-            sync_names(str(folder.absolute()))  # what another pull did, too
+            sync_names(
+                str(folder.absolute())
+            )  # also covers a switch that another pull did not fsync
         except OSError as exc:
             raise PullError(
                 f"{folder / CURRENT}: expected a disk that keeps it, found one that fails ({exc}). "
@@ -122,7 +124,7 @@ def pull(
 
 
 def _version(artifact: Artifact) -> str:
-    """A name that sorts by step, and is no other export's."""
+    """Return a unique name for an export that sorts by step."""
     digest = hashlib.sha256(artifact.id.encode()).hexdigest()[:_NAME_DIGITS]
     return f"{artifact.step:012d}-{artifact.attempt}-{digest}"
 
@@ -156,7 +158,7 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
 def _fetch(
     client: Client, artifact: Artifact, file: ArtifactFile, target: Path, tell: Tell
 ) -> None:
-    """Go on with a file, and compare it."""
+    """Resume a file and compare its checksum."""
     try:
         fetch_checked(
             lambda start: client.artifact_blocks(artifact.id, file.name, start=start),
@@ -171,7 +173,7 @@ def _fetch(
 
 
 def _switch(folder: Path, version: str) -> bool:
-    """Have `current` name a version; whether it was another before."""
+    """Point `current` at a version; return True if it pointed elsewhere before."""
     link, wanted = folder / CURRENT, f"{_VERSIONS}/{version}"
     if link.is_symlink() and os.readlink(link) == wanted:
         return False
@@ -183,7 +185,7 @@ def _switch(folder: Path, version: str) -> bool:
 
 
 def _refuse_foreign(link: Path) -> None:
-    """Raise if there is something that no pull has made."""
+    """Raise if `current` exists and no pull created it."""
     if not link.is_symlink():
         found = "another thing" if link.exists() else None
     else:
@@ -197,9 +199,10 @@ def _refuse_foreign(link: Path) -> None:
 
 
 def _forget(folder: Path, serving: str, keep: int) -> None:
-    """Remove the versions that were fetched longest ago; the one that is served stays.
+    """Remove the oldest versions, but never the served one.
 
-    Each is moved away first: what is left of one if this breaks off must not look whole.
+    Each is renamed into `partial/` first: after a crash, a half-removed version must not look
+    complete.
     """
     others = [one for one in (folder / _VERSIONS).iterdir() if one.name != serving]
     others.sort(key=lambda one: one.stat().st_mtime_ns, reverse=True)

@@ -1,5 +1,5 @@
 # Made of asynchronous/step_files.py by `python scripts/sync_client.py`: change that one.
-"""What a client asks about the files of a checkpoint: which there are, and a copy of them."""
+"""The part of the HTTP client that lists and downloads the files of checkpoints."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ _SHOWN: Final = 3
 
 
 class StepFilesConnection(TensorsConnection):
-    """A connection with the requests for the files of checkpoints."""
+    """Connection with the requests for the files of checkpoints."""
 
     def step_files(
         self,
@@ -29,12 +29,12 @@ class StepFilesConnection(TensorsConnection):
         root: str = DEFAULT_ROOT,
         page_size: int = 1000,
     ) -> Iterator[StepFile]:
-        """The files of a checkpoint, by name; pages are fetched as needed.
+        """Yield the files of a checkpoint, by name; pages are fetched as needed.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            prefix: Those whose name begins so, such as `model/`.
+            prefix: Only files whose name begins with this, such as `model/`.
             root: Name of the run's root.
             page_size: Files per request.
         """
@@ -54,24 +54,25 @@ class StepFilesConnection(TensorsConnection):
         root: str = DEFAULT_ROOT,
         tell: Callable[[int, int], None] | None = None,
     ) -> list[StepFile]:
-        """Copy the files of a checkpoint into a folder, which plain Orbax reads; which they are.
+        """Copy the files of a checkpoint into a folder that plain Orbax reads; return the files.
 
-        Each is streamed, compared with its size and CRC-32C, and appears once it is whole. The same
-        call again goes on where one broke off: what is there and right is read, not fetched. A part
-        of one step does not come beside parts of another.
+        Each file is streamed, compared with its size and CRC-32C, and appears only when it is
+        complete. Repeat the call to resume: files that are there and correct are read, not fetched.
+        With
+        `prefix`, a folder with other parts of another step is refused.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            folder: Is made if it is not there; other files in it stay.
-            prefix: Only files whose name begins so, such as `model/`.
+            folder: Target folder; created if missing. Other files in it stay.
+            prefix: Only files whose name begins with this, such as `model/`.
             root: Name of the run's root.
-            tell: Is told how many bytes are there, and of how many.
+            tell: Progress callback with the bytes so far and the total.
 
         Raises:
-            DownloadError: What came is not what was saved, another process writes the file, no
+            DownloadError: The bytes differ from the saved ones, another process writes the file, no
                 file's name begins with `prefix`, or the folder has other parts of another step.
-            OSError: The disk is full, or does not let us write.
+            OSError: The disk is full, or writing is not permitted.
             ProblemResponseError: There is no such step, or a file is damaged in the store.
             ServerUnreachableError: A connection broke five times without a byte in between.
         """
@@ -105,7 +106,7 @@ class StepFilesConnection(TensorsConnection):
         folder: Path,
         tell: Callable[[int], None],
     ) -> None:
-        """Have one file in the folder as it was saved."""
+        """Download one file, unless the folder has a correct copy."""
         target = folder.joinpath(*plain_parts(file.name))
         if is_as_recorded(target, file.bytes, file.crc32c):
             return
@@ -124,12 +125,13 @@ class StepFilesConnection(TensorsConnection):
 
 
 def _refuse_mixed(others: Sequence[StepFile], folder: Path, name: str) -> None:
-    """Refuse a folder whose files beside those that are asked for are of another step.
+    """Refuse a folder that has files of another step beside the requested ones.
 
-    Of large ones the size says it, and the small ones beside them, which differ with each step.
+    Large files are compared by size only: the small files, which differ in each step, are
+    compared by checksum and reveal another step.
 
     Raises:
-        DownloadError: It has such files; they are named.
+        DownloadError: The folder has such files; the message names them.
     """
     wrong = []
     for one in others:

@@ -1,5 +1,5 @@
 # Made of asynchronous/streams.py by `python scripts/sync_client.py`: change that one.
-"""Answers that are read as they come."""
+"""Check of streamed answers."""
 
 import httpx
 
@@ -7,10 +7,10 @@ from cairn.service.client.protocol import raise_for_problem
 
 
 def check(response: httpx.Response) -> None:
-    """Nothing for a success, of which nothing is read.
+    """Raise the problem of an unsuccessful answer; leave the body of a success unread.
 
     Raises:
-        ProblemResponseError: The answer is another.
+        ProblemResponseError: The answer is not a success.
     """
     if not response.is_success:
         response.read()

@@ -1,5 +1,5 @@
 # Made of asynchronous/tensors.py by `python scripts/sync_client.py`: change that one.
-"""The part of the HTTP client that looks into checkpoints."""
+"""The part of the HTTP client that reads the leaves of checkpoints."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from cairn.service.schemas import (
 )
 
 LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
-"""For answers that read some gigabytes first."""
+"""Timeout for answers before which the server reads some gigabytes."""
 
 
 class TensorsConnection(NotesConnection):
-    """A connection with the requests that look into checkpoints."""
+    """Connection with the requests that read the leaves of checkpoints."""
 
     def tensors(
         self,
@@ -39,13 +39,13 @@ class TensorsConnection(NotesConnection):
         root: str = DEFAULT_ROOT,
         page_size: int = 1000,
     ) -> Iterator[Tensor]:
-        """The leaves of a checkpoint, by item and path; pages are fetched as needed.
+        """Yield the leaves of a checkpoint, by item and path; pages are fetched as needed.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            item: Of this item only.
-            prefix: Those whose path begins so.
+            item: Only leaves of this item.
+            prefix: Only leaves whose path begins with this.
             root: Name of the run's root.
             page_size: Leaves per request.
         """
@@ -65,14 +65,14 @@ class TensorsConnection(NotesConnection):
         item: str = "model",
         root: str = DEFAULT_ROOT,
     ) -> TensorValues:
-        """A leaf, or a part of it, as nested lists; at most 65,536 elements.
+        """Return a leaf, or a slice of it, as nested lists of at most 65,536 elements.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            path: The leaf's, as `tensors` has it.
-            part: As NumPy writes a slice, such as "0:10,:,3"; "": all.
-            item: The leaf's.
+            path: Path of the leaf, from `tensors`.
+            part: Slice in NumPy's notation, such as "0:10,:,3"; "" for all.
+            item: Item of the leaf.
             root: Name of the run's root.
         """
         leaf = leaf_path(root, run, step, path)
@@ -88,7 +88,7 @@ class TensorsConnection(NotesConnection):
         item: str = "model",
         root: str = DEFAULT_ROOT,
     ) -> TensorStatistics:
-        """What the elements of a leaf, or of a part of it, are like; arguments as above."""
+        """Return statistics of a leaf, or of a slice; arguments as in `tensor_values`."""
         leaf = leaf_path(root, run, step, path)
         return self._get(TensorStatistics, leaf, timeout=LONG, item=item, slice=part, stats=True)
 
@@ -104,21 +104,23 @@ class TensorsConnection(NotesConnection):
         format: Literal["npy", "safetensors"] = "npy",
         root: str = DEFAULT_ROOT,
     ) -> int:
-        """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes.
+        """Write a leaf, or a slice of it, to a file; return the file's size in bytes.
+
+        The file appears only when it is complete.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            path: The leaf's.
-            target: The file.
-            part: As for `tensor_values`.
-            item: The leaf's.
+            path: Path of the leaf.
+            target: File to write.
+            part: Slice, as in `tensor_values`.
+            item: Item of the leaf.
             format: `npy` has no bfloat16 and no float8; `safetensors` has no complex numbers.
             root: Name of the run's root.
 
         Raises:
-            ServerUnreachableError: The connection broke again and again, also because stored
-                values are damaged.
+            ServerUnreachableError: The connection broke repeatedly, which damaged values in the
+                store cause too.
         """
         asked = urlencode({"item": item, "slice": part, "format": format})
         return download(self._http, f"{leaf_path(root, run, step, path)}?{asked}", Path(target))
@@ -136,18 +138,18 @@ class TensorsConnection(NotesConnection):
         root: str = DEFAULT_ROOT,
         other_root: str | None = None,
     ) -> Iterator[StepDiff]:
-        """What differs between two checkpoints: pages, which all say the same but for the leaves.
+        """Compare two checkpoints; yield pages that differ only in their leaves.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            other: The step that it is compared with.
-            other_run: That one's run; None: the same.
+            other: Step to compare with.
+            other_run: Run of the other step; None for `run`.
             values: Compare the values of leaves that differ.
-            item: Name leaves of this item only.
-            prefix: Name leaves only whose path begins so.
+            item: Only leaves of this item.
+            prefix: Only leaves whose path begins with this.
             root: Name of the run's root.
-            other_root: Name of the root of the other run; None: the same.
+            other_root: Name of the root of the other run; None for `root`.
         """
         yield from self._pages(
             StepDiff,
@@ -175,17 +177,17 @@ class TensorsConnection(NotesConnection):
         root: str = DEFAULT_ROOT,
         page_size: int = 10_000,
     ) -> StepPlan:
-        """What a checkpoint needs on a mesh, with all of its leaves; nothing is loaded.
+        """Plan a checkpoint on a mesh, with all of its leaves; nothing is loaded.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            mesh: Devices along each axis, in the order of the mesh.
-            processes: How many processes share the devices.
+            mesh: Number of devices along each axis, in the order of the mesh.
+            processes: Number of processes that share the devices.
             rules: Pairs of a regular expression, searched in a leaf's path, and its mesh axes by
-                dimension; None: by the axis names of the model's family.
-            dtype: Which floating parameters are cast to.
-            items: Those to load; None: all of the training state.
+                dimension; None for the axis names of the model's family.
+            dtype: Dtype that floating parameters are cast to.
+            items: Items to load; None for all of the training state.
             root: Name of the run's root.
             page_size: Leaves per request.
         """

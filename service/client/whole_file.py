@@ -1,4 +1,4 @@
-"""A file that appears once it is whole, and one that is gone on with."""
+"""Files that appear only when they are complete, and files that are resumed."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ _BLOCK: Final = 8 << 20
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which is called `target` once the block has ended well."""
+    """Open a temporary file that replaces `target` when the block ends without an error."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with part.open("xb") as file:
@@ -27,10 +27,10 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def grown_file(target: Path) -> Iterator[BinaryIO]:
-    """A file to write to at its end; what was written is on the disk once the block ends well.
+    """Open a file to append to, under a lock; fsync it when the block ends without an error.
 
     Raises:
-        DownloadError: Another process has it so.
+        DownloadError: Another process holds the lock.
     """
     refusal = DownloadError(
         f"{target}: expected no other process that writes it, found one. Give each a folder of its "
@@ -47,8 +47,8 @@ def take_alone(file: IO[Any], refusal: Exception) -> None:
     """Lock an open file until it is closed.
 
     Args:
-        file: It is not waited for.
-        refusal: Is raised if another process has it.
+        file: An open file; the call does not wait for the lock.
+        refusal: Error to raise if another process holds the lock.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,8 +57,8 @@ def take_alone(file: IO[Any], refusal: Exception) -> None:
 
 
 def crc32c_of(path: Path) -> str:
-    """The CRC-32C of a file, eight hexadecimal digits."""
-    import google_crc32c  # of an extra, which other requests do without
+    """Return the CRC-32C of a file as eight hexadecimal digits."""
+    import google_crc32c  # optional: other requests work without it
 
     checksum = google_crc32c.Checksum()
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The client that is awaited, of which `scripts/sync_client.py` makes the one that waits."""
+"""The asynchronous client; `scripts/sync_client.py` generates the synchronous one from it."""
 
 import lazy_loader
 

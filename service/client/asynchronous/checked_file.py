@@ -1,4 +1,4 @@
-"""A file that is fetched bit by bit, however often that breaks off, and compared in the end."""
+"""Resumable download of a file, compared with its checksum at the end."""
 
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -11,12 +11,15 @@ _BLOCK: Final = 8 << 20
 
 
 async def is_as_recorded(path: Path, size: int, crc32c: str | None) -> bool:
-    """Whether a file is there, and what it should be; one without a checksum never is.
+    """Return True if a file exists with its recorded size and checksum.
+
+    A file without a recorded checksum is never accepted.
+
 
     Args:
-        path: Of the file, which is read.
-        size: Its bytes.
-        crc32c: Eight hexadecimal digits; None: nobody has noted it.
+        path: Path of the file, which is read.
+        size: Recorded size in bytes.
+        crc32c: Recorded CRC-32C, eight hexadecimal digits, or None.
     """
     if crc32c is None or not path.is_file() or path.stat().st_size != size:
         return False
@@ -32,20 +35,20 @@ async def fetch_checked(
     name: str,
     tell: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Go on with a file, and compare it; one that is wrong is fetched anew, once.
+    """Resume a file and compare its checksum; fetch a wrong file anew, once.
 
     Args:
-        read: What comes from an offset on.
-        target: The file, or what is there of it; stays if this breaks off.
-        size: Its bytes.
-        crc32c: Eight hexadecimal digits; None: nobody has noted it.
-        name: Of the file, for the message.
-        tell: Is told how many bytes are there.
+        read: Function that yields the bytes from an offset on.
+        target: The file, complete or partial; it stays if the download breaks.
+        size: Recorded size in bytes.
+        crc32c: Recorded CRC-32C, eight hexadecimal digits, or None.
+        name: Name of the file, for the error message.
+        tell: Progress callback with the bytes so far.
 
     Raises:
-        DownloadError: It is wrong again, or another process writes it.
+        DownloadError: The file is wrong a second time, or another process writes it.
     """
-    import google_crc32c  # of an extra, which other requests do without
+    import google_crc32c  # optional: other requests work without it
 
     for again in (True, False):
         checksum = google_crc32c.Checksum()

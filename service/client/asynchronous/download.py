@@ -1,4 +1,4 @@
-"""Downloads one large file over a connection that may break."""
+"""Download of one large file, resumed after broken connections."""
 
 import base64
 import binascii
@@ -19,10 +19,10 @@ ATTEMPTS_WITHOUT_PROGRESS: Final = 5
 
 
 async def download(http: httpx.AsyncClient, path: str, target: Path) -> int:
-    """Write what `path` answers to `target`; returns its bytes.
+    """Download `path` to `target`; return its size in bytes.
 
     Raises:
-        DownloadError: It is not what the server says that it is.
+        DownloadError: The checksum differs from the server's.
         ProblemResponseError: The server refused.
         ServerUnreachableError: The connection broke five times without a byte in between.
     """
@@ -32,7 +32,7 @@ async def download(http: httpx.AsyncClient, path: str, target: Path) -> int:
 
 
 async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerator[bytes, None]:
-    """What `path` answers from an offset on; what it answers never changes.
+    """Yield the bytes of `path` from an offset on; the content at `path` must never change.
 
     Raises:
         ProblemResponseError: The server refused.
@@ -45,7 +45,7 @@ async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerat
         try:
             async with http.stream("GET", path, headers=headers) as response:
                 if start and response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return  # there is no more
+                    return  # `start` is the end of the file
                 await check(response)
                 skip = start if response.status_code != HTTPStatus.PARTIAL_CONTENT else 0
                 async for chunk in response.aiter_bytes():
@@ -61,7 +61,10 @@ async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerat
 
 
 async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> None:
-    """Go on wherever it broke; of what came in parts nobody but this has compared the whole."""
+    """Download into `file`, resume after a break, and compare the checksum of the whole.
+
+    The server can't verify a file that it sends in ranges, so the client has to.
+    """
     etag: str | None = None
     told: str | None = None
     checksum = _checksum()
@@ -100,7 +103,7 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
 
 
 def _checksum() -> Any:
-    """Sums a CRC-32C; None without the package of an extra, which other requests do without."""
+    """Return a CRC-32C accumulator; None if the optional package is not installed."""
     try:
         import google_crc32c
     except ImportError:
@@ -109,7 +112,7 @@ def _checksum() -> Any:
 
 
 def _told_crc32c(digests: str) -> str | None:
-    """The CRC-32C in `Repr-Digest`, eight hexadecimal digits; None if it has none."""
+    """Read the CRC-32C of a `Repr-Digest` header as eight hexadecimal digits, or None."""
     for one in digests.split(","):
         name, _, value = one.strip().partition("=")
         if name == "crc32c":
@@ -121,5 +124,5 @@ def _told_crc32c(digests: str) -> str | None:
 
 
 def _strong(etag: str | None) -> str | None:
-    """Only a strong ETag may rejoin two halves of a file."""
+    """Return the ETag if it is strong; a weak one must not rejoin two halves of a file."""
     return None if etag is None or etag.startswith("W/") else etag

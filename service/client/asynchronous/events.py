@@ -1,4 +1,4 @@
-"""What a client asks about events and webhooks."""
+"""The part of the HTTP client for events and webhooks."""
 
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
@@ -21,11 +21,11 @@ from cairn.service.schemas import (
     WebhookList,
 )
 
-_AT_ONCE: Final = 500  # events of an answer
+_AT_ONCE: Final = 500  # events per request
 
 
 class AsyncEventsConnection(AsyncConnection):
-    """Asks one control plane what happened, and who is told."""
+    """Connection with the requests for events and webhooks."""
 
     async def events(
         self,
@@ -36,14 +36,14 @@ class AsyncEventsConnection(AsyncConnection):
         kind: EventKind | str | None = None,
         page_size: int = 100,
     ) -> AsyncGenerator[Event, None]:
-        """What happened, in the order in which the catalog came to know of it.
+        """Yield the events so far, in the order in which the catalog recorded them.
 
         Args:
-            after: `id` of the last event that is known already: who goes on there misses none.
-            root: Only of this root; None: of all.
-            run: Only of runs of this name; None: of all.
-            kind: Only of this kind, such as `alias.moved`; None: of any.
-            page_size: Events that are fetched at a time.
+            after: `id` of the last event that the caller has; events after it are yielded.
+            root: Only events of this root; None for all.
+            run: Only events of runs with this name; None for all.
+            kind: Only events of this kind, such as `alias.moved`; None for all.
+            page_size: Events per request.
         """
         pages = self._pages(
             EventList,
@@ -67,30 +67,30 @@ class AsyncEventsConnection(AsyncConnection):
         run: str | None = None,
         patience: float = 300.0,
     ) -> AsyncGenerator[Event, None]:
-        """What happened, and then what happens, for ever: in order, each event once.
+        """Yield past events, then new ones without end: in order, each event once.
 
-        An event comes some two seconds after it is known at the latest. The server may be away
-        meanwhile. Who keeps the `id` of the last event that was dealt with, and goes on there,
-        misses none.
+        An event arrives at most some two seconds after the catalog recorded it. The server may be
+        down for a while. A caller that stores the `id` of the last event it handled, and passes
+        it as `after`, misses none.
 
         Args:
-            after: `id` of the last event that is known already; 0: from the first.
-            kinds: Only of these, such as `alias.moved`; None: of any.
-            root: Only of this root; None: of all.
-            run: Only of runs of this name; None: of all.
-            patience: Seconds without any answer after which the server counts as gone.
+            after: `id` of the last event that the caller has; 0 for the first event on.
+            kinds: Only events of these kinds, such as `alias.moved`; None for all.
+            root: Only events of this root; None for all.
+            run: Only events of runs with this name; None for all.
+            patience: Seconds without an answer until the server counts as unreachable.
 
         Raises:
-            EventsLostError: The last event is not there any more: the catalog was made anew, or
-                restored from an older copy, and events have other ids.
-            ProblemResponseError: There is no such kind, or the caller may not read there; with
-                status 410, events after the last one are not kept any more.
+            EventsLostError: The last event is gone: the catalog was created anew, or restored from
+                an older copy, and events have other ids.
+            ProblemResponseError: The kind does not exist, or the caller may not read there; with
+                status 410, events after the last one were pruned.
             ServerUnreachableError: No answer for `patience` seconds.
         """
         server = Patience(patience)
         wanted = None if kinds is None else [str(kind) for kind in kinds]
         for kind in [] if wanted is None else wanted or [""]:
-            await self._look(server, kind=kind, page_size=1)  # refused, and not waited for in vain
+            await self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
         only = wanted[0] if wanted is not None and len(wanted) == 1 else None
         last = await self._event(server, after, after) if after else None
         while True:
@@ -121,7 +121,7 @@ class AsyncEventsConnection(AsyncConnection):
                 await anyio.sleep(server.pause())
 
     async def _event(self, server: Patience, event: int, known: int) -> Event | None:
-        """The event of an id; None: it is not kept any more, and none after `known` is missing."""
+        """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
             found = await self._look(server, after=event - 1, page_size=1)
         except ProblemResponseError as exc:
@@ -141,7 +141,7 @@ class AsyncEventsConnection(AsyncConnection):
         )
 
     async def _look(self, server: Patience, **parameters: Parameter) -> EventList:
-        """The next events, once the server answers."""
+        """Fetch the next events; retry until the server answers."""
         while True:
             try:
                 found = await self._get(EventList, "/v1/events", timeout=None, **parameters)
@@ -154,7 +154,7 @@ class AsyncEventsConnection(AsyncConnection):
             await anyio.sleep(server.pause())
 
     async def webhooks(self) -> list[Webhook]:
-        """Everybody who is told of events, without secrets."""
+        """Return all webhooks, without their secrets."""
         found = await self._get(WebhookList, "/v1/webhooks")
         return found.webhooks
 
@@ -166,13 +166,13 @@ class AsyncEventsConnection(AsyncConnection):
         roots: Iterable[str] | None = None,
         runs: str = "*",
     ) -> NewWebhook:
-        """Have somebody told of what happens from now on; the answer alone has the secret.
+        """Create a webhook for events from now on; only this answer has the secret.
 
         Args:
-            url: Where events are sent.
-            kinds: Of what, such as `alias.moved`; None: of everything.
-            roots: Of which roots; None: of all.
-            runs: Of runs with such a name, such as `llama-*`.
+            url: Address that receives the events.
+            kinds: Kinds of events, such as `alias.moved`; None for all.
+            roots: Names of roots; None for all.
+            runs: Pattern of run names, such as `llama-*`.
         """
         body = {
             "url": url,
@@ -183,17 +183,17 @@ class AsyncEventsConnection(AsyncConnection):
         return await self._send(NewWebhook, "POST", "/v1/webhooks", body)
 
     async def delete_webhook(self, webhook: str) -> None:
-        """Tell somebody no more; what was not delivered is dropped."""
+        """Delete a webhook; events that were not delivered are dropped."""
         await self._answer("DELETE", f"/v1/webhooks/{segment(webhook)}")
 
     async def test_webhook(self, webhook: str) -> Delivery:
-        """Send one webhook an event that did not happen."""
+        """Send a test event to a webhook."""
         return await self._send(Delivery, "POST", f"/v1/webhooks/{segment(webhook)}:test")
 
     async def deliveries(
         self, webhook: str, *, state: DeliveryState | str | None = None, page_size: int = 50
     ) -> AsyncGenerator[Delivery, None]:
-        """What became of each event that a webhook is told of, newest first."""
+        """Yield the deliveries of a webhook, newest first; pages are fetched as needed."""
         path = f"/v1/webhooks/{segment(webhook)}/deliveries"
         in_state = None if state is None else str(state)
         async for page in self._pages(DeliveryList, path, page_size=page_size, state=in_state):
@@ -201,6 +201,6 @@ class AsyncEventsConnection(AsyncConnection):
                 yield one
 
     async def redeliver(self, webhook: str, delivery: int) -> Delivery:
-        """Have a delivery tried again, whatever came of it."""
+        """Retry a delivery, in whatever state it is."""
         path = f"/v1/webhooks/{segment(webhook)}/deliveries/{delivery}:redeliver"
         return await self._send(Delivery, "POST", path)

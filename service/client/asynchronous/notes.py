@@ -1,4 +1,4 @@
-"""The part of the HTTP client that notes labels and metrics of what was saved."""
+"""The part of the HTTP client that sets labels and metrics."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, C
 
 
 class AsyncNotesConnection(AsyncCleanUpConnection):
-    """A connection with the requests that note labels and metrics."""
+    """Connection with the requests that set labels and metrics."""
 
     async def annotate(
         self,
@@ -20,14 +20,15 @@ class AsyncNotesConnection(AsyncCleanUpConnection):
         better: Mapping[str, Better | None] | None = None,
         root: str = DEFAULT_ROOT,
     ) -> Checkpoint:
-        """Set labels and metrics of a listed step; those that are not named stay.
+        """Set labels and metrics of a listed step; others are not changed.
 
         Args:
             run: Name of the run.
             step: A listed step.
-            labels: Texts by name; None removes one.
+            labels: Values by name; None removes one.
             metrics: Numbers by name, NaN and infinities too; None removes one.
-            better: Of metrics, whether small ("min") or large values ("max") are good.
+            better: Direction of each metric: "min" if lower is better, "max" if higher is better;
+                None removes one.
             root: Name of the run's root.
         """
         body = AnnotateRequest(
@@ -45,11 +46,11 @@ class AsyncNotesConnection(AsyncCleanUpConnection):
         *,
         root: str = DEFAULT_ROOT,
     ) -> Run:
-        """Set labels of a run; those that are not named stay.
+        """Set labels of a run; others are not changed.
 
         Args:
             run: Name of the run.
-            labels: Texts by name; None removes one.
+            labels: Values by name; None removes one.
             root: Name of the run's root.
         """
         body = AnnotateRunRequest(labels=dict(labels))

@@ -1,4 +1,4 @@
-"""Files that appear once they are whole, or are gone on with, without a pause of the event loop."""
+"""Atomic and resumable files whose I/O does not block the event loop."""
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -11,10 +11,10 @@ from cairn.service.client import whole_file as on_disk
 
 @asynccontextmanager
 async def whole_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
-    """A file to write to, which is called `target` once the block has ended well.
+    """Open a temporary file that replaces `target` when the block ends without an error.
 
-    It is made and given up here and not in a thread, so that a task that is cancelled leaves none:
-    closing waits for what a thread is still writing.
+    The event loop's own thread creates and discards the file, so a cancelled task leaves none:
+    closing waits for a thread that is still writing.
     """
     with ExitStack() as parts:
         yield wrap_file(parts.enter_context(on_disk.whole_file(target)))
@@ -23,10 +23,10 @@ async def whole_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
 
 @asynccontextmanager
 async def grown_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
-    """A file to write to at its end; what was written is on the disk once the block ends well.
+    """Open a file to append to, under a lock; fsync it when the block ends without an error.
 
     Raises:
-        DownloadError: Another process has it so.
+        DownloadError: Another process holds the lock.
     """
     with ExitStack() as parts:
         yield wrap_file(parts.enter_context(on_disk.grown_file(target)))
@@ -34,5 +34,5 @@ async def grown_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
 
 
 async def crc32c_of(path: Path) -> str:
-    """The CRC-32C of a file, eight hexadecimal digits."""
+    """Return the CRC-32C of a file as eight hexadecimal digits."""
     return await to_thread.run_sync(on_disk.crc32c_of, path)

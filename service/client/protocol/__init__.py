@@ -1,4 +1,4 @@
-"""What a client knows of the HTTP API without asking: paths, headers, answers, retries; pure."""
+"""Client side of the HTTP protocol: paths, headers, answers and retries; no I/O."""
 
 import lazy_loader
 

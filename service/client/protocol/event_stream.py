@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """One event, with its id if it has one."""
+    """Server-sent event, with its id if it has one."""
 
     data: str
     id: str | None
@@ -13,7 +13,7 @@ class StreamEvent:
 
 
 class EventStream:
-    """A `text/event-stream` body.
+    """Incremental parser of a `text/event-stream` body.
 
     Source: WHATWG HTML, section 9.2.6, "Interpreting an event stream".
     """
@@ -27,7 +27,7 @@ class EventStream:
         self._at_start = True
 
     def read(self, chunk: bytes) -> list[StreamEvent]:
-        """The events that end in the next bytes."""
+        """Return the events that the next bytes complete."""
         found = []
         for line in self._lines(chunk):
             if line:
@@ -49,7 +49,7 @@ class EventStream:
             self._retry_seconds = int(value) / 1000
 
     def _lines(self, chunk: bytes) -> list[str]:
-        r"""Lines ended by \r\n, \n or \r only; str.splitlines() would also split at U+2028."""
+        r"""Split into lines at \r\n, \n or \r only; str.splitlines() would also split at U+2028."""
         if self._after_return and chunk:
             chunk = chunk.removeprefix(b"\n")  # the other half of \r\n
             self._after_return = False

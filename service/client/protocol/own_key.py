@@ -1,4 +1,4 @@
-"""The key with which a client asks: from the environment, never from a command line."""
+"""API key of a client: from the environment, never from a command line."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from cairn.service.errors import SettingsError
 
 
 def authorization(key: str | None) -> dict[str, str]:
-    """The header with the key; none without one.
+    """Return the header with the API key; without a key, no header.
 
     Args:
-        key: Default: `CAIRN_KEY`, else what the file `CAIRN_KEY_FILE` holds.
+        key: API key; default: `CAIRN_KEY`, else the content of the file `CAIRN_KEY_FILE`.
 
     Raises:
-        SettingsError: The file can't be read, or what there is can't be a key.
+        SettingsError: The file can't be read, or the text is not a valid key.
     """
     if key is not None:
         return _header(key, "key")

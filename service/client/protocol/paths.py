@@ -1,4 +1,4 @@
-"""Where a control plane is, and the paths of what it has."""
+"""Default address of a control plane, and the paths of its resources."""
 
 from pathlib import PurePosixPath
 from typing import Final
@@ -11,35 +11,35 @@ DEFAULT_ROOT: Final = "default"
 
 
 def segment(text: str) -> str:
-    """One segment of a path, whatever the text is; "." and ".." would lead to another path."""
+    """Quote a text as one path segment; "." and ".." too, or they would change the path."""
     return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 
 def run_path(root: str, run: str) -> str:
-    """The path of a run."""
+    """Return the path of a run."""
     return f"/v1/roots/{segment(root)}/runs/{segment(run)}"
 
 
 def step_path(root: str, run: str, step: int) -> str:
-    """The path of a checkpoint."""
+    """Return the path of a checkpoint."""
     return f"{run_path(root, run)}/checkpoints/{step}"
 
 
 def leaf_path(root: str, run: str, step: int, leaf: str) -> str:
-    """The path of a leaf."""
+    """Return the path of a leaf."""
     return f"{step_path(root, run, step)}/tensors/{segment(leaf)}"
 
 
 def file_path(root: str, run: str, step: int, name: str) -> str:
-    """The path of a file of a checkpoint."""
+    """Return the path of a file of a checkpoint."""
     return f"{step_path(root, run, step)}/files/{'/'.join(map(segment, name.split('/')))}"
 
 
 def plain_parts(name: str) -> tuple[str, ...]:
-    """The folders that the name of a file has, and its own name: none leads out of where it goes.
+    """Split a file's name into its folders and its own name; refuse a path traversal.
 
     Raises:
-        DownloadError: One would.
+        DownloadError: The name would leave the target folder.
     """
     parts = PurePosixPath(name).parts
     if not parts or "/".join(parts) != name or ".." in parts or "\\" in name or "\0" in name:
@@ -51,5 +51,5 @@ def plain_parts(name: str) -> tuple[str, ...]:
 
 
 def alias_path(root: str, run: str, alias: str) -> str:
-    """The path of an alias."""
+    """Return the path of an alias."""
     return f"{run_path(root, run)}/aliases/{segment(alias)}"

@@ -1,4 +1,4 @@
-"""How long a server that gives no answer is waited for, and how long between two questions."""
+"""Time limit and backoff of a client whose server does not answer."""
 
 import time
 from collections.abc import Callable
@@ -20,11 +20,11 @@ _TRANSIENT: Final = frozenset(
 
 
 class Patience:
-    """Of who asks again and again.
+    """Time limit and exponential backoff of repeated requests.
 
     Args:
-        seconds: How long without any answer.
-        clock: Monotonic seconds.
+        seconds: Longest time without an answer.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,11 +34,11 @@ class Patience:
         self._failing_since: float | None = None
 
     def answered(self) -> None:
-        """The server is there."""
+        """Note an answer of the server."""
         self._failing_since = None
 
     def failed(self, exc: Exception) -> bool:
-        """There was no answer, or a problem; whether it is to be raised."""
+        """Note a failure; return True if the caller must raise it."""
         if isinstance(exc, ProblemResponseError) and exc.status not in _TRANSIENT:
             return True
         now = self._clock()
@@ -46,10 +46,10 @@ class Patience:
         return now - self._failing_since >= self.seconds
 
     def begin_again(self, pause: float | None = None) -> None:
-        """Something new came: the next pause is short, or what the server asks for."""
+        """Reset the backoff, to the pause that the server asks for if there is one."""
         self._pause = pause or FIRST_PAUSE
 
     def pause(self) -> float:
-        """Seconds to wait before the next question: twice as long each time, up to two seconds."""
+        """Return the seconds to wait before the next request: doubled each time, up to two."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause

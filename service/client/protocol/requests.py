@@ -1,4 +1,4 @@
-"""What goes along with a request: its parameters, and the headers that make it safe."""
+"""Parameters of requests, and the headers for preconditions and idempotency."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,19 +8,19 @@ from cairn.service.http import etag
 Parameter = str | int | float | bool | None
 
 ANY: Final = {"If-Match": "*"}
-"""Whatever else is noted there: entries are merged."""
+"""Precondition without a version: entries are merged, so any current version will do."""
 
 
 def given(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Those parameters that say something."""
+    """Drop the parameters that are None."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 
 def idempotency(key: str | None) -> dict[str, str]:
-    """The header of a request that may be sent again."""
+    """Return the idempotency header of a request; without a key, no header."""
     return {} if key is None else {"Idempotency-Key": key}
 
 
 def precondition(expect: int | None) -> dict[str, str]:
-    """The header of a change to what is still at this sequence number; None: it is not there."""
+    """Return the header of a compare-and-swap; None expects that the resource does not exist."""
     return {"If-None-Match": "*"} if expect is None else {"If-Match": etag(expect)}

@@ -1,4 +1,4 @@
-"""Answers of a control plane that are not what a client asked for, as errors."""
+"""Translation of problem answers and of foreign answers into errors."""
 
 from typing import Any, TypeVar
 
@@ -11,10 +11,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Nothing for a success; of another answer, the body was read.
+    """Raise the problem of an unsuccessful answer, whose body must have been read.
 
     Raises:
-        ProblemResponseError: The answer is a problem, or anything else but a success.
+        ProblemResponseError: The answer is not a success.
     """
     if response.is_success:
         return
@@ -24,7 +24,7 @@ def raise_for_problem(response: httpx.Response) -> None:
             problem = response.json()
         except ValueError:
             problem = None
-    if not isinstance(problem, dict):  # not ours: a proxy's page, say
+    if not isinstance(problem, dict):  # not from Cairn, but a proxy's page, say
         problem = {
             "type": "about:blank",
             "title": response.reason_phrase or "Unexpected answer",
@@ -41,10 +41,10 @@ def raise_for_problem(response: httpx.Response) -> None:
 
 
 def read_body(kind: type[Body], response: httpx.Response) -> Body:
-    """The body of a success.
+    """Parse the body of a success.
 
     Raises:
-        ServerUnreachableError: It is something else; whoever answered is no control plane.
+        ServerUnreachableError: The body does not fit; another server than Cairn's answered.
     """
     try:
         return kind.model_validate_json(response.content)
@@ -59,7 +59,7 @@ def read_body(kind: type[Body], response: httpx.Response) -> Body:
 def unreachable(
     url: object, exc: httpx.TransportError | httpx.InvalidURL
 ) -> ServerUnreachableError:
-    """The error for an answer that did not come, or not whole."""
+    """Return the error for an answer that is missing or incomplete."""
     if isinstance(exc, httpx.ReadTimeout):
         return ServerUnreachableError(
             f"{url}: expected an answer of the control plane, found none in time: it is there, and "

@@ -1,7 +1,7 @@
-"""Which requests are sent again, and when: only what can have changed nothing, or is asked once.
+"""Retry policy: which requests are sent again, and after which pause.
 
-A caller that asks too often, or gets no turn, is told so before anything is done. All else is sent
-again only if it changes nothing, or has an `Idempotency-Key`.
+The server answers 429 and not-ready before it does any work, so every such request is safe to
+repeat. After other failures, only a read or a request with an `Idempotency-Key` is repeated.
 """
 
 import random
@@ -14,20 +14,20 @@ import httpx
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _NOTHING_DONE: Final = frozenset({"urn:cairn:problem:not-ready"})
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.LocalProtocolError)
-_LONGEST: Final = 5.0  # seconds, of what the client chooses itself
+_LONGEST: Final = 5.0  # seconds; a longer Retry-After of the server wins
 _JITTER: Final = 0.25
 
 
 def pause_after(
     response: httpx.Response, attempt: int, method: str, headers: Mapping[str, str] | None
 ) -> float | None:
-    """Seconds until a request is sent again whose answer this is; None: it stays as it is.
+    """Return the seconds until the retry after an answer; None for no retry.
 
     Args:
         response: The answer.
-        attempt: How many were sent before it.
-        method: Of the request.
-        headers: Of the request.
+        attempt: Number of tries before this one.
+        method: HTTP method of the request.
+        headers: Headers of the request.
     """
     if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
         return _told(response, attempt)
@@ -41,7 +41,10 @@ def pause_after(
 def pause_after_break(
     error: httpx.TransportError, attempt: int, method: str, headers: Mapping[str, str] | None
 ) -> float | None:
-    """The same, of a request without an answer. One that nobody can hear is not sent again."""
+    """Return the seconds until the retry after a broken connection; None for no retry.
+
+    A connection that could not be opened, and a timeout, are not retried here.
+    """
     if isinstance(error, (*_NEVER_SENT, httpx.TimeoutException)):
         return None
     return _pace(attempt) if _is_repeatable(method, headers) else None
@@ -66,5 +69,5 @@ def _told(response: httpx.Response, attempt: int) -> float:
 
 
 def _pace(attempt: int) -> float:
-    """Longer each time, and another for each of many clients."""
+    """Return an exponential pause with jitter, so that many clients do not retry together."""
     return float(min(_LONGEST, 0.1 * 2**attempt)) * random.uniform(1 - _JITTER, 1 + _JITTER)
