@@ -301,7 +301,7 @@ class SimulatedJob:
                 patch(module, "aligned_empty", _no_memory)
             for module in (filling, shared_leaves):
                 patch(module, "HostMemory", _NoHostMemory)
-            patch(targets.PlacedLeaf, "value", lambda leaf, key_impl: _Nothing((), leaf._dtype))
+            patch(targets.PlacedLeaf, "value", lambda leaf, **_: _Nothing((), leaf._dtype))
             patch(targets.TargetLeaf, "finish", lambda leaf, value: value)
             patch(leaf_reads.LeafReads, "pieces", lambda *_: None)  # their requests are not counted
             patch(item_arrays.ItemArrays, "array", functools.partialmethod(_reads, self))

@@ -162,7 +162,7 @@ def test_silent_request_is_never_answered_and_ends_when_released(gcs, plain, kin
 
 def test_stalled_download_sends_its_part_and_no_end(gcs, plain):
     plain.put("key", b"0123456789")
-    fault = gcs.faults.add("stall_download", nbytes=4)
+    fault = gcs.faults.add("stall_download", name=f"^{gcs.bucket}/key$", nbytes=4)
     connection = http.client.HTTPConnection(gcs.server.host, gcs.server.port)
     connection.request("GET", f"/{gcs.bucket}/key")
     answer = connection.getresponse()
