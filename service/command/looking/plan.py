@@ -158,7 +158,7 @@ def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
 
 
 def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
-    """Group leaves that are replicated because no rule matches them by the reason."""
+    """Group large leaves that are whole on every device, unrequested, by the reason."""
     found: dict[str, list[str]] = {}
     for leaf in leaves:
         if leaf.unmatched is not None:
