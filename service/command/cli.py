@@ -595,7 +595,8 @@ def main() -> None:
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-# Base class of all errors that Typer raises for wrong usage; its module is Typer's own matter.
+# Base class of all errors that Typer raises for wrong usage. It comes from the MRO, since Typer
+# may keep it under any name.
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 

@@ -135,7 +135,7 @@ def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) 
         except Exception:  # no error text in a line that somebody types
             return
 
-    # The client's timeout bounds each read, not the whole. A daemon thread never delays the exit.
+    # join() bounds the whole query, retries included; a daemon thread does not delay the exit.
     asked = threading.Thread(target=ask, daemon=True)
     asked.start()
     asked.join(_SECONDS)

@@ -183,7 +183,7 @@ def usage_problem(detail: str) -> dict[str, Any]:
 
 
 def line_of(error: Exception) -> str:
-    """Format an error for people, in one line."""
+    """Format an error for people."""
     if not isinstance(error, ProblemResponseError):
         return str(error)
     text = str(error.problem.get("detail") or error)

@@ -85,7 +85,7 @@ def _list_found(run: str, found: dict[str, Any]) -> None:
     for report in found["steps"]:
         for problem in report["problems"]:
             errors.print(f"{run}/steps/{report['step']}: {problem}", soft_wrap=True)
-        if not report["sound"] and report.get("loads"):  # an older control plane does not tell
+        if not report["sound"] and report.get("loads"):  # absent from older control planes
             text = "Cairn loads every value of it all the same, as it was saved"
             errors.print(f"{run}/steps/{report['step']}: {text}", soft_wrap=True)
 

@@ -15,7 +15,7 @@ from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text
 
 Show = Callable[[Iterable[Operation], Operation], Operation]
-"""Function that shows each state of an operation after the one it gets; returns the last."""
+"""Function that shows a given state of an operation and each later one; returns the last."""
 
 
 def watch_operation(client: Client, operation: Operation, show: Show) -> Operation:

@@ -1,4 +1,4 @@
-"""The command of `cairn` that shows the audit trail."""
+"""`cairn audit`: shows the audit trail."""
 
 import json as json_text
 from datetime import UTC, datetime, timedelta

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cairn.service.command.options import errors
 
 if TYPE_CHECKING:
-    from cairn.service.settings import Settings  # takes a while
+    from cairn.service.settings import Settings  # imported late: it takes a while
 
 
 def administered(data_dir: Path | None) -> "Settings":

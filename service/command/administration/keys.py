@@ -84,7 +84,7 @@ def create(
     request = KeyRequest(
         name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
     )
-    # The file first: a key that cannot be written to it is never made.
+    # The file first: if it cannot be created, no key is made whose secret nobody sees.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
         made = actions.create_key(plane, caller, request)
         if file is not None:

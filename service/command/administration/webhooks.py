@@ -53,7 +53,7 @@ def create(
     json: JsonOption = False,
 ) -> None:
     """Have events sent to an address, and print the secret that they are signed with: this once."""
-    # The file first: a webhook whose secret cannot be written to it is never made.
+    # The file first: if it cannot be created, no webhook is made whose secret nobody sees.
     with secret_file(output) as file, Client(url) as client:
         made = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
         if file is not None:

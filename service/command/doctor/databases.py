@@ -39,8 +39,8 @@ def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
 def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Iterator[Finding]:
     """Check the roots that were added to the catalog, and compare them with the settings.
 
-    It also names rules of the settings that fit no root. It reports no catalog that can't be read:
-    `catalog_found` does.
+    It also names rules of the settings that fit no root. It does not report an unreadable
+    catalog: `catalog_found` does.
 
     Args:
         settings: Settings that name the catalog and roots of their own.

@@ -56,7 +56,7 @@ def versions_found() -> Iterator[Finding]:
         try:
             there.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            continue  # of an extra that is not installed
+            continue  # a package of an extra that is not installed
     yield Finding("versions", Outcome.OK, ", ".join(there))
 
 

@@ -36,7 +36,7 @@ class Rated:
 
 @dataclass(frozen=True)
 class SaveInFlight:
-    """A step that is being written.
+    """Step that a job is writing.
 
     Attributes:
         root, run, step, attempt: Name of the step.
@@ -161,8 +161,8 @@ class Looks:
     def _sizes(self, run: Run) -> tuple[dict[tuple[int, int], int] | None, int | None]:
         """Read the bytes of each step from the store, and those of the latest complete step.
 
-        Only the store knows the size of a step in flight. Listing it is slow, so the caller asks
-        only for runs with a save in flight.
+        Only the store knows the size of a step in flight. `_saves` asks it only for runs that have a
+        save in flight.
         """
         try:
             steps = self.client.usage(run.name, root=run.root).steps

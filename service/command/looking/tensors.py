@@ -48,7 +48,7 @@ Step: TypeAlias = "ServedStep | StoredStep"
 _CHANGES: Final = {"only_this": "missing", "only_other": "new"}
 """Words for the change of a leaf that only one of the two steps has."""
 
-_BAR: Final = 40  # characters
+_BAR: Final = 40  # width in characters
 
 
 @app.command()

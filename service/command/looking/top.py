@@ -133,7 +133,7 @@ def _pressed(seconds: float) -> bool:
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         pressed = os.read(sys.stdin.fileno(), 64)
         if not pressed or any(key in _KEYS_THAT_END for key in pressed):
-            return True  # an empty read: the terminal is gone
+            return True  # also after an empty read: the terminal is gone
     return False
 
 

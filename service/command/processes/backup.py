@@ -87,7 +87,7 @@ def _copy(source: Path, target: Path) -> Path:
                 raise BackupError(
                     f"{source}: expected a sound database, found: {found}. The copy is not kept."
                 )
-            copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, without its log
+            copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, no -wal
         # Fsync before the rename: after a crash, the target is complete or absent.
         sync_path(str(unfinished))
         return unfinished.rename(target)

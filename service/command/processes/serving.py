@@ -59,18 +59,18 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         http=BoundedConnection,
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        log_config=None,  # its loggers write where all others do
-        access_log=False,  # ours has a line for each request
+        log_config=None,  # uvicorn's loggers then use the handlers of `start_logging`
+        access_log=False,  # our own access log has a line for each request
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients
+        proxy_headers=False,  # the peer is whoever connects: a proxy here vouches for its clients
     )
     server = _Server(config, application, lambda: announce(url))
     _allow_open_files(4 * BoundedConnection.most)
     with listener:
         try:
             server.run(sockets=[listener])
-        except SystemExit as exc:  # uvicorn's answer to a failed startup; it has logged the rest
+        except SystemExit as exc:  # uvicorn exits after a failed startup; it has logged others
             if startup.failure is None:
                 raise
             raise startup.failure from exc
