@@ -161,7 +161,7 @@ class Looks:
     def _sizes(self, run: Run) -> tuple[dict[tuple[int, int], int] | None, int | None]:
         """Read the bytes of each step from the store, and those of the latest complete step.
 
-        Only the store knows the size of a step in flight. `_saves` asks it only for runs that have a
+        Only the store knows the size of a step in flight. `_saves` asks it only for runs with a
         save in flight.
         """
         try:
