@@ -1,4 +1,4 @@
-"""The `cairn` command: what it prints, and what it runs."""
+"""Command line of Cairn: the `cairn` command, its output and its processes."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Listing what plain Orbax has saved in a run, from the shell."""
+"""`cairn adopt`: imports checkpoints of plain Orbax into a run, where they lie."""
 
 from dataclasses import asdict
 from json import loads
@@ -53,10 +53,10 @@ def adopt(
 ) -> None:
     """List the checkpoints of plain Orbax in a run, where they lie.
 
-    Each is read once, and nothing in FOLDER is ever changed. Again, it adds what is new, and says
-    what was removed or changed. Needs no running control plane. Exit status 1 if something there
-    is not listed, or not as it was adopted. With --config and --map each step has an item "model"
-    that `cairn convert` exports.
+    It reads each checkpoint once, and never changes anything in FOLDER. A later call adds new
+    checkpoints, and names those that were removed or changed. It needs no running control plane.
+    The exit status is 1 if a checkpoint is not listed, or has changed since it was adopted. With
+    --config and --map each step has an item "model" that `cairn convert` exports.
     """
     if (config is None) != (paths is None):
         raise typer.BadParameter("--config and --map go together")

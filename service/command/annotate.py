@@ -1,4 +1,4 @@
-"""The command of `cairn` that notes labels and metrics of what was saved."""
+"""`cairn annotate`: sets labels and metrics of saved checkpoints, and labels of runs."""
 
 from typing import Annotated, Final, cast, get_args
 
@@ -16,7 +16,7 @@ app: Final = typer.Typer()
 
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:
-    """Labels as they are written, NAME=TEXT."""
+    """Parse labels that are written as NAME=TEXT."""
     found = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
@@ -77,8 +77,9 @@ def annotate(
 ) -> None:
     """Note labels and metrics of a checkpoint, after its save.
 
-    Those that are not named stay. A store URI (gs://bucket/runs/my-run@production) or a path with
-    ./ or / in front is changed in the store itself, without a control plane and its audit trail.
+    Labels and metrics that you do not name stay. For a store URI
+    (gs://bucket/runs/my-run@production), or a path with ./ or / in front, the command changes the
+    store itself, without a control plane and its audit trail.
     """
     labels = {**labels_of(label), **dict.fromkeys(no_label or ())}
     metrics = {**_metrics(metric), **dict.fromkeys(no_metric or ())}

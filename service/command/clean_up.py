@@ -1,4 +1,4 @@
-"""The commands of `cairn` that delete: steps, what a policy does not keep, and garbage."""
+"""Commands that delete: single steps, steps that a policy does not keep, and garbage."""
 
 import socket
 from typing import Annotated, Any, Final
@@ -31,7 +31,10 @@ app: Final = typer.Typer()
 
 
 def _best(text: str) -> dict[str, Any]:
-    """METRIC, METRIC:max, METRIC:COUNT or METRIC:max:COUNT."""
+    """Parse METRIC, METRIC:max, METRIC:COUNT or METRIC:max:COUNT, from the right.
+
+    A name of a metric may contain colons.
+    """
     rest, mode, count = text, "min", 1
     head, _, tail = rest.rpartition(":")
     if head and tail.isascii() and tail.isdigit():
@@ -71,8 +74,8 @@ def delete(
 ) -> None:
     """Delete a step; it can be had back for a while.
 
-    Refused if an alias names it, or if it is the latest of a run that is being written. A step that
-    was set aside is named with --attempt. Its bytes go once the time is over and `cairn gc` runs.
+    Refused if an alias names the step, or if it is the latest of a run that is being written. Name
+    a superseded step with --attempt. `cairn gc` frees its bytes once the grace time is over.
     """
     run, number = _step(step)
     with Client(url) as client:
@@ -141,8 +144,8 @@ def retain(
 ) -> None:
     """List what a policy keeps, or delete the rest.
 
-    What one rule keeps, no other deletes. The latest step and those that aliases name always stay.
-    Refused if no step carries a metric or a label that is named.
+    A step stays if any rule keeps it. The latest step and steps that aliases name always stay.
+    Refused if no step has a metric or a label that you name.
     Without --apply nothing is deleted; with it, each step can be undeleted for a while.
     """
     policy = {
@@ -175,9 +178,9 @@ def gc(
 ) -> None:
     """List what a run needs no more, or remove it.
 
-    That is deleted steps whose time is over, halves of steps whose writer is gone, and exports of
-    steps that are gone. Looks at the store itself, without a control plane; a job may go on writing
-    the run.
+    Garbage is: deleted steps whose grace time is over, incomplete steps whose writer is gone, and
+    exports of steps that are gone. The command reads the store itself, without a control plane; a
+    job may go on writing the run.
     """
     from cairn.storage.runs import Run, collect_garbage, find_garbage
 
@@ -206,10 +209,10 @@ def gc(
 
 
 def _step(text: str) -> tuple[str, int]:
-    """A run and a step that is named by its number: a deletion takes no other address.
+    """Parse RUN/steps/N, the only address that a deletion takes.
 
     Raises:
-        AddressError: It is no such address.
+        AddressError: The text is another address, or none.
     """
     address = Address.parse(text)
     if address.step is None:

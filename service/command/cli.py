@@ -1,7 +1,7 @@
 """The `cairn` command: the control plane's server, and its client for the shell.
 
-What is asked for goes to standard output (tab-separated where that is no terminal), progress and
-errors to standard error. The exit status tells the kind of a failure, see `failures.py`.
+Results go to standard output (tab-separated if it is not a terminal), progress and errors to
+standard error. The exit status names the kind of a failure, see `failures.py`.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ app = typer.Typer(
 index = typer.Typer(help="The catalog, an index of the store.")
 app.add_typer(index, name="index")
 app.add_typer(init_commands.app)
-app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
+app.add_typer(clean_up_commands.app)  # without a name: its commands stand beside the others
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(create_commands.app)
@@ -200,8 +200,8 @@ def serve(
 ) -> None:
     """Run the control plane and its web page.
 
-    Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; jobs that are
-    under way go on at the next start.
+    Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; interrupted jobs
+    go on at the next start.
     """
     from cairn.service.command.processes.serving import serve_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
@@ -239,8 +239,8 @@ def work(
 ) -> None:
     """Execute jobs of a control plane, beside it.
 
-    With the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM or
-    Ctrl-C ends it; jobs that are under way go on at its next start, or are taken over.
+    It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
+    or Ctrl-C ends it; interrupted jobs go on at its next start, or another worker takes them over.
     """
     from cairn.service.command.processes.working import work_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
@@ -285,7 +285,7 @@ def runs(
 ) -> None:
     """List runs.
 
-    The server looks at the store every few seconds: a run that nobody has announced is listed then.
+    The server lists the store every few seconds, and finds runs that nobody has announced.
 
     A FILTER joins conditions with AND, OR, NOT: labels.team = "nlp" AND latest_step > 1000. Fields:
     root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, aliases:NAME.
@@ -367,8 +367,8 @@ def promote(
 ) -> None:
     """Point an alias at a step.
 
-    Refused if somebody else moves it at the same time. Without --create or --expect the alias is
-    read first, and moved from where it was seen.
+    Refused if somebody else moves the alias at the same time. Without --create or --expect, the
+    command reads the alias first, and moves it only if it has not changed since.
     """
     if create and expect is not None:
         raise typer.BadParameter("--create and --expect exclude each other")
@@ -506,8 +506,8 @@ def path(
 ) -> None:
     """Print the folder of a checkpoint, for plain Orbax.
 
-    A store URI (gs://bucket/runs/my-run@production) or a path with ./ or / in front is looked up
-    in the store itself, without a control plane.
+    For a store URI (gs://bucket/runs/my-run@production), or a path with ./ or / in front, the
+    command reads the store itself, without a control plane.
     """
     if is_in_store(checkpoint):
         from cairn.storage.runs import known_damage, resolve_checkpoint
@@ -568,7 +568,7 @@ def rebuild(
 ) -> None:
     """Make it anew from the store.
 
-    Needs no running control plane, and disturbs none.
+    It needs no running control plane, and does not disturb one.
     """
     from cairn.service.catalog import Catalog, Index, Roots
     from cairn.service.settings import load_settings
@@ -589,13 +589,14 @@ def rebuild(
 
 
 def main() -> None:
-    """Run the command. What users can act on is one line, or with --json one problem."""
+    """Run the command; print errors that users can act on as a line or, with --json, a problem."""
     sys.exit(_run(sys.argv[1:]))
 
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
-# The base of all that Typer raises for wrong usage, under whatever name it has there.
+# Base class of all errors that Typer raises for wrong usage. It comes from the MRO, since Typer
+# may keep it under any name.
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
@@ -604,7 +605,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _complete_after(known)
     try:
         status = app(arguments, prog_name="cairn", standalone_mode=False)
-        if sys.stdout is not None:  # nothing, where a shell has closed it
+        if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
         return int(status or ExitStatus.DONE)
     except _UsageError as error:
@@ -612,7 +613,7 @@ def _run(arguments: Sequence[str]) -> int:
     except KNOWN as error:
         _tell(problem_of(error), line_of(error), arguments)
         return exit_status(error)
-    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
+    except ModuleNotFoundError as error:  # a command may import a package of an extra
         explained = missing_extra(error, used=f"cairn {' '.join(arguments[:1])}")
         if explained is None:
             raise
@@ -633,7 +634,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _complete_after(known: str) -> int:
-    """Complete, and leave out of each answer what the shell has already."""
+    """Print completions without the prefix that the shell has already."""
     answers = io.StringIO()
     with contextlib.redirect_stdout(answers), contextlib.suppress(SystemExit):
         app((), prog_name="cairn")
@@ -669,7 +670,7 @@ def _end_quietly() -> int:
 
 
 def _drop_output() -> None:
-    """Have what is still to be flushed go nowhere: it can't be written."""
+    """Send unflushed output to /dev/null: Python flushes at exit, and would fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,7 +1,7 @@
-"""What the shell completes: names that the control plane knows, and values that options take.
+"""Shell completion: names that the control plane knows, and values of options.
 
-The control plane has a moment to answer. If it is not there, nothing is completed, and nothing is
-said: an error in the midst of a line that somebody types helps nobody.
+The control plane has one second to answer. If it does not, there are no completions and no error
+text: an error in the middle of a line that somebody types helps nobody.
 """
 
 import threading
@@ -17,28 +17,28 @@ from cairn.service.client.protocol import DEFAULT_ROOT
 DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 
 _SECONDS: Final = 1.0
-"""For all that is asked; who types waits for it."""
+"""Deadline of a completion: the user waits for it while typing."""
 
 _MOST: Final = 500
-"""Names that are offered."""
+"""Largest number of names to offer."""
 
 _BASH: Final = "complete_bash"
 _JOINTS: Final = ("@", "=")
-"""Bash takes these for words of their own."""
+"""Characters at which Bash splits a word, and which it passes on as words of their own."""
 
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of runs."""
+    """Complete names of runs."""
     return _asked(context, lambda client: (run.name for run in client.runs(root=_root(context))))
 
 
 def roots(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of roots."""
+    """Complete names of roots."""
     return _asked(context, lambda client: (root.name for root in client.roots()))
 
 
 def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
-    """RUN, RUN@ALIAS or RUN/steps/N: what comes next of it."""
+    """Complete the next part of RUN, RUN@ALIAS or RUN/steps/N."""
     run, alias, _ = incomplete.partition("@")
     if alias:
         return [f"{run}@{name}" for name in _aliases(context, run)]
@@ -49,38 +49,39 @@ def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def steps(context: typer.Context, incomplete: str) -> list[str]:
-    """Steps of the run that was named before."""
+    """Complete steps of the run that the line already names."""
     return _steps(context, str(context.params.get("run")))
 
 
 def aliases(context: typer.Context, incomplete: str) -> list[str]:
-    """Aliases of the run that was named before."""
+    """Complete aliases of the run that the line already names."""
     return _aliases(context, str(context.params.get("run")))
 
 
 def operations(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of operations, newest first."""
+    """Complete ids of operations, newest first."""
     return _asked(context, lambda client: (one.id for one in client.operations()))
 
 
 def workers(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of dead workers."""
+    """Complete names of dead workers."""
     return _asked(context, lambda client: (one.name for one in client.workers() if not one.alive))
 
 
 def dtypes(incomplete: str) -> list[str]:
-    """Dtypes that an export can have."""
+    """Complete dtypes of an export."""
     return list(DTYPES)
 
 
 def rejoin_words(environment: MutableMapping[str, str]) -> str:
-    """Put words together that Bash took apart at `@` and `=`, for who completes them.
+    """Join words that Bash split at `@` and `=`, so that a completer sees them whole.
 
     Args:
-        environment: As Bash's completion sets it, a word a line; changed.
+        environment: Variables of Bash's completion; COMP_WORDS has one word on each line. Changed
+            in place.
 
     Returns:
-        What the answers begin with and Bash has already, since it completes the last part alone.
+        The prefix to cut from each completion: Bash completes only the part after the last `@`.
     """
     if environment.get("_CAIRN_COMPLETE") != _BASH:
         return ""
@@ -123,7 +124,7 @@ def _steps(context: typer.Context, run: str) -> list[str]:
 
 
 def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
-    """The answer, or nothing."""
+    """Return the names that a query yields before the deadline; an empty list after an error."""
     found: list[str] = []
     url: Any = context.params.get("url")
 
@@ -131,9 +132,10 @@ def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) 
         try:
             with Client(url, timeout=_SECONDS) as client:
                 found.extend(islice(question(client), _MOST))
-        except Exception:  # whatever it is: see above
+        except Exception:  # no error text in a line that somebody types
             return
 
+    # join() bounds the whole query, retries included; a daemon thread does not delay the exit.
     asked = threading.Thread(target=ask, daemon=True)
     asked.start()
     asked.join(_SECONDS)

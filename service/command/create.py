@@ -1,4 +1,4 @@
-"""The command of `cairn` that makes a run before its job starts."""
+"""`cairn create`: makes a run before its job starts."""
 
 from typing import Annotated, Final
 
@@ -28,8 +28,9 @@ def create(
 ) -> None:
     """Make a run before its job starts, and print its URI.
 
-    The job that saves there goes on in it. At a store URI (gs://bucket/runs/my-run), or a path with
-    ./ or / in front, it is made in the store itself, without a control plane and its audit trail.
+    A job that saves there later writes into this run. For a store URI (gs://bucket/runs/my-run), or
+    a path with ./ or / in front, the command makes the run in the store itself, without a control
+    plane and its audit trail.
     """
     labels = labels_of(label)
     if is_in_store(run):

@@ -1,4 +1,4 @@
-"""The command of `cairn` that copies a checkpoint to this machine."""
+"""`cairn download`: copies the files of a checkpoint to this machine."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,7 +19,7 @@ app: Final = typer.Typer()
 
 
 class DownloadedStep(Response):
-    """What `--json` prints."""
+    """Output of `--json`."""
 
     run: str
     step: int
@@ -44,8 +44,9 @@ def download_command(
 ) -> None:
     """Copy the files of a checkpoint, which plain Orbax reads.
 
-    Each is compared with its size and CRC-32C, and appears once it is whole. The same again goes
-    on where one broke off. For files that PyTorch loads see `cairn pull`.
+    Each file is checked against its size and CRC-32C, and appears once it is whole. After an
+    interruption, the same command continues the download. For files that PyTorch loads, see
+    `cairn pull`.
     """
     with Client(url) as client:
         source = find_checkpoint(client, Address.parse(checkpoint), root)

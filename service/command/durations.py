@@ -1,4 +1,4 @@
-"""Durations as a shell takes them: `90s`, `30m`, `12h`, `7d`, `2w`, or seconds."""
+"""Durations on the command line: `90s`, `30m`, `12h`, `7d`, `2w`, or a number of seconds."""
 
 import re
 from typing import Final
@@ -8,10 +8,10 @@ _DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhdw]?)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds.
+    """Parse a duration; return seconds.
 
     Raises:
-        ValueError: `text` is no duration.
+        ValueError: `text` is not a duration.
     """
     found = _DURATION.fullmatch(text)
     if found is None:

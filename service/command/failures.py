@@ -1,8 +1,8 @@
-"""How the command fails: one exit status for each kind of failure, and what is said of it.
+"""Exit status and error text for each kind of failure.
 
-A line for people; with `--json` an RFC 9457 problem, for programs. A problem that the control plane
-answered with is passed on as it came. The tables here are those of `cairn --help` and of the
-reference.
+The error text is one line for people or, with `--json`, an RFC 9457 problem for programs. The
+command prints a problem of the control plane unchanged. `cairn --help` and the reference show the
+tables of this module.
 """
 
 import json
@@ -27,7 +27,7 @@ from cairn.storage.errors import StorageError
 
 
 class ExitStatus(IntEnum):
-    """What a shell is told."""
+    """Exit status of the command."""
 
     DONE = 0
     FAILED = 1
@@ -77,7 +77,7 @@ _DAMAGED: Final = {
     f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged", "leads-out", "step-damaged")
 }
 
-# The nearest class in an error's family tree decides, as over HTTP.
+# The first class in the error's MRO that has an entry decides, as it does over HTTP.
 _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     Exception: (ExitStatus.FAILED, "failed", "Failed"),
     InstallationError: (ExitStatus.FAILED, "installation", "A package is missing"),
@@ -142,24 +142,24 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     ),
 }
 KNOWN: Final = (ServiceError, StorageError, InstallationError)
-"""What users can act on; all else is an error of the program, with a traceback."""
+"""Errors that users can act on; any other is a bug of the program, and shows a traceback."""
 
 
 def exit_status(error: Exception) -> ExitStatus:
-    """What the shell is told of an error."""
+    """Map an error to an exit status."""
     if isinstance(error, ProblemResponseError):
         kind = str(error.problem.get("type"))
         if kind in _DAMAGED:
             return ExitStatus.DAMAGED
         if kind == _FOREIGN and error.status == 404:
-            return ExitStatus.NOT_READY  # whoever answered is no control plane
+            return ExitStatus.NOT_READY  # another kind of server has answered
     if isinstance(error, ProblemResponseError | ProblemError):
         return _OF_ANSWERS.get(error.status, ExitStatus.FAILED)
     return _kind(error)[0]
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """The problem that an error stands for; without a `status` where no answer had one."""
+    """Build the problem of an error; it has a `status` only if the HTTP API gives it one."""
     if isinstance(error, ProblemResponseError):
         return error.problem
     _, slug, title = _kind(error)
@@ -173,17 +173,17 @@ def problem_of(error: Exception) -> dict[str, Any]:
 
 
 def output_problem(detail: str) -> dict[str, Any]:
-    """The problem of an answer that can't be written."""
+    """Build the problem of output that can't be written."""
     return {"type": f"{_PREFIX}output", "title": "The output was not written", "detail": detail}
 
 
 def usage_problem(detail: str) -> dict[str, Any]:
-    """The problem of a call that cannot be."""
+    """Build the problem of wrong usage."""
     return {"type": f"{_PREFIX}usage", "title": "Wrong usage", "detail": detail}
 
 
 def line_of(error: Exception) -> str:
-    """An error for people."""
+    """Format an error for people."""
     if not isinstance(error, ProblemResponseError):
         return str(error)
     text = str(error.problem.get("detail") or error)
@@ -194,7 +194,7 @@ def line_of(error: Exception) -> str:
 
 
 def as_json(problem: Mapping[str, Any]) -> str:
-    """A problem as one line."""
+    """Format a problem as one line of JSON."""
     return json.dumps(problem)
 
 

@@ -1,4 +1,4 @@
-"""Prints the HTTP API's document: `python -m cairn.service.command.openapi`."""
+"""OpenAPI document of the HTTP API: `python -m cairn.service.command.openapi`."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from cairn.service.app import create_app
 
 
 def main() -> None:
-    """Print the document as JSON."""
+    """Print the OpenAPI document as JSON."""
     json.dump(create_app().openapi(), sys.stdout, indent=2)
     sys.stdout.write("\n")
 

@@ -1,4 +1,4 @@
-"""What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
+"""Shared parts of the commands: parameters, consoles, the report of an operation."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -97,13 +97,13 @@ RunArgument = Annotated[
 
 
 def is_in_store(checkpoint: str) -> bool:
-    """Whether a `PlacedArgument` is looked up in the store itself, without a control plane."""
-    place = checkpoint.partition("@")[0]  # a metric may have any letters
+    """Return True if a `PlacedArgument` is a URI or path, to read without a control plane."""
+    place = checkpoint.partition("@")[0]  # after @ a metric's name may contain any character
     return "://" in place or place.startswith((".", "/"))
 
 
 def _as_size(text: str) -> str:
-    """A size as it was written, if it is one."""
+    """Check that a text is a size, and return it unchanged."""
     try:
         parse_size(text)
     except UnsupportedFormatError as exc:
@@ -121,20 +121,20 @@ def _as_seconds(text: str) -> float:
 
 
 SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
-"""Of an option that takes bytes."""
+"""Arguments of `typer.Option` for a size in bytes."""
 
 TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": _as_seconds}
-"""Of an option that takes seconds."""
+"""Arguments of `typer.Option` for a duration; the command gets seconds."""
 
 
 def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:
-    """Follow an operation and print its result, or say how it can be followed.
+    """Follow an operation and print its result, or print how to follow it.
 
     Args:
-        client: Of the control plane.
-        operation: As it stands.
-        watch: Follow it.
-        json: Print it as the API shows it: each state, or this one.
+        client: Client of the control plane.
+        operation: Current state of the operation.
+        watch: Follow the operation to its end.
+        json: Print the API's JSON: every state with `watch`, else the current one.
     """
     if not watch:
         if json:

@@ -1,4 +1,4 @@
-"""The command of `cairn` that keeps an export on a machine that serves it."""
+"""`cairn pull`: keeps an export of a checkpoint on a host that serves the model."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ EVERY_SECONDS: Final = 10.0
 
 
 class PulledStep(Response):
-    """A line of `--json`."""
+    """Line of the output of `--json`."""
 
     run: str
     step: int
@@ -65,8 +65,8 @@ def pull_command(
 ) -> None:
     """Keep an export of a checkpoint on a host that serves it.
 
-    FOLDER/current is a link to whole, verified files, and changes at once. A fetch that broke off
-    goes on where it was. What was replaced stays, unless --keep says otherwise.
+    FOLDER/current is a link to complete, verified files; it changes atomically. An interrupted
+    download continues where it stopped. Replaced versions stay, unless --keep limits them.
     """
     address = Address.parse(checkpoint)
     options = {"dtype": dtype, "max_shard_size": max_shard_size}

@@ -1,4 +1,4 @@
-"""`cairn upgrade` and `cairn backup`: the databases of a control plane, served or not."""
+"""`cairn upgrade` and `cairn backup`: work on a control plane's databases, running or not."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,8 +16,8 @@ upkeep_app: Final = typer.Typer()
 def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """Bring the databases to this version.
 
-    With the settings of the server (CAIRN_*). Servers and workers of the version before go on
-    meanwhile. A database that is up to date stays as it is.
+    The command takes the settings of the server (CAIRN_*). Servers and workers of the version
+    before go on meanwhile. A database that is up to date stays as it is.
     """
     from cairn.service.catalog import upgrade_catalog  # takes seconds
     from cairn.service.jobs import upgrade_jobs
@@ -49,8 +49,8 @@ def backup(
 ) -> None:
     """Copy what the store does not hold: audit trail and jobs.
 
-    Of SQLite databases, while they are used; the copies are a data folder that a server can be
-    started with. Of PostgreSQL it says what to run.
+    The command copies SQLite databases while they are in use; a server can start with the copies
+    as its data folder. For PostgreSQL it prints the command to run.
     """
     from cairn.service.command.processes.backup import back_up  # takes seconds
 

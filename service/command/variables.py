@@ -1,4 +1,4 @@
-"""The `CAIRN_*` variables: which mean something, which mean nothing, and a file that sets some."""
+"""The `CAIRN_*` variables: known names, misspelt names, and a file that sets some."""
 
 import logging
 import re
@@ -24,19 +24,22 @@ OTHERS: Final = (
     "CAIRN_URL",
     "CAIRN_WRITER_ID",
 )
-"""Variables that are read, and are no settings of the server."""
+"""Variables that Cairn reads outside the server's settings."""
 
 _LIKE: Final = 0.75
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def known_variables() -> list[str]:
-    """Every `CAIRN_*` variable that means something."""
+    """Return the names of all `CAIRN_*` variables that Cairn reads."""
     return sorted((*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *OTHERS))
 
 
 def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that nothing reads, and the one that each is most like, if it is like any."""
+    """Return the `CAIRN_*` variables that nothing reads, with the most similar known name of each.
+
+    The similar name is None if no known name comes close.
+    """
     known = known_variables()
     return {
         name: next(iter(get_close_matches(name.upper(), known, n=1, cutoff=_LIKE)), None)
@@ -46,7 +49,7 @@ def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def warn_of_misspelt(environment: Mapping[str, str]) -> None:
-    """Say which variables are likely to be meant for a setting, which has its default instead."""
+    """Warn of variables with a likely misspelt name: the setting keeps its default."""
     for name, near in unread_variables(environment).items():
         if near is not None:
             logger.warning("%s: nothing reads a variable of that name; is %s meant?", name, near)
@@ -55,10 +58,10 @@ def warn_of_misspelt(environment: Mapping[str, str]) -> None:
 def read_env_file(path: Path, environment: MutableMapping[str, str]) -> None:
     """Set the variables of a file that are not set yet.
 
-    A line is NAME=VALUE, quoted as a shell has it, a comment, or empty. Nothing is expanded.
+    A line is NAME=VALUE with shell quoting, a comment, or empty. Nothing is expanded.
 
     Raises:
-        SettingsError: It can't be read; every line that is something else is named.
+        SettingsError: The file can't be read, or has other lines; the text names each of them.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -77,7 +80,7 @@ def read_env_file(path: Path, environment: MutableMapping[str, str]) -> None:
             continue
         name, joint, value = words[-1].partition("=")
         if words[:-1] not in ([], ["export"]) or not joint or not _NAME.fullmatch(name):
-            odd.append(f"line {number}")  # not what it says: it may be a password
+            odd.append(f"line {number}")  # the number, not the text: it may be a password
         found[name] = value
     if odd:
         raise SettingsError(

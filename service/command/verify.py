@@ -1,4 +1,4 @@
-"""The command of `cairn` that looks for damage."""
+"""`cairn verify` and `cairn repair`: find damage, and rebuild a run's records."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -43,8 +43,8 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and find what is damaged.
 
-    For a RUN alone: its records, and the latest checkpoint. Exit status 7 if anything is not as it
-    was saved; standard error names each record, file and leaf.
+    For a RUN alone, it reads the run's records and the latest checkpoint. The exit status is 7 if
+    anything is not as it was saved; standard error names each record, file and leaf.
     """
     address = Address.parse(checkpoint)
     alone = address.is_run and not checkpoint.endswith("@latest")
@@ -85,13 +85,13 @@ def _list_found(run: str, found: dict[str, Any]) -> None:
     for report in found["steps"]:
         for problem in report["problems"]:
             errors.print(f"{run}/steps/{report['step']}: {problem}", soft_wrap=True)
-        if not report["sound"] and report.get("loads"):  # an older control plane does not tell
+        if not report["sound"] and report.get("loads"):  # absent from older control planes
             text = "Cairn loads every value of it all the same, as it was saved"
             errors.print(f"{run}/steps/{report['step']}: {text}", soft_wrap=True)
 
 
 def _newest_sound(client: Client, run: str, root: str) -> int | None:
-    """The highest listed step that is not damaged."""
+    """Return the highest listed step that is not damaged."""
     sound = CheckpointState.LISTED
     listed = client.checkpoints(run, root=root, state=sound, page_size=1, refresh=True)
     first = next(listed, None)
@@ -99,7 +99,7 @@ def _newest_sound(client: Client, run: str, root: str) -> int | None:
 
 
 def _advise(run: str, reports: list[dict[str, Any]], good: int | None) -> None:
-    """Say what is so of damaged steps from now on, and what to do."""
+    """Print what is refused for damaged steps from now on, and how to recover."""
     for report in reports:
         step = f"{run}/steps/{report['step']}"
         if report["sound"]:
@@ -139,7 +139,7 @@ def repair(
 ) -> None:
     """Rebuild damaged or lost records of a run from the others.
 
-    Exit status 7 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
+    The exit status is 7 if a record can't be rebuilt. Replaced records are kept below `damaged/`.
     """
     check_run_name(run)
     with Client(url) as client:
@@ -176,10 +176,10 @@ def _name_records(run: str, records: dict[str, Any]) -> None:
 
 
 def _found(client: Client, started: Operation, show: Show) -> dict[str, Any]:
-    """What the operation found, good or bad.
+    """Follow a verification to its end; return its report, with or without damage.
 
     Raises:
-        OperationFailedError: It could not tell.
+        OperationFailedError: The operation failed for another reason than damage.
     """
     try:
         last = watch_operation(client, started, show)

@@ -1,4 +1,4 @@
-"""An operation followed in the shell, fed by its event stream."""
+"""Progress of an operation in the shell, from its event stream."""
 
 import json
 from collections import deque
@@ -15,14 +15,14 @@ from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text
 
 Show = Callable[[Iterable[Operation], Operation], Operation]
-"""Shows each state of an operation, the first of which is given; returns the last."""
+"""Function that shows a given state of an operation and each later one; returns the last."""
 
 
 def watch_operation(client: Client, operation: Operation, show: Show) -> Operation:
-    """Show progress until the operation has ended; returns its last state.
+    """Show progress until the operation has ended; return its last state.
 
     Raises:
-        OperationFailedError: It failed or was cancelled.
+        OperationFailedError: The operation failed or was cancelled.
         WatchEndedError: Ctrl-C, or the server went away; the operation goes on.
     """
     try:
@@ -39,7 +39,7 @@ def watch_operation(client: Client, operation: Operation, show: Show) -> Operati
 
 
 def result_of(client: Client, operation: Operation) -> dict[str, Any]:
-    """What a succeeded operation made; of an artifact, also its folder: a path or a URI."""
+    """Return the result of a succeeded operation, with an artifact's folder as a path or URI."""
     result = dict(operation.result or {})
     if "artifact_id" in result:
         result["folder"] = client.artifact(result["artifact_id"]).uri.removeprefix("file://")
@@ -47,24 +47,25 @@ def result_of(client: Client, operation: Operation) -> dict[str, Any]:
 
 
 def result_lines(result: dict[str, Any]) -> Iterator[str]:
-    """A result as `name: value` lines."""
+    """Format a result as `name: value` lines."""
     for name, value in result.items():
         yield f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def on_console(console: Console) -> Show:
-    """Shows a bar to people, and lines to a log."""
+    """Show a progress bar on a terminal, and lines elsewhere."""
     show = _with_bar if console.is_terminal else _with_lines
     return lambda states, operation: show(states, operation, console)
 
 
 def silently(states: Iterable[Operation], operation: Operation) -> Operation:
-    """Shows nothing."""
+    """Wait for the last state and show nothing."""
+    # A deque of one drains the stream and keeps its last state.
     return next(iter(deque(states, maxlen=1)), operation)
 
 
 def as_json(client: Client) -> Show:
-    """Prints each state to standard output; the last one with what `result_of` says."""
+    """Print each state to standard output as a line of JSON, the last with its `result_of`."""
 
     def show(states: Iterable[Operation], operation: Operation) -> Operation:
         last = operation
@@ -92,7 +93,7 @@ def _with_bar(states: Iterable[Operation], operation: Operation, console: Consol
 
 
 def _with_lines(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
-    """For a log: a line whenever the message changes, or another tenth is done."""
+    """Print a line when the message changes or another tenth is done, so that logs stay short."""
     last = operation
     told: tuple[str, int] | None = None
     for last in states:

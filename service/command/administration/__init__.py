@@ -1,1 +1,1 @@
-"""Commands for who runs the service: keys, workers, webhooks, the audit trail."""
+"""Commands for administrators: keys, workers, webhooks, roots, the audit trail."""

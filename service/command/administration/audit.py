@@ -1,4 +1,4 @@
-"""The command of `cairn` that shows the audit trail."""
+"""`cairn audit`: shows the audit trail."""
 
 import json as json_text
 from datetime import UTC, datetime, timedelta
@@ -42,8 +42,8 @@ def audit(
 ) -> None:
     """Show what was asked of the control plane, newest first.
 
-    For administrators of all roots. A FILTER joins conditions with AND, OR, NOT: outcome = refused
-    AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.
+    Only administrators of all roots may read it. A FILTER joins conditions with AND, OR, NOT:
+    outcome = refused AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.
     """
     named = {"run": run, "root": root, "action": action, "caller": caller}
     parts = [f"{name} = {quote(value)}" for name, value in named.items() if value is not None]

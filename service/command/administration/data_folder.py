@@ -1,4 +1,4 @@
-"""Whose databases a command administers that asks no server."""
+"""Settings of commands that work on a server's databases, without asking the server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from cairn.service.command.options import errors
 
 if TYPE_CHECKING:
-    from cairn.service.settings import Settings  # takes a while
+    from cairn.service.settings import Settings  # imported late: it takes a while
 
 
 def administered(data_dir: Path | None) -> "Settings":
-    """The settings of the server that is meant; says of which store, if nobody has.
+    """Load the settings of the server to administer; print its store if the caller named none.
 
     Raises:
-        SettingsError: A setting cannot work, or several servers may be meant.
+        SettingsError: A setting cannot work, or there are several servers to choose from.
     """
     from cairn.service.settings import load_administered
 

@@ -1,4 +1,4 @@
-"""`cairn init`: a folder that a control plane can be started with."""
+"""`cairn init`: sets up a folder to start a control plane with."""
 
 import os
 import shlex
@@ -42,9 +42,9 @@ def init(
 ) -> None:
     """Set up a folder to start a control plane with.
 
-    In it: a store for runs, unless --root names one, a folder for the databases, and cairn.env,
-    which names both. The store is asked whether it keeps what runs rest on; nothing of that stays.
-    Settings that are there already are never replaced.
+    The folder gets a store for runs, unless --root names one, a folder for the databases, and
+    cairn.env, which names both. The command tests whether the store keeps the promises that runs
+    rely on, and removes its test files. It never replaces settings that are there already.
     """
     from cairn.storage.soundness import probe_now  # needs what a server needs
 
@@ -60,12 +60,14 @@ def init(
     text = _HEAD + "".join(f"{name}={shlex.quote(value)}\n" for name, value in chosen.items())
     path = home / ENV_FILE
     try:
+        # First, so that a folder with other settings stays as it is.
         _refuse_others(path, text)
         home.mkdir(parents=True, exist_ok=True)
         if uri.scheme == "file":
             Path(store).mkdir(parents=True, exist_ok=True)
         probe_now(uri)
         (home / "data").mkdir(mode=0o700, exist_ok=True)
+        # Last: a folder that has the file is ready to start with.
         _write(path, text)
     except OSError as exc:
         raise translate(exc, path=exc.filename or path) from exc
@@ -79,7 +81,7 @@ def init(
 
 
 def _refuse_others(path: Path, text: str) -> None:
-    """Raise if there are other settings than these: whoever made them needs them."""
+    """Raise SetUpError if the file has other settings: somebody may need them."""
     try:
         found = path.read_bytes()
     except FileNotFoundError:
@@ -93,7 +95,7 @@ def _refuse_others(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Make the file; for its owner alone, who may add a password of a database to it."""
+    """Make the file with mode 600: its owner may add a database password to it."""
     try:
         with open(path, "xb", opener=private_opener) as file:
             file.write(text.encode())

@@ -1,4 +1,4 @@
-"""`cairn keys`: who may ask the control plane. Works on its database: there may be no key yet."""
+"""`cairn keys`: makes, lists and revokes keys in the database: the API may have no key yet."""
 
 import getpass
 import re
@@ -84,6 +84,7 @@ def create(
     request = KeyRequest(
         name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
     )
+    # The file first: if it cannot be created, no key is made whose secret nobody sees.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
         made = actions.create_key(plane, caller, request)
         if file is not None:
@@ -144,7 +145,7 @@ def revoke(
 
 @contextmanager
 def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
-    """The control plane of the settings, without jobs, and who is at this shell."""
+    """Open the control plane of the settings, without jobs, with the shell's user as caller."""
     from cairn.service.access import Caller
     from cairn.service.actions import ControlPlane
     from cairn.service.catalog import Catalog, Index, Roots

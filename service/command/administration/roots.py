@@ -1,4 +1,4 @@
-"""`cairn roots`: where runs lie, and what is served beside the roots of the settings."""
+"""`cairn roots`: lists the roots that hold runs, adds roots to the catalog and removes them."""
 
 from typing import Annotated, Final
 

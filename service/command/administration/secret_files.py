@@ -1,4 +1,4 @@
-"""`--output` of commands that tell a secret once: a new file, for its owner alone."""
+"""`--output` of commands that show a secret once: a new file that only its owner may read."""
 
 import os
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ SecretFileOption = Annotated[
 
 @contextmanager
 def secret_file(path: Path | None) -> Iterator[TextIO | None]:
-    """A new file for a secret, or None for none; gone if the block fails, which tells none then.
+    """Create a new file for a secret, and remove it if the block fails; yield None for no path.
 
     Raises:
-        typer.BadParameter: There is something already, even a link that leads nowhere.
-        StorageError: The file can't be made.
+        typer.BadParameter: The path exists already, even as a dangling link.
+        StorageError: The file can't be created.
     """
     if path is None:
         yield None

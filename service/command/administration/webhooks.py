@@ -1,4 +1,4 @@
-"""`cairn webhooks`: who is told of events, and what became of each."""
+"""`cairn webhooks`: receivers of events, and the deliveries to them."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -24,7 +24,7 @@ webhooks_app: Final = typer.Typer(
 )
 
 SHOWN: Final = 50
-"""Deliveries that are listed unless more are asked for."""
+"""Default number of deliveries to list."""
 
 WebhookArgument = Annotated[
     str, typer.Argument(metavar="WEBHOOK", help="Its id, from `cairn webhooks list`.")
@@ -53,6 +53,7 @@ def create(
     json: JsonOption = False,
 ) -> None:
     """Have events sent to an address, and print the secret that they are signed with: this once."""
+    # The file first: if it cannot be created, no webhook is made whose secret nobody sees.
     with secret_file(output) as file, Client(url) as client:
         made = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
         if file is not None:

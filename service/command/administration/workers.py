@@ -1,4 +1,4 @@
-"""`cairn workers`: who executes jobs, and what to do once one is gone for good."""
+"""`cairn workers`: lists the job workers, and hands a dead worker's jobs to others."""
 
 from typing import Annotated, Final
 

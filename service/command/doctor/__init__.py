@@ -1,4 +1,4 @@
-"""`cairn doctor`: looks for what is wrong with an installation, its settings and what they name."""
+"""`cairn doctor`: checks an installation, its settings, and the stores and databases they name."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The command, and which checks it runs."""
+"""The `cairn doctor` command and its list of checks."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ app: Final = typer.Typer()
 
 _ASKED_SECONDS: Final = 10.0
 _SLACK: Final = 1.5
-"""A check has so many times as long as what it asks: then it can say what was silent."""
+"""Ratio of a check's deadline to that of its requests: the check can still report a timeout."""
 
 
 @app.command()
@@ -53,9 +53,9 @@ def doctor(
 ) -> None:
     """Look for what is wrong here, and say how to mend it.
 
-    Looks at settings, roots, databases, the installation and the control plane, with the CAIRN_*
-    variables of this shell: run it where the server or the job runs. Changes nothing; each root is
-    written to for a moment unless --no-probe. Exit status 1 if something fails.
+    It checks settings, roots, databases, the installation and the control plane, with the CAIRN_*
+    variables of this shell: run it where the server or the job runs. It changes nothing, but writes
+    test files to each root for a moment, unless --no-probe. The exit status is 1 if a check fails.
     """
     seconds = _ASKED_SECONDS if timeout is None else timeout
     found = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)
@@ -89,7 +89,10 @@ def _list(findings: Iterable[Finding]) -> None:
 
 
 def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]:
-    """By name. Each imports what it needs when it runs: not everybody has installed all of it."""
+    """Return the checks by name.
+
+    A check imports its modules when it runs: they may belong to an extra that is not installed.
+    """
     checks: dict[str, Check] = {
         "settings": lambda: settings_found(os.environ),
         "versions": versions_found,
@@ -97,7 +100,7 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
         "names": lambda: names_found(sys.path),
         "command": lambda: commands_found(os.environ.get("PATH", ""), Path(sys.executable).parent),
     }
-    with contextlib.suppress(SettingsError):  # `settings` says so; what they name is not known
+    with contextlib.suppress(SettingsError):  # the check `settings` reports it
         settings = load_settings()
         roots = settings.root_uris
         schemes = frozenset(uri.scheme for uri in roots.values())

@@ -1,4 +1,4 @@
-"""Whether the databases can be read, and are of this version. Nothing is written, none is made."""
+"""Checks of the databases: readable, with this version's tables. They write nothing."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -22,31 +22,30 @@ _ADDED: Final = "added roots"
 
 
 def catalog_found(url: str, *, seconds: float) -> Iterator[Finding]:
-    """The catalog: whether its tables are those of this version.
+    """Check that the catalog's tables are those of this version.
 
     Args:
-        url: Its address.
-        seconds: After which it counts as silent.
+        url: Address of the database.
+        seconds: Time to wait for an answer.
     """
     yield from _database_found("catalog", "CAIRN_DATABASE_URL", url, seconds, _revision)
 
 
 def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
-    """The database of jobs: whether its tables are there. Their version is the engine's own."""
+    """Check that the database of jobs has its tables, whose version is up to the job engine."""
     yield from _database_found("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
 
 
 def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Iterator[Finding]:
-    """Roots that were added: whether they can be used, and whether the settings say otherwise.
+    """Check the roots that were added to the catalog, and compare them with the settings.
 
-    And what the settings say of roots that there are not.
-
-    Nothing is said of a catalog that can't be read: its own check does.
+    It also names rules of the settings that fit no root. It does not report an unreadable
+    catalog: `catalog_found` does.
 
     Args:
-        settings: Which name the catalog, and roots of their own.
-        probe: Write to each for a moment.
-        seconds: After which the catalog or a store counts as silent.
+        settings: Settings that name the catalog and roots of their own.
+        probe: Write to each root for a moment.
+        seconds: Time to wait for the catalog or a store.
     """
     added: dict[str, str] = {}
     roots = settings.root_uris
@@ -103,7 +102,7 @@ def _database_found(
             found = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"
             yield Finding(check, Outcome.WARN, found, f"chmod 600 {shlex.quote(str(path))}")
         engine = _engine(parsed, seconds)
-    except SQLAlchemyError:  # whose text may have the password
+    except SQLAlchemyError:  # not its text, which may have the password
         found = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
         found += "postgresql+psycopg://user:password@host/database, found another text"
         yield Finding(check, Outcome.FAIL, found, f"correct {setting}")

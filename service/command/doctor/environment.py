@@ -1,4 +1,4 @@
-"""What the environment says: settings, misspelt ones, and stores that are not the real ones."""
+"""Checks of the environment: settings, misspelt names, storage emulators, the data folder."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _GCS_FLAGS: Final = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 
 
 def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Each variable that is set; one that nothing reads; and whether all of them can work."""
+    """List the variables that are set, warn of those that nothing reads, and load the settings."""
     unread = unread_variables(environment)
     for name, value in sorted(environment.items()):
         if not name.upper().startswith(PREFIX):
@@ -47,27 +47,27 @@ def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _readable_by_all(name: str, path: Path) -> Iterator[Finding]:
-    """A file with a key or a password that more than a group may read or write."""
+    """Warn of a file with a key or a password that users outside its group may access."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        return  # whatever needs it says so
+        return  # whoever needs the file reports it
     if mode & 0o007:
         found = f"{name}: {path}: expected mode 600, found {mode:o}: it may have a secret"
         yield Finding("settings", Outcome.WARN, found, f"chmod o= {shlex.quote(str(path))}")
 
 
 def _shown(name: str, value: str) -> str:
-    """Without what nobody but its owner must read."""
+    """Return the value without secrets."""
     return "***" if _SECRET.search(name.upper()) else without_passwords(value)
 
 
 def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> Iterator[Finding]:
-    """Variables that send the requests of buckets elsewhere, maybe left over from a test.
+    """Report variables that send requests for buckets to an emulator, maybe left from a test.
 
     Args:
-        environment: The variables.
-        schemes: Of the roots.
+        environment: Environment variables.
+        schemes: URI schemes of the roots.
     """
     hosts = {name: environment[name] for name in _GCS_FLAGS if environment.get(name)}
     places = {re.sub(r"^[a-z]+://", "", host).rstrip("/") for host in hosts.values()}
@@ -97,10 +97,10 @@ def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> 
 
 
 def data_folder_found(folder: Path) -> Iterator[Finding]:
-    """Whether the databases have a place: rights and free space.
+    """Check the permissions and the free space of the folder of the databases.
 
     Args:
-        folder: `CAIRN_DATA_DIR`, which a server makes at its start.
+        folder: `CAIRN_DATA_DIR`; a server creates it at its first start.
     """
     name = "data folder"
     quoted = shlex.quote(str(folder))

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: all at once, none longer than its deadline."""
+"""Findings of checks, and a runner that runs all checks at once, with a deadline."""
 
 import re
 import threading
@@ -12,7 +12,7 @@ from cairn.installation import missing_extra
 
 
 class Outcome(StrEnum):
-    """Whether something has to be done."""
+    """Urgency of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -21,13 +21,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of a check.
 
     Attributes:
-        check: Its name.
-        outcome: Whether something has to be done.
-        found: What was found, in a line.
-        fix: What to paste into a shell, or to do, if anything.
+        check: Name of the check.
+        outcome: Urgency.
+        found: Description in one line.
+        fix: Shell command, or advice; empty if there is nothing to do.
     """
 
     check: str
@@ -38,21 +38,21 @@ class Finding:
 
 Check = Callable[[], Iterable[Finding]]
 
-_PASSWORD: Final = re.compile(r"(://[^/@\s]*?:)\S*@")  # to the last @: a password may have one
+_PASSWORD: Final = re.compile(r"(://[^/@\s]*?:)\S*@")  # to the last @: a password may contain one
 _PARAMETER: Final = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:
-    """A text that may have addresses in it, without what only their owner must read."""
+    """Replace the passwords of URLs in a text by `***`."""
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
 
 
 def run_checks(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
-    """What all of them find, in their order.
+    """Run all checks at once; return their findings in the order of the checks.
 
     Args:
-        checks: By name.
-        seconds: After which a check is given up, and said to hang.
+        checks: Checks by name.
+        seconds: Deadline; a check that misses it is reported as a failure.
     """
     answers = {name: _begin(check) for name, check in checks.items()}
     wait(answers.values(), timeout=seconds)
@@ -70,7 +70,7 @@ def _begin(check: Check) -> Future[list[Finding]]:
         else:
             answer.set_result(found)
 
-    # A daemon: what hangs must not keep the command from ending.
+    # A daemon thread: a check that hangs must not keep the command from ending.
     threading.Thread(target=ask, name="cairn-doctor", daemon=True).start()
     return answer
 

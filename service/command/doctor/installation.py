@@ -1,4 +1,4 @@
-"""Which Cairn runs, with which packages, and what stands in its way."""
+"""Checks of the installation: versions, entry points, conflicting packages, the command."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ENTRY_POINTS: Final = {
     ("console_scripts", "cairn"): "cairn.service.command.cli:main",
     ("cairn.durable_steps", "announce"): "cairn.service.client.announcing:announce",
 }
-"""What an installation of this version registers: (group, name) -> object."""
+"""Entry points that an installation of this version registers: (group, name) -> object."""
 
 _OURS: Final = ("service", "state", "storage")
 _ELSEWHERE: Final = "unset PYTHONPATH"
@@ -28,7 +28,7 @@ _INSTALL: Final = f"python -m pip install --force-reinstall --no-deps '{DISTRIBU
 
 
 def versions_found() -> Iterator[Finding]:
-    """Python, and the packages whose versions a training job checks."""
+    """Check the versions of Python and of the packages that a training job depends on."""
     try:
         own = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -56,19 +56,19 @@ def versions_found() -> Iterator[Finding]:
         try:
             there.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            continue  # of an extra that is not installed
+            continue  # a package of an extra that is not installed
     yield Finding("versions", Outcome.OK, ", ".join(there))
 
 
 def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
-    """Whether the installation registers what this code needs: an older one does not.
+    """Check that the installation registers this code's entry points: an older one may not.
 
     Args:
-        path: As `sys.path`.
+        path: Import path, such as `sys.path`.
     """
     installed = list(metadata.distributions(name=DISTRIBUTION, path=list(path)))
     if not installed:
-        return  # `versions_found` says so
+        return  # `versions_found` reports it
     if len(places := {str(one.locate_file("")) for one in installed}) > 1:
         found = f"expected one installation of {DISTRIBUTION}, found {', '.join(sorted(places))}"
         fix = f"python -m pip uninstall {DISTRIBUTION}, until none is left, and install it again"
@@ -89,10 +89,10 @@ def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
 
 
 def names_found(path: Sequence[str]) -> Iterator[Finding]:
-    """Whether another package is in the place of Cairn's, or of its parts'.
+    """Check that no other package shadows `cairn`, or has the name of one of its parts.
 
     Args:
-        path: As `sys.path`.
+        path: Import path, such as `sys.path`.
     """
     own = Path(cairn.__file__).resolve().parent
     installed = _installed_place()
@@ -112,7 +112,7 @@ def names_found(path: Sequence[str]) -> Iterator[Finding]:
         yield Finding("names", Outcome.WARN, found, f"{_ELSEWHERE}; cd ~")
     for name in _OURS:
         spec = PathFinder.find_spec(name, list(path))
-        if spec is None or spec.origin is None:  # a folder without modules is in nobody's way
+        if spec is None or spec.origin is None:  # a folder without modules shadows nothing
             continue
         if Path(spec.origin).resolve().parent == (own / name).resolve():
             found = f"import {name} would find second copies of the modules of cairn.{name}"
@@ -123,7 +123,7 @@ def names_found(path: Sequence[str]) -> Iterator[Finding]:
 
 
 def _installed_place() -> Path | None:
-    """Where the package of the installation is; None for a source tree alone."""
+    """Return the folder of the installed package; None if only a source tree is there."""
     try:
         installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -131,6 +131,7 @@ def _installed_place() -> Path | None:
     place = Path(str(installed.locate_file("cairn")))
     if place.exists():
         return place
+    # An editable install keeps no files in site-packages; PEP 610 records its source tree.
     source = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
     return Path(unquote(source.removeprefix("file://"))) / "cairn" if source else None
 
@@ -140,10 +141,10 @@ def _folder(entry: str) -> Path:
 
 
 def commands_found(path: str, prefix: Path) -> Iterator[Finding]:
-    """Whether the shell runs the `cairn` of this Python.
+    """Check that the shell runs the `cairn` command of this Python.
 
     Args:
-        path: As the variable PATH.
+        path: Value of the variable PATH.
         prefix: Folder of this Python's commands.
     """
     found = [

@@ -1,4 +1,4 @@
-"""Whether the control plane answers, is ready, and of this version."""
+"""Check of the control plane: it answers, is ready, and has this version."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,13 +10,13 @@ from cairn.service.errors import ClientError, ProblemResponseError
 def server_found(
     url: str | None, environment: Mapping[str, str], *, version: str, seconds: float
 ) -> Iterator[Finding]:
-    """What the control plane says of itself.
+    """Check that the control plane answers, has this version, and is ready.
 
     Args:
-        url: Its address, if one was given.
-        environment: The variables, for `CAIRN_URL`.
-        version: Of this Cairn.
-        seconds: After which it counts as silent.
+        url: Address of the control plane; None: `CAIRN_URL`, or the default.
+        environment: Environment variables.
+        version: Version of this Cairn.
+        seconds: Time to wait for an answer.
     """
     asked = url or environment.get("CAIRN_URL")
     try:

@@ -1,4 +1,4 @@
-"""Whether a root can be reached, is sound, and goes by the same clock."""
+"""Checks of a root: it answers, keeps the promises of a store, and its clock is this host's."""
 
 import os
 import shlex
@@ -17,13 +17,13 @@ _SET_CLOCK: Final = "sudo timedatectl set-ntp true"
 
 
 def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iterator[Finding]:
-    """What there is to say of one root.
+    """Check that a root answers and, with `probe`, what its store promises and its clock.
 
     Args:
-        name: Of the root.
-        uri: Where it is.
-        probe: Write to it for a moment, as each job does at its first save; nothing of it stays.
-        seconds: After which the store counts as silent.
+        name: Name of the root.
+        uri: URI of the root.
+        probe: Write test files for a moment, as each job does at its first save; none of them stay.
+        seconds: Time to wait for the store.
     """
     check = f"root {name}"
     with within(seconds):
@@ -55,7 +55,10 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
 
 
 def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
-    """Where the time was up, the error tells only what was left of it."""
+    """Return the error's text, or that of a timeout if the check's time is up.
+
+    After a timeout the error names the seconds that its own wait had left, not the deadline.
+    """
     if own_seconds_left() == 0:
         return f"{uri}: expected an answer within {seconds:.3g} s, found none"
     return str(error)

@@ -1,1 +1,1 @@
-"""The commands that look into runs and checkpoints, by a control plane or in a store."""
+"""Commands that read runs and checkpoints, through a control plane or from a store."""

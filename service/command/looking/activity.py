@@ -1,6 +1,6 @@
-"""What is going on at a control plane, look by look: runs, saves in flight, jobs.
+"""Snapshots of a control plane's activity: runs, saves in flight, jobs.
 
-The API tells how far each is, not how fast: a rate is what came between two looks.
+The API reports progress, not speed: a rate is the difference between two snapshots.
 """
 
 import time
@@ -21,12 +21,12 @@ _WHOLE: Final = (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
 @dataclass(frozen=True)
 class Rated:
-    """Something that grows.
+    """Progress in bytes, with its rate.
 
     Attributes:
-        bytes: Done so far.
-        total: Of how many; None if nobody knows.
-        rate: Bytes a second since the look before; None at the first one.
+        bytes: Bytes done so far.
+        total: Expected bytes; None if unknown.
+        rate: Bytes per second since the snapshot before; None in the first one.
     """
 
     bytes: int
@@ -36,12 +36,12 @@ class Rated:
 
 @dataclass(frozen=True)
 class SaveInFlight:
-    """A step that is being written.
+    """Step that a job is writing.
 
     Attributes:
-        root, run, step, attempt: Its own.
-        written: What the store has of it; `total` is what it has of the latest step. None if it
-            does not answer.
+        root, run, step, attempt: Name of the step.
+        written: Bytes of the step in the store; `total` has those of the latest complete step. None
+            if the store does not answer.
     """
 
     root: str
@@ -53,13 +53,13 @@ class SaveInFlight:
 
 @dataclass(frozen=True)
 class Activity:
-    """One look.
+    """Snapshot of a control plane's activity.
 
     Attributes:
-        runs: Those that were asked for.
-        more: Whether there are others.
-        saves: In these runs.
-        jobs: That have not ended, newest first, and how far each is.
+        runs: Requested runs.
+        more: True if there are other runs.
+        saves: Saves in flight in these runs.
+        jobs: Running and then pending jobs, each newest first, with their progress.
     """
 
     runs: Sequence[Run]
@@ -68,7 +68,7 @@ class Activity:
     jobs: Sequence[tuple[Operation, Rated]]
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the snapshot as a JSON document."""
         return {
             "runs": [run.model_dump(mode="json") for run in self.runs],
             "more_runs": self.more,
@@ -89,14 +89,14 @@ class Activity:
 
 @dataclass
 class Looks:
-    """Looks at a control plane, one after the other.
+    """Source of snapshots, which remembers the last one to compute rates.
 
     Attributes:
-        client: Of it.
-        root: Look at runs of this root only.
-        names: Look at these runs only; empty: at those that were made last.
-        most: At most so many runs.
-        clock: Seconds.
+        client: Client of the control plane.
+        root: Only runs of this root.
+        names: Only these runs; empty: the newest runs.
+        most: Largest number of runs.
+        clock: Monotonic time in seconds.
     """
 
     client: Client
@@ -107,10 +107,10 @@ class Looks:
     _before: dict[Hashable, tuple[float, int]] = field(default_factory=dict)
 
     def look(self) -> Activity:
-        """What is going on now.
+        """Take a snapshot.
 
         Raises:
-            ProblemResponseError, ServerUnreachableError: The control plane does not say.
+            ProblemResponseError, ServerUnreachableError: The control plane does not answer.
         """
         seen: dict[Hashable, tuple[float, int]] = {}
         runs, more = self._runs()
@@ -159,16 +159,17 @@ class Looks:
         ]
 
     def _sizes(self, run: Run) -> tuple[dict[tuple[int, int], int] | None, int | None]:
-        """What the store has of each step, and of the latest that is whole.
+        """Read the bytes of each step from the store, and those of the latest complete step.
 
-        Nobody else knows, so it is asked, but only where a save is under way.
+        Only the store knows the size of a step in flight. `_saves` asks it only for runs with a
+        save in flight.
         """
         try:
             steps = self.client.usage(run.name, root=run.root).steps
         except ProblemResponseError as error:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            return None, None  # the store is away; what the catalog knows is shown all the same
+            return None, None  # without its store the catalog's data is still shown
         whole = [one for one in steps if one.state in _WHOLE]
         latest = max(whole, key=lambda one: one.step, default=None)
         sizes = {(one.step, one.attempt): one.bytes for one in steps}

@@ -1,4 +1,4 @@
-"""The command of `cairn` that tells where a run's aliases point, and who moved one."""
+"""`cairn aliases`: aliases of a run, and the history of one."""
 
 from typing import Annotated, Final
 
@@ -38,7 +38,7 @@ def aliases(
 ) -> None:
     """Show where a run's aliases point, or who moved one, and why.
 
-    The history has the last hundred moves, also of an alias that was deleted.
+    The history has the last hundred moves, even for a deleted alias.
     """
     with Client(url) as client:
         if alias is None:

@@ -1,4 +1,4 @@
-"""`cairn plan`: what a checkpoint needs on a mesh, before anybody takes one."""
+"""`cairn plan`: memory and reads that a checkpoint needs on a mesh of devices."""
 
 import json as json_module
 import re
@@ -63,8 +63,9 @@ def plan(
 ) -> None:
     """Show what a checkpoint needs on a mesh of devices.
 
-    Where its leaves go, what does not divide, bytes per device, memory and reads of each process,
-    and the Python that loads it so. If it does not fit, the exit status is 1.
+    It shows the placement of the leaves, dimensions that do not divide, bytes per device, memory
+    and reads of each process, and the Python code that loads it so. If the checkpoint does not fit,
+    the exit status is 1.
     """
     wanted = _request(mesh, processes, rules, dtype, item)
     if is_in_store(checkpoint):
@@ -148,7 +149,7 @@ def _print_plan(found: StepPlan) -> None:
 
 
 def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
-    """Leaves that do not fit, by why."""
+    """Group leaves that do not fit by the reason."""
     found: dict[str, list[str]] = {}
     for leaf in leaves:
         for misfit in leaf.misfits:
@@ -157,7 +158,7 @@ def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
 
 
 def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
-    """Leaves that are whole on every device although nobody asked for that, by why."""
+    """Group large leaves that are whole on every device, unrequested, by the reason."""
     found: dict[str, list[str]] = {}
     for leaf in leaves:
         if leaf.unmatched is not None:
@@ -170,7 +171,7 @@ def _some(paths: list[str]) -> str:
 
 
 def _kind(leaf: PlannedLeaf) -> tuple[str, str, str, str, str, int, str]:
-    """What leaves have in common that differ only in the numbers of their paths."""
+    """Return a key that is equal for leaves that differ only in the numbers of their paths."""
     path = "/".join("*" if part.isdigit() else part for part in leaf.path.split("/"))
     shape = "x".join(map(str, leaf.shape)) or "()"
     spec = ", ".join(map(axis_text, leaf.spec)) or "()"

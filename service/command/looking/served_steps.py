@@ -1,4 +1,4 @@
-"""What the commands look into that show what is inside of a checkpoint of a control plane."""
+"""Steps of a control plane, as the commands read them that show a checkpoint's contents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +19,13 @@ from cairn.service.schemas import (
 
 
 class ServedStep:
-    """A listed step, as `stored_steps.StoredStep` is one."""
+    """Listed step of a control plane; it has the interface of `stored_steps.StoredStep`."""
 
     def __init__(self, client: Client, checkpoint: str, root: str) -> None:
-        """Of an address.
+        """Find the step of an address.
 
         Raises:
-            AddressError: It is none.
+            AddressError: The text is not an address.
             NoCheckpointError: The run has no checkpoint yet.
             ProblemResponseError: There is no such run or alias.
         """
@@ -33,23 +33,23 @@ class ServedStep:
         self._run, self._step = find_step(client, Address.parse(checkpoint), root)
 
     def noted(self) -> Checkpoint:
-        """What is known of it as a whole."""
+        """Return the step's metadata: state, size, aliases, labels, metrics."""
         return self._client.checkpoint(self._run, self._step, root=self._root, refresh=True)
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
-        """Its leaves, by item and path."""
+        """Yield the step's leaves, by item and path."""
         return self._client.tensors(
             self._run, self._step, item=item, prefix=prefix, root=self._root
         )
 
     def values(self, path: str, item: str, part: str) -> TensorValues:
-        """A leaf, or a part of it."""
+        """Read the values of a leaf, or of a part of it."""
         return self._client.tensor_values(
             self._run, self._step, path, part=part, item=item, root=self._root
         )
 
     def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
-        """What the elements of a leaf, or of a part of it, are like."""
+        """Compute statistics of a leaf's values, or of a part of them."""
         return self._client.tensor_statistics(
             self._run, self._step, path, part=part, item=item, root=self._root
         )
@@ -57,13 +57,16 @@ class ServedStep:
     def save(
         self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
     ) -> int:
-        """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes."""
+        """Write a leaf, or a part of it, to a file; return its size in bytes.
+
+        The file appears once it is complete.
+        """
         return self._client.download_tensor(
             self._run, self._step, path, target, part=part, item=item, format=kind, root=self._root
         )
 
     def plan(self, wanted: PlanRequest) -> StepPlan:
-        """What it needs on a mesh."""
+        """Plan a load of the step on a mesh: placement, bytes per device, reads."""
         return self._client.plan(
             self._run,
             self._step,
@@ -76,7 +79,7 @@ class ServedStep:
         )
 
     def diff(self, other: "ServedStep", values: bool, item: str | None, prefix: str) -> StepDiff:
-        """What differs from this in another step."""
+        """Compare this step with another one."""
         first, *more = self._client.diff(
             self._run,
             self._step,

@@ -1,4 +1,4 @@
-"""`cairn show`: all that there is to say of one checkpoint."""
+"""`cairn show`: metadata, leaves and sharding of a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,31 +33,31 @@ _TITLES: Final = ("item", "path", "dtype", "shape", "size", "sharding")
 _STATISTICS: Final = ("min", "max", "mean", "std", "zeros", "nan", "infinite")
 
 Statistics = Mapping[tuple[str, str], TensorStatistics]
-"""Of leaves, by item and path."""
+"""Statistics of leaves, by item and path."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What has leaves below it."""
+    """Node of the tree of leaves."""
 
     leaves: dict[str, Tensor] = field(default_factory=dict)
     branches: dict[str, "Branch"] = field(default_factory=dict)
 
     @property
     def everything(self) -> Iterator[Tensor]:
-        """The leaves below it, however far."""
+        """All leaves below the branch, at any depth."""
         yield from self.leaves.values()
         for branch in self.branches.values():
             yield from branch.everything
 
     @property
     def kind(self) -> object:
-        """What branches have in common that look alike."""
+        """Key that is equal for branches that look alike."""
         leaves = ((name, *_shown(leaf)) for name, leaf in self.leaves.items())
         return tuple(leaves), tuple((name, one.kind) for name, one in self.branches.items())
 
     def title(self, name: str) -> Text:
-        """It, as a tree names it."""
+        """Build the branch's label: its name, its number of leaves and their size."""
         sizes = [one.bytes for one in self.everything]
         told = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
         return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {told}", "dim"))
@@ -77,8 +77,8 @@ def show(
 ) -> None:
     """Show one checkpoint: its notes, its leaves, their sharding.
 
-    On a terminal, numbered layers that are alike are one branch. Nothing is read but the index,
-    unless --stats asks for values. A store URI or path is read in the store itself.
+    On a terminal, numbered layers that are alike share one branch. The command reads only the
+    index, unless --stats asks for values. It reads a store URI or path in the store itself.
     """
     with Client(url) as client:
         step = opened(client, checkpoint, root)
@@ -105,7 +105,7 @@ def show(
 
 
 def _statistics(step: Step, tensors: list[Tensor]) -> Statistics:
-    """What each is like; one that has no statistics is told, and left out."""
+    """Compute the statistics of each leaf; print an error for a leaf that has none, and go on."""
     found = {}
     for one in tensors:
         try:
@@ -178,7 +178,7 @@ def _row(one: Tensor, found: Statistics, stats: bool) -> tuple[Cell, ...]:
 
 
 def _shown(one: Tensor) -> tuple[str, str, Size, str | None]:
-    """Dtype, shape, size and sharding."""
+    """Return dtype, shape, size and sharding."""
     spec = None if one.spec is None else ", ".join(map(axis_text, one.spec)) or "()"
     return one.dtype, "x".join(map(str, one.shape)) or "()", Size(one.bytes), spec
 
@@ -188,7 +188,7 @@ def _number(value: float | int | str | None) -> str | None:
 
 
 def _trees(tensors: list[Tensor], found: Statistics) -> Iterator[Tree]:
-    """A tree of each item, for people."""
+    """Yield a tree for each item."""
     for item, leaves in groupby(tensors, lambda one: one.item):
         branch = Branch()
         for leaf in leaves:

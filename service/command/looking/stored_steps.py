@@ -1,4 +1,4 @@
-"""What the commands that look into checkpoints look into: one of a control plane, or of a store."""
+"""Steps of a store, as the commands read them that show a checkpoint's contents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,18 +35,18 @@ _STEPS = OpenSteps()
 
 
 class StoredStep:
-    """A listed step."""
+    """Listed step of a store, read without a control plane."""
 
     def __init__(self, checkpoint: str) -> None:
-        """Of a URI or path, with an alias or a step.
+        """Find the step of a URI or path, with an alias or a step.
 
         Raises:
-            StorageError: There is none.
+            StorageError: There is no such step.
         """
         self.run, self.info = resolve_checkpoint(checkpoint, damaged=None)
 
     def noted(self) -> Checkpoint:
-        """What is known of it as a whole."""
+        """Return the step's metadata: state, size, aliases, labels, metrics."""
         manifest, entries = self.run.manifest(self.info), noted_of(self.run, self.info)
         aliases = self.run.aliases.list()
         index = manifest.index
@@ -73,7 +73,7 @@ class StoredStep:
         )
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
-        """Its leaves, by item and path."""
+        """Yield the step's leaves, by item and path."""
         after, more = 0, True
         while more:
             page, more = list_tensors(self._open, item=item, prefix=prefix, after=after, limit=1000)
@@ -81,30 +81,33 @@ class StoredStep:
             after += len(page)
 
     def values(self, path: str, item: str, part: str) -> TensorValues:
-        """A leaf, or a part of it."""
+        """Read the values of a leaf, or of a part of it."""
         return tensor_values(self._part(path, item, part))
 
     def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
-        """What the elements of a leaf, or of a part of it, are like."""
+        """Compute statistics of a leaf's values, or of a part of them."""
         asked = self._part(path, item, part)
         return statistics_of(asked, asked.statistics())
 
     def save(
         self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
     ) -> int:
-        """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes."""
+        """Write a leaf, or a part of it, to a file; return its size in bytes.
+
+        The file appears once it is complete.
+        """
         file = self._part(path, item, part).file(kind)
         with whole_file(target) as stream:
             stream.writelines(file.blocks())
         return file.nbytes
 
     def plan(self, wanted: PlanRequest) -> StepPlan:
-        """What it needs on a mesh."""
+        """Plan a load of the step on a mesh: placement, bytes per device, reads."""
         uri = f"{self.run.uri}/steps/{self.info.step}"
         return plan_step(self._open, self._name, uri, wanted, after=0, limit=None)[0]
 
     def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
-        """What differs from this in another step."""
+        """Compare this step with another one."""
         return diff_steps(self._side, other._side, Wanted(item, prefix, values))[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The commands of `cairn` that look into checkpoints."""
+"""`cairn tensors` and `cairn diff`: leaves and values of a checkpoint, and differences of two."""
 
 import math
 from collections.abc import Iterator
@@ -46,9 +46,9 @@ PrefixOption = Annotated[
 Step: TypeAlias = "ServedStep | StoredStep"
 
 _CHANGES: Final = {"only_this": "missing", "only_other": "new"}
-"""How a leaf is told that only one of two steps has."""
+"""Words for the change of a leaf that only one of the two steps has."""
 
-_BAR: Final = 40  # characters
+_BAR: Final = 40  # width in characters
 
 
 @app.command()
@@ -75,8 +75,8 @@ def tensors(
 ) -> None:
     """List the leaves of a checkpoint, or show the values of one.
 
-    Of a leaf only the chunks that hold what was asked for are read, each compared with its digest.
-    A store URI, or a path with ./ or / in front, is read in the store itself.
+    For a leaf, the command reads only the chunks that hold the requested values, and checks each
+    against its digest. It reads a store URI, or a path with ./ or / in front, in the store itself.
     """
     if leaf is None and (part or stats or out is not None):
         raise typer.BadParameter("--slice, --stats and --out are of a LEAF: name one")
@@ -101,7 +101,7 @@ def tensors(
 
 
 def opened(client: Client, checkpoint: str, root: str) -> "Step":
-    """The step that a `PlacedArgument` means."""
+    """Open the step that a `PlacedArgument` names."""
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
     from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
@@ -125,7 +125,7 @@ def _row(tensor: Tensor) -> tuple[Cell, ...]:
 
 
 def axis_text(axis: str | list[str] | None) -> str:
-    """Mesh axes of one dimension."""
+    """Format the mesh axes of one dimension."""
     return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)
 
 
@@ -185,9 +185,10 @@ def diff(
 ) -> None:
     """Show what differs between two checkpoints.
 
-    They may be of two runs. Leaves are compared by their digests, whatever their sharding. First
-    come those that only one has, or in another shape or dtype; then, with --values, those that have
-    changed most for their size. Both are written as store URIs or paths, or neither is.
+    They may belong to two runs. The command compares leaves by their digests, whatever their
+    sharding. First come leaves that only one checkpoint has, then leaves with another shape or
+    dtype, then the others; with --values, those with the largest relative change first. Write both
+    as store URIs or paths, or neither.
     """
     if is_in_store(checkpoint) != is_in_store(other):
         raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
@@ -222,11 +223,11 @@ def _print_diff(found: StepDiff) -> None:
 
 
 def _rank(one: LeafDifference) -> tuple[int, float]:
-    """What is to be seen first: another tree, then values by how much they have changed."""
+    """Return a sort key: leaves of one step only, then other shapes, then the largest changes."""
     place = 0 if one.change in _CHANGES else 1 if one.change in ("shape", "dtype") else 2
     if one.values is None or not one.values.differing:
         return place, 0.0
-    change = one.values.relative  # of what was all zeros, or has no end: more than of all others
+    change = one.values.relative  # None: from all zeros, or not finite; such a change sorts first
     return place, -math.inf if change is None or math.isnan(change) else -change
 
 

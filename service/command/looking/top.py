@@ -1,4 +1,4 @@
-"""`cairn top`: what is going on, again and again."""
+"""`cairn top`: live view of runs, saves in flight and jobs."""
 
 import os
 import select
@@ -59,8 +59,9 @@ def top(
 ) -> None:
     """Show what is going on: runs, saves in flight, jobs. q or Ctrl-C ends it.
 
-    Of a save it shows what the store has of it and, from the second look on, how fast that grows: a
-    bucket has an object once it is whole. Where standard output is no terminal, it looks once.
+    For a save, it shows the bytes in the store and, from the second look on, how fast they grow: a
+    bucket shows an object only once it is complete. If standard output is not a terminal, it looks
+    once.
     """
     for name in runs or ():
         check_run_name(name)
@@ -79,7 +80,7 @@ def top(
 
 
 def _print(activity: Activity) -> None:
-    """Tables one below the other, each with its titles; those without rows too."""
+    """Print the tables one below the other, each with its titles, even without rows."""
     print_table(console, _RUNS, _run_rows(activity))
     for titles, rows in ((_SAVES, _save_rows(activity)), (_JOBS, _job_rows(activity))):
         print(file=console.file)
@@ -87,7 +88,7 @@ def _print(activity: Activity) -> None:
 
 
 def _watch(console: Console, first: Activity, look: Callable[[], Activity], every: float) -> None:
-    """Show looks until a key ends it. A server that goes away is told, and asked again."""
+    """Show snapshots until a key ends it; show an error of the server, and ask it again."""
     latest, problem = first, ""
     with (
         suppress(KeyboardInterrupt),
@@ -104,11 +105,14 @@ def _watch(console: Console, first: Activity, look: Callable[[], Activity], ever
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yields what waits some seconds, and tells whether a key was pressed that ends the command."""
+    """Yield a function that waits some seconds, and returns True if a key ends the command.
+
+    The terminal passes on single keys meanwhile, without Enter.
+    """
     if not sys.stdin.isatty():
         yield _wait
         return
-    import termios  # of Unix; elsewhere Ctrl-C alone ends it
+    import termios  # exists on Unix only
     import tty
 
     before = termios.tcgetattr(sys.stdin)
@@ -129,7 +133,7 @@ def _pressed(seconds: float) -> bool:
     while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
         pressed = os.read(sys.stdin.fileno(), 64)
         if not pressed or any(key in _KEYS_THAT_END for key in pressed):
-            return True  # also if the terminal is gone
+            return True  # also after an empty read: the terminal is gone
     return False
 
 

@@ -1,4 +1,4 @@
-"""The command of `cairn` that tells what a run takes in its store."""
+"""`cairn usage`: bytes of a run and its steps in the store."""
 
 from typing import Final
 
@@ -24,8 +24,8 @@ def usage(
 ) -> None:
     """Show what a run takes in the store, and each of its steps.
 
-    Of a file that steps have in common only the first one has the bytes. A store URI, or a path
-    with ./ or / in front, is counted in the store itself.
+    If steps share a file, its bytes count for the first of them only. The command reads a store
+    URI, or a path with ./ or / in front, in the store itself.
     """
     if is_in_store(run):
         from cairn.service.actions import usage_of

@@ -1,4 +1,4 @@
-"""The command of `cairn` that tells who writes a run, and takes the run from a writer."""
+"""`cairn writer`: shows the writer of a run, and takes the run from it."""
 
 from typing import Annotated, Final
 
@@ -31,9 +31,9 @@ def writer(
 ) -> None:
     """Show who writes a run, or take the run from its writer.
 
-    What is listed stays. A job that still runs under that writer can list no step any more. A job
-    that is started again under its writer's id takes the run over by itself, and anybody does once
-    the lease has ended.
+    Listed steps stay. A job that still runs under that writer can list no more steps. A job that
+    restarts with its writer's id takes the run over by itself, and any job can once the lease has
+    ended.
     """
     with Client(url) as client:
         if take_over is None:

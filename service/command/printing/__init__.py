@@ -1,1 +1,1 @@
-"""How the command shows what it was asked for: tables, listings, JSON."""
+"""Output of the commands: tables, listings, JSON, progress bars."""

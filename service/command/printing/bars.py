@@ -1,4 +1,4 @@
-"""Bars that tell how many bytes are done."""
+"""Progress bars in bytes."""
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +15,7 @@ __all__ = ["bytes_bar"]
 
 
 def bytes_bar(console: Console) -> Progress:
-    """A bar for one task, whose numbers are bytes; nothing where the console is no terminal."""
+    """Build a progress bar in bytes, for one task; it shows only on a terminal."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),

@@ -1,7 +1,7 @@
-"""What commands print for programs, with `--json`: the API's shapes.
+"""Output of `--json` for programs, in the shapes of the API.
 
-A command prints one document. What goes on is a line for each object, as it comes: `cairn watch`,
-and `--watch` of others. Then standard error has nothing but a problem, if there is one.
+A command prints one document. A command that follows something (`cairn watch`, `--watch` of
+others) prints one object on each line, as it comes. Standard error then holds at most a problem.
 """
 
 import json
@@ -15,12 +15,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 
 def print_document(body: BaseModel | Mapping[str, Any]) -> None:
-    """Print all that there is to say, well laid out."""
+    """Print a document as indented JSON."""
     print(json.dumps(_plain(body), indent=2))
 
 
 def print_line(body: BaseModel | Mapping[str, Any]) -> None:
-    """Print one of several, at once."""
+    """Print an object as one line of JSON, and flush: a reader may wait for it."""
     print(json.dumps(_plain(body)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the shell's lists say of a run, a checkpoint and an operation."""
+"""Listings of runs, checkpoints, operations and garbage."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def list_runs(console: Console, runs: Iterable[Run]) -> None:
-    """Print runs."""
+    """Print a table of runs."""
     titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
     print_table(console, titles, map(_run, runs))
 
 
 def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
-    """Print checkpoints."""
+    """Print a table of checkpoints."""
     titles = (
         *("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)", "iterators"),
         *("verified (UTC)", "metrics"),
@@ -31,7 +31,7 @@ def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> Non
 
 
 def name_problems(errors: Console, runs: Iterable[Run]) -> None:
-    """Print what is wrong with runs: damaged steps, and records that lists leave out."""
+    """Print the problems of runs: damaged steps, and records that listings leave out."""
     for run in runs:
         if run.damaged_count:
             steps = (
@@ -44,13 +44,13 @@ def name_problems(errors: Console, runs: Iterable[Run]) -> None:
 
 
 def list_operations(console: Console, operations: Iterable[Operation]) -> None:
-    """Print operations."""
+    """Print a table of operations."""
     titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
     print_table(console, titles, map(_operation, operations))
 
 
 def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
-    """Print what could be removed, or was."""
+    """Print a table of removable or removed garbage."""
     titles = ("kind", "name", "size", "why")
     rows = ((one.kind.value, one.name, Size(one.nbytes), one.reason) for one in garbage)
     print_table(console, titles, rows)
@@ -69,7 +69,7 @@ def _run(run: Run) -> tuple[Cell, ...]:
 
 
 def _parent(run: Run) -> str | None:
-    """As `cairn` takes it if the parent lies next to the run, else its URI."""
+    """Name the step that a run was forked from: by run name in the same root, else by URI."""
     if run.lineage is None:
         return None
     folder, _, name = run.lineage.run.rpartition("/")
@@ -106,7 +106,7 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
 
 
 def subject(operation: Operation) -> str | None:
-    """The run or the step that an operation works on, as `cairn` takes it."""
+    """Name the run or step that an operation works on, as an argument of `cairn`."""
     request = operation.request
     run = request.get("run")
     return f"{run}/steps/{request['step']}" if "step" in request else run

@@ -1,7 +1,7 @@
-"""Tables for the shell: drawn for people, tab-separated values for programs.
+"""Tables for the shell: aligned columns on a terminal, tab-separated values in a pipe.
 
-A pipe gets whole values with the column names in the first line: bytes as a number, moments as
-RFC 3339, nothing for what there is not. A terminal gets them as people read them.
+A pipe gets exact values below a line of column names: bytes as a number, times as RFC 3339, an
+empty cell for a missing value. A terminal gets rounded sizes and times to the minute.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ Cell = str | int | Size | datetime | None
 
 
 def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Print rows, whole: on a narrow terminal a line goes on in the next one.
+    """Print rows without cutting cells: a narrow terminal wraps long lines.
 
     Args:
-        console: Where to. A pipe gets rows as they come, a terminal once all are there.
-        titles: One per column.
-        rows: One cell per column.
+        console: Destination. A pipe gets rows as they come, a terminal gets them all at the end.
+        titles: Column names.
+        rows: Rows with a cell for each column.
     """
     if not console.is_terminal:
         rows = iter(rows)
@@ -43,7 +43,7 @@ def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence
 
 
 def table_of(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """Rows as people read them, as wide as there is room."""
+    """Build a table of readable cells, at most as wide as the terminal."""
     table = Table(*titles, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(_readable(cell)) for cell in row))
@@ -67,7 +67,7 @@ def _readable(cell: Cell) -> str:
 
 
 def readable(text: str) -> str:
-    """One line that a terminal shows as it is: it would obey to some letters."""
+    """Return one line with control characters escaped: a terminal would act on them."""
     line = _one_cell(text)
     if line.isprintable():
         return line
@@ -75,5 +75,5 @@ def readable(text: str) -> str:
 
 
 def _one_cell(text: str) -> str:
-    """Without what would end the cell or the line."""
+    """Replace tabs and line ends by spaces: they would end the cell or the row."""
     return " ".join(text.split())

@@ -1,1 +1,1 @@
-"""What the command runs itself, beside no server: the server, a worker, a backup."""
+"""Processes that the command runs itself: the server, a worker, a backup."""

@@ -1,4 +1,4 @@
-"""Copies of what the store does not hold, taken while a server and its workers write it."""
+"""Backups of the databases, taken while a server and its workers write to them."""
 
 import sqlite3
 from contextlib import closing
@@ -21,17 +21,21 @@ _FOR_POSTGRESQL: Final = (
 
 
 def back_up(settings: Settings, folder: Path) -> list[Path]:
-    """Copy the SQLite databases into a folder that can be a server's data folder; the copies.
+    """Copy the SQLite databases into a folder that a server can use as its data folder.
 
-    Each is the database at one moment, whoever writes it meanwhile, and is checked.
+    Each copy is a consistent snapshot, even while others write to the database, and passes SQLite's
+    integrity check.
 
     Args:
-        settings: Of the server.
-        folder: Is made; must not have any of them.
+        settings: Settings of the server.
+        folder: Target folder; it is created if needed, and must have none of the databases.
+
+    Returns:
+        Paths of the copies.
 
     Raises:
-        BackupError: A database is not in SQLite or not there, or cannot be copied, or the folder
-            has one already; every such problem of settings and folder is named.
+        BackupError: A database is not in SQLite, is missing or cannot be copied, or the folder has
+            it already. The text names all problems of the settings and the folder.
     """
     urls = {"catalog": settings.database_url, "jobs": settings.jobs_database_url}
     sources: dict[str, Path] = {}
@@ -72,18 +76,19 @@ def _copy(source: Path, target: Path) -> Path:
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
     unfinished.unlink(missing_ok=True)
     try:
-        make_private(str(unfinished))
+        make_private(str(unfinished))  # while it is empty: nobody else reads any of it
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as database,
             closing(sqlite3.connect(unfinished)) as copy,
         ):
-            database.backup(copy)  # in one go: one moment, and no writer waits for it
+            database.backup(copy)  # in one go: a snapshot, and no writer waits for it
             ((found,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
             if found != "ok":
                 raise BackupError(
                     f"{source}: expected a sound database, found: {found}. The copy is not kept."
                 )
-            copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, without its log
+            copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, no -wal
+        # Fsync before the rename: after a crash, the target is complete or absent.
         sync_path(str(unfinished))
         return unfinished.rename(target)
     except BaseException:

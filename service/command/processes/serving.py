@@ -1,4 +1,4 @@
-"""Runs the application as a process of its own: binds, announces itself, ends on a signal."""
+"""Server process: binds its address, announces its URL, ends on a signal."""
 
 import gc
 import logging
@@ -27,9 +27,10 @@ from cairn.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-# For downloads under way; event streams end at once.
+# Time for downloads under way to finish; event streams end at once.
 GRACE_SECONDS: Final = 5
-# New objects until the newest are looked through; a page of a hundred makes a few thousand.
+# New objects before a collection of the youngest generation. A page of a hundred makes a few
+# thousand, so that a usual request sees no collection.
 GARBAGE_AFTER: Final = 20_000
 
 
@@ -37,8 +38,8 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
     """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for open connections.
 
     Args:
-        settings: Of the application.
-        announce: Told the server's URL once it answers.
+        settings: Settings of the application.
+        announce: Called with the server's URL once the server answers.
 
     Raises:
         SettingsError: A setting cannot work.
@@ -58,25 +59,25 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         http=BoundedConnection,
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        log_config=None,  # its loggers write where all others do
-        access_log=False,  # ours has a line for each request
+        log_config=None,  # uvicorn's loggers then use the handlers of `start_logging`
+        access_log=False,  # our own access log has a line for each request
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
-        proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients
+        proxy_headers=False,  # the peer is whoever connects: a proxy here vouches for its clients
     )
     server = _Server(config, application, lambda: announce(url))
     _allow_open_files(4 * BoundedConnection.most)
     with listener:
         try:
             server.run(sockets=[listener])
-        except SystemExit as exc:  # uvicorn's answer to a failed startup; it has logged the rest
+        except SystemExit as exc:  # uvicorn exits after a failed startup; it has logged others
             if startup.failure is None:
                 raise
             raise startup.failure from exc
 
 
 def _warn_of_new_databases(settings: Settings) -> None:
-    """Say it if a store begins without keys, webhooks and schedules: it may have been moved."""
+    """Warn if a store starts with new databases although others exist: it may have been moved."""
     if {"data_dir", "database_url"} & settings.model_fields_set:
         return
     if others := folders_beside(settings.data_dir):
@@ -90,7 +91,7 @@ def _warn_of_new_databases(settings: Settings) -> None:
 
 
 def _allow_open_files(wanted: int) -> None:
-    """As many as connections, and the files that they read, need: a usual limit is 1,024."""
+    """Raise the limit of open files for connections and the files they read: 1,024 is common."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -98,9 +99,9 @@ def _allow_open_files(wanted: int) -> None:
 
 
 def _settle() -> None:
-    """What was loaded until now stays: looking for garbage in it would stop all requests at times.
+    """Exclude all objects loaded so far from garbage collection: a full one would pause requests.
 
-    Of what comes later, most is gone with its request.
+    Most later objects are freed with their request, so that few collections are needed.
     """
     gc.collect()
     gc.freeze()
@@ -108,7 +109,10 @@ def _settle() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything else is opened: a taken port changes nothing."""
+    """Open the listening socket.
+
+    The caller does so before it opens anything else: a taken port then changes nothing.
+    """
     bare = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
@@ -127,7 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Announces itself, and ends with exit status 0 when it is told to."""
+    """Uvicorn server that announces itself, and exits with status 0 after a signal."""
 
     def __init__(
         self, config: uvicorn.Config, application: FastAPI, announce: Callable[[], None]
@@ -143,7 +147,8 @@ class _Server(uvicorn.Server):
             self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn's own would raise the signal again at the end: an exit status that says killed.
+        # Uvicorn's own handler raises the signal again at the end, which makes the exit status
+        # that of a killed process.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
@@ -152,13 +157,13 @@ class _Server(uvicorn.Server):
         plane: ControlPlane | None = getattr(self._application.state, "plane", None)
         if plane is not None and plane.engine is not None:
             plane.engine.stopping = (
-                True  # event streams end now; who watches comes back to the next server
+                True  # ends event streams now; their clients reconnect to the next server
             )
         await super().shutdown(sockets)
 
 
 class _Startup:
-    """The application, with an expected failure of its startup kept as an error, not as a log."""
+    """ASGI wrapper that keeps an expected error of the startup, in place of a logged traceback."""
 
     def __init__(self, application: FastAPI) -> None:
         self._application = application

@@ -1,4 +1,4 @@
-"""Runs a job worker as a process of its own, until it is told to end."""
+"""Worker process: executes jobs until a signal ends it."""
 
 import logging
 import os
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> None:
-    """Execute jobs until SIGTERM or SIGINT; those under way go on at the next start.
+    """Execute jobs until SIGTERM or SIGINT; interrupted jobs go on at the next start.
 
     Args:
-        settings: Of the server whose jobs they are.
-        announce: Told once it waits for jobs.
+        settings: Settings of the server whose jobs the worker executes.
+        announce: Called once the worker waits for jobs.
 
     Raises:
         SettingsError: A setting cannot work.
         JobsBusyError: A live worker has this name.
-        ServeError: The port is taken, or another process took the name while this one was cut off
-            from its database.
+        ServeError: The port is taken, or another process took the name while this one had no
+            connection to its database.
     """
     keep_one_arena()
     told = threading.Event()
@@ -47,7 +47,7 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
 
 @contextmanager
 def _port(settings: Settings, metrics: WorkerMetrics) -> Iterator[None]:
-    """The worker answers over HTTP meanwhile, if a setting says where."""
+    """Serve the worker's HTTP port (metrics) during the block, if the settings name one."""
     if settings.worker_port is None:
         yield
         return
