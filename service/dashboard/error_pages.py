@@ -1,4 +1,4 @@
-"""Errors as pages: whoever asks with a browser reads sentences, and programs the same as JSON."""
+"""Errors as HTML pages for browsers. Other clients get the same errors as JSON."""
 
 import json
 from typing import Any, Final, cast
@@ -15,16 +15,16 @@ _API: Final = "/v1/"
 
 
 class ErrorPages:
-    """Turns problems into pages where a browser asked for one, whoever answered with them.
+    """ASGI middleware that turns problem answers into pages for browsers.
 
-    It is around everything else, the guards included, so that no error of a page is JSON.
+    It wraps the whole app, the guards included, so that a browser never gets an error as JSON.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and look at the answer's kind."""
+        """Pass the request on, and replace a problem answer by a page if a browser asked."""
         if scope["type"] != "http" or scope["path"].startswith(_API) or not _wants_page(scope):
             await self.app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Signing in with a key, and out: `/sign-in`, `/sign-out`."""
+"""Sign-in with a key, and sign-out: `/sign-in`, `/sign-out`."""
 
 from http import HTTPStatus
 from typing import Annotated, Final, cast
@@ -28,7 +28,7 @@ Next = Annotated[str, Query(alias="next", max_length=4096)]
 
 @router.get(SIGN_IN)
 def sign_in_page(request: Request, wanted: Next = "/") -> Response:
-    """Asks for a key; where no keys are needed, leads on at once."""
+    """Show the form that asks for a key. A server without keys redirects to the page at once."""
     if not _has_keys(request):
         return RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
     return _form(request, wanted)
@@ -36,7 +36,7 @@ def sign_in_page(request: Request, wanted: Next = "/") -> Response:
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request) -> Response:
-    """Begin a session, and lead to the page that was asked for."""
+    """Begin a session, and redirect to the page that the browser asked for first."""
     if not _has_keys(request):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
     require_own_page(request.scope)
@@ -70,7 +70,7 @@ async def sign_out(request: Request) -> Response:
 
 
 def own_path(wanted: str) -> str:
-    """A path of this server; `/` for anything else, which may lead a browser elsewhere."""
+    """Return `wanted` if it is a path on this server, else `/`: this prevents open redirects."""
     try:
         split = urlsplit(wanted)
     except ValueError:
@@ -83,7 +83,7 @@ def own_path(wanted: str) -> str:
 def _fields(body: str) -> dict[str, list[str]]:
     try:
         return parse_qs(body, max_num_fields=8)
-    except ValueError:  # more than the form has
+    except ValueError:  # more fields than the form has
         return {}
 
 
