@@ -17,7 +17,8 @@ _API: Final = "/v1/"
 class ErrorPages:
     """ASGI middleware that turns problem answers into pages for browsers.
 
-    It wraps the whole app, the guards included, so that a browser never gets an error as JSON.
+    It wraps the whole app, the guards included, so that no page answers a browser with a JSON
+    error. Paths of the API are left alone.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,7 +55,7 @@ class ErrorPages:
         try:
             await self.app(scope, receive, begin)
         except Exception as exc:  # nothing above answers it as a page
-            if begun:
+            if begun:  # the status is sent already, so no error page can replace the answer
                 raise
             response = answer(exc, method=scope["method"], path=scope["path"])
             await response(scope, receive, look)
@@ -63,6 +64,7 @@ class ErrorPages:
 def _wants_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     asked = "text/html" in headers.get("accept", "") or "hx-request" in headers
+    # An answer to HEAD has no body that could be read and rendered.
     return asked and scope["method"] != "HEAD"
 
 
@@ -77,6 +79,7 @@ async def _answer_page(
     told_page = page(request, template, status=start["status"], problem=problem)
     told = Headers(raw=start["headers"])
     kept = MutableHeaders(raw=told_page.raw_headers)
+    # The page has its own content type and length; these headers belong to the status.
     for name in ("retry-after", "allow", "www-authenticate", "x-request-id"):
         if name in told:
             kept[name] = told[name]

@@ -36,6 +36,7 @@ class Form:
         text = self.text(name)
         if not text:
             return None
+        # 18 digits always fit the 64-bit integers of the databases.
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
             raise invalid(name, f"expected a whole number, found {text[:40]!r}")
         return int(text)

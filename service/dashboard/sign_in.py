@@ -39,6 +39,7 @@ async def sign_in(request: Request) -> Response:
     """Begin a session, and redirect to the page that the browser asked for first."""
     if not _has_keys(request):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+    # There is no CSRF token yet: this keeps other sites from signing a browser in (login CSRF).
     require_own_page(request.scope)
     form = _fields((await request.body()).decode("utf-8", "replace"))
     key, wanted = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
@@ -75,6 +76,7 @@ def own_path(wanted: str) -> str:
         split = urlsplit(wanted)
     except ValueError:
         return "/"
+    # Browsers take a backslash for a slash, and drop tabs and newlines: `/\evil` means `//evil`.
     plain = wanted.isascii() and wanted.isprintable() and " " not in wanted and "\\" not in wanted
     ours = wanted.startswith("/") and not wanted.startswith("//")
     return wanted if plain and ours and not split.scheme and not split.netloc else "/"

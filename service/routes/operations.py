@@ -109,7 +109,7 @@ async def watch_operation(
     current = await anext(states)
     if current is not None and current.state.final and _event_id(current) == last_event_id:
         await states.aclose()
-        return Response(status_code=204)
+        return Response(status_code=204)  # the status that stops an EventSource from reconnecting
     return EventSourceResponse(
         _events(current, states, last_event_id), headers={"Cache-Control": "no-store"}
     )

@@ -40,8 +40,8 @@ def restore_checkpoint(
     the aliases that point to steps that it supersedes (`strand`), and that no job writes the run.
     A fork requires a free run name, and is refused at once otherwise; the store decides what is
     free, even if the catalog does not list a run yet. The result of a fork says how many files and
-    bytes of the copy were checked, and what they were compared with. A damaged step is refused with
-    409, `step-damaged`, unless `despite_damage` gives a reason.
+    bytes of the copy were checked, and what was compared. A damaged step is refused with 409,
+    `step-damaged`, unless `despite_damage` gives a reason.
     """
     started = actions.restore_checkpoint(
         plane, caller, root, run, step, body, seen=seen, idempotency_key=idempotency_key
