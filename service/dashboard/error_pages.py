@@ -54,7 +54,7 @@ class ErrorPages:
 
         try:
             await self.app(scope, receive, begin)
-        except Exception as exc:  # nothing above answers it as a page
+        except Exception as exc:  # no layer above would turn it into a page
             if begun:  # the status is sent already, so no error page can replace the answer
                 raise
             response = answer(exc, method=scope["method"], path=scope["path"])

@@ -1,4 +1,4 @@
-"""The audit trail."""
+"""Audit events."""
 
 from typing import Final
 

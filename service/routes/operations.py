@@ -84,7 +84,7 @@ def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDepen
 
 @router.get(
     "/{operation}/events",
-    response_class=Response,  # FastAPI would take the event class for a generator, without a 204
+    response_class=Response,  # with the event class, FastAPI expects a generator: no 204
     responses={
         200: {
             "description": "Server-sent events; the data of each is an `Operation` as JSON.",
@@ -141,7 +141,7 @@ def _event_id(operation: Operation) -> str:
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-        moment + timedelta(days=1)  # not at the end of time, where the database's sums overflow
+        moment + timedelta(days=1)  # refuse the end of time, where the database overflows
         if moment.tzinfo is None:
             raise ValueError("a moment without its zone")
         return moment

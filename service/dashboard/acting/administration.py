@@ -90,7 +90,7 @@ def redeliver_form(
     delivery: webhooks.DeliveryId,
     plane: PlaneDependency,
 ) -> Response:
-    """Try a delivery again."""
+    """Try the delivery of an event again."""
     actions.redeliver(plane, caller, webhook, delivery)
     return _to(f"/webhooks/{webhook}")
 
@@ -117,7 +117,7 @@ router.add_api_route(
     "/health/roots/{root}/remove",
     remove_root_form,
     methods=["POST"],
-    route_class_override=PermittedRoute,  # a store that says nothing keeps none from being removed
+    route_class_override=PermittedRoute,  # without a limiter: a root of a dead store can go, too
 )
 
 

@@ -1,4 +1,4 @@
-"""Export of a checkpoint in Hugging Face format."""
+"""Export of a checkpoint as Hugging Face files or as one GGUF file."""
 
 from typing import Final
 
