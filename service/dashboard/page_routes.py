@@ -6,7 +6,10 @@ from cairn.service.http import StoreReadRoute, StoreRoute
 
 
 class CatalogPage(StoreRoute):
-    """Route of a page that is answered from the catalog; the store is read only if it must be."""
+    """Route of a page or form. Reads are answered from the catalog if it has the data.
+
+    Other reads, and all changes, go to the store.
+    """
 
     searches: ClassVar[frozenset[str]] = frozenset(
         {"filter", "order_by", "q", "owner", "label", "state"}
