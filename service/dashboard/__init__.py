@@ -1,4 +1,4 @@
-"""Pages for people, rendered here; what they ask and change goes through the actions alone."""
+"""Dashboard: pages rendered on the server. They read and change state only through the actions."""
 
 import lazy_loader
 

@@ -1,4 +1,7 @@
-"""What pages and forms are asked of: a run, a step of one or an operation, and where that is."""
+"""Dependencies of pages and forms: the request, the control plane, and the subject of the page.
+
+The subject is a run, a step or an operation.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,32 +19,32 @@ from cairn.service.schemas import Checkpoint
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and the control plane that answers it."""
+    """Request, and the control plane that answers it."""
 
     request: Request
     plane: ControlPlane
 
     def page(self, template: str, **values: Any) -> HTMLResponse:
-        """The answer, of a template."""
+        """Render a template as the answer."""
         return page(self.request, template, **values)
 
 
 @dataclass(frozen=True)
 class AskedOfRun(Asked):
-    """Of a run."""
+    """Request for a page or form of a run."""
 
     root: str
     run: str
 
     @property
     def names(self) -> tuple[str, str]:
-        """Its root's, and its own."""
+        """Names of the root and the run."""
         return self.root, self.run
 
 
 @dataclass(frozen=True)
 class AskedOfStep(Asked):
-    """Of a step."""
+    """Request for a page or form of a step."""
 
     root: str
     run: str
@@ -49,37 +52,37 @@ class AskedOfStep(Asked):
 
     @property
     def names(self) -> tuple[str, str, int]:
-        """Its root's, its run's, and its number."""
+        """Names of the root and the run, and the step number."""
         return self.root, self.run, self.step
 
     @property
     def uri(self) -> str:
-        """As `load_state` takes it."""
+        """URI of the step, as `load_state` takes it."""
         return f"{self.plane.place(self.root, self.run)}/steps/{self.step}"
 
     def opened(self) -> OpenStep:
-        """Its manifest and index; errors as `actions.open_step`."""
+        """Open the step's manifest and index. Raises the errors of `actions.open_step`."""
         return actions.open_step(self.plane, *self.names)
 
     def require_shown(self, attempt: int | None) -> None:
-        """Raise if the listed step is not that of the attempt that a page showed.
+        """Raise if the listed step is of another attempt than the step that the page showed.
 
         Raises:
-            StepChangedError: It was saved anew.
-            StorageError: As `actions.open_step`.
+            StepChangedError: The step was saved again.
+            StorageError: See `actions.open_step`.
         """
         if attempt is not None:
             run = self.plane.run(self.root, self.run)
             actions.refuse_other(run, run.step(self.step), attempt)
 
     def checkpoint(self) -> Checkpoint:
-        """What the catalog knows of it; errors as `actions.get_checkpoint`."""
+        """Get the step from the catalog. Raises the errors of `actions.get_checkpoint`."""
         return actions.get_checkpoint(self.plane, *self.names, refresh=False)
 
 
 @dataclass(frozen=True)
 class AskedOfOperation(Asked):
-    """Of an operation."""
+    """Request for a page or form of an operation."""
 
     operation: str
 

@@ -1,4 +1,4 @@
-"""What pages say beside the damage of a step: whose job found it, and which step is sound."""
+"""Facts that pages show beside a damaged step: the job that found it, and the newest sound step."""
 
 from cairn.service import actions
 from cairn.service.access import Caller

@@ -1,4 +1,4 @@
-"""Errors as pages: whoever asks with a browser reads sentences, and programs the same as JSON."""
+"""Errors as HTML pages for browsers. Other clients get the same errors as JSON."""
 
 import json
 from typing import Any, Final, cast
@@ -15,16 +15,17 @@ _API: Final = "/v1/"
 
 
 class ErrorPages:
-    """Turns problems into pages where a browser asked for one, whoever answered with them.
+    """ASGI middleware that turns problem answers into pages for browsers.
 
-    It is around everything else, the guards included, so that no error of a page is JSON.
+    It wraps the whole app, the guards included, so that no page answers a browser with a JSON
+    error. Paths of the API are left alone.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and look at the answer's kind."""
+        """Pass the request on, and replace a problem answer by a page if a browser asked."""
         if scope["type"] != "http" or scope["path"].startswith(_API) or not _wants_page(scope):
             await self.app(scope, receive, send)
             return
@@ -53,8 +54,8 @@ class ErrorPages:
 
         try:
             await self.app(scope, receive, begin)
-        except Exception as exc:  # nothing above answers it as a page
-            if begun:
+        except Exception as exc:  # no layer above would turn it into a page
+            if begun:  # the status is sent already, so no error page can replace the answer
                 raise
             response = answer(exc, method=scope["method"], path=scope["path"])
             await response(scope, receive, look)
@@ -63,6 +64,7 @@ class ErrorPages:
 def _wants_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     asked = "text/html" in headers.get("accept", "") or "hx-request" in headers
+    # An answer to HEAD has no body that could be read and rendered.
     return asked and scope["method"] != "HEAD"
 
 
@@ -77,6 +79,7 @@ async def _answer_page(
     told_page = page(request, template, status=start["status"], problem=problem)
     told = Headers(raw=start["headers"])
     kept = MutableHeaders(raw=told_page.raw_headers)
+    # The page has its own content type and length; these headers belong to the status.
     for name in ("retry-after", "allow", "www-authenticate", "x-request-id"):
         if name in told:
             kept[name] = told[name]

@@ -1,4 +1,4 @@
-"""What a form of a page sends."""
+"""Fields that a form of a page sends."""
 
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
@@ -14,37 +14,38 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Form:
-    """Fields of a form, by name."""
+    """Form fields by name."""
 
     def __init__(self, fields: dict[str, list[str]]) -> None:
         self._fields = fields
 
     def text(self, name: str) -> str:
-        """A field without the space around it; empty if it was left empty, or there is none."""
+        """Return a field, stripped of whitespace. A missing field is empty text."""
         return self._fields.get(name, [""])[0].strip()
 
     def texts(self, name: str) -> list[str]:
-        """Every value of a field that may be there more than once."""
+        """Return every non-empty value of a field that may be repeated."""
         return [one.strip() for one in self._fields.get(name, []) if one.strip()]
 
     def number(self, name: str) -> int | None:
-        """A whole number; None if it was left empty.
+        """Parse a field as a whole number; None if it is empty.
 
         Raises:
-            InvalidRequestError: It is another text.
+            InvalidRequestError: The field is not a whole number.
         """
         text = self.text(name)
         if not text:
             return None
+        # 18 digits always fit the 64-bit integers of the databases.
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
             raise invalid(name, f"expected a whole number, found {text[:40]!r}")
         return int(text)
 
     def decimal(self, name: str) -> float | None:
-        """A number; None if it was left empty.
+        """Parse a field as a float; None if it is empty.
 
         Raises:
-            InvalidRequestError: It is another text.
+            InvalidRequestError: The field is not a number.
         """
         text = self.text(name)
         if not text:
@@ -55,15 +56,15 @@ class Form:
             raise invalid(name, f"expected a number, found {text[:40]!r}") from exc
 
     def checked(self, name: str) -> bool:
-        """Whether a box is ticked."""
+        """Return True if a checkbox is ticked."""
         return bool(self.text(name))
 
 
 def body_of(kind: type[Body], **values: object) -> Body:
-    """A request as the API takes it, made of what a form has.
+    """Build the request body that the API would take from the values of a form.
 
     Raises:
-        InvalidRequestError: A value can't be; all that can't are told.
+        InvalidRequestError: Values are invalid; the error names all of them.
     """
     try:
         return kind.model_validate(values)
@@ -77,10 +78,10 @@ def body_of(kind: type[Body], **values: object) -> Body:
 
 
 async def read_form(request: Request) -> Form:
-    """The form that a request sends.
+    """Read the form in a request's body.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The body is not a form, or has more than `MOST_FIELDS` fields.
     """
     body = (await request.body()).decode("utf-8", "replace")
     try:
@@ -93,5 +94,5 @@ FormDependency = Annotated[Form, Depends(read_form)]
 
 
 def invalid(name: str, detail: str) -> InvalidRequestError:
-    """The error for a field that can't be."""
+    """Create the error for an invalid field."""
     return InvalidRequestError(f"{name}: {detail}", errors=[{"field": name, "detail": detail}])

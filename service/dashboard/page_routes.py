@@ -1,4 +1,4 @@
-"""The routes of pages: they take turns at catalog and store as those of the API do."""
+"""Route classes of pages, with the same limiters for catalog and store as the API's routes."""
 
 from typing import ClassVar
 
@@ -6,7 +6,10 @@ from cairn.service.http import StoreReadRoute, StoreRoute
 
 
 class CatalogPage(StoreRoute):
-    """A page that the catalog answers, unless it knows too little."""
+    """Route of a page or form. Reads are answered from the catalog if it has the data.
+
+    Other reads, and all changes, go to the store.
+    """
 
     searches: ClassVar[frozenset[str]] = frozenset(
         {"filter", "order_by", "q", "owner", "label", "state"}
@@ -14,4 +17,4 @@ class CatalogPage(StoreRoute):
 
 
 class StorePage(StoreReadRoute):
-    """A page that reads from the store what no catalog has."""
+    """Route of a page that always reads from the store."""

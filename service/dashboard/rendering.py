@@ -1,4 +1,4 @@
-"""From a template to a page, with what all pages have."""
+"""Rendering of templates, with the values and headers that all pages share."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -17,7 +17,7 @@ from cairn.service.sizes import size_text
 from cairn.storage.store import utc_now
 
 FOLDER: Final = Path(__file__).parent
-# Nothing on a page comes from elsewhere, no inline script runs, and no other site frames it.
+# Pages load nothing from other origins, run no inline scripts, and can't be framed by other sites.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; "
     "form-action 'self'; base-uri 'none'; object-src 'none'",
@@ -28,14 +28,14 @@ HEADERS: Final = {
 
 
 class _OwnFiles(StaticFiles):
-    """Scripts and styles, of which a browser asks each time whether it has those of this version.
+    """Static files that browsers revalidate at every use.
 
-    Else it would go by old ones for a tenth of their age: pages of a server that was upgraded do
-    not fit them.
+    Without `Cache-Control`, browsers cache a file for about a tenth of its age. After an upgrade,
+    they would then run old scripts on new pages.
     """
 
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """A file, or that it is not another."""
+        """Answer with the file, or with 304, and `Cache-Control: no-cache`."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "no-cache"
         return response
@@ -74,7 +74,10 @@ _templates = Jinja2Templates(env=_environment)
 def page(
     request: Request, template: str, *, status: int = HTTPStatus.OK, **values: Any
 ) -> HTMLResponse:
-    """A page or a part of one, with what all have: who is signed in, and what their changes say."""
+    """Render a page, or a part of one, with the values that all templates need.
+
+    Those are the caller, their permissions, and the CSRF token that forms send.
+    """
     state = request.state
     caller = getattr(state, "caller", None)
     shared = {

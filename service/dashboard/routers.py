@@ -1,4 +1,4 @@
-"""Every router of pages."""
+"""Routers of all pages and forms."""
 
 from typing import Final
 
@@ -45,7 +45,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     administration.router,
     administration_forms.router,
 )
-"""Those whose routes ask for a permission."""
+"""Routers whose routes require a permission."""
 
 OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (sign_in.router,)
-"""Those that ask for none: whoever signs in has none yet."""
+"""Routers that require no permission, since callers who sign in have none yet."""

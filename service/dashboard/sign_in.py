@@ -1,4 +1,4 @@
-"""Signing in with a key, and out: `/sign-in`, `/sign-out`."""
+"""Sign-in with a key, and sign-out: `/sign-in`, `/sign-out`."""
 
 from http import HTTPStatus
 from typing import Annotated, Final, cast
@@ -28,7 +28,7 @@ Next = Annotated[str, Query(alias="next", max_length=4096)]
 
 @router.get(SIGN_IN)
 def sign_in_page(request: Request, wanted: Next = "/") -> Response:
-    """Asks for a key; where no keys are needed, leads on at once."""
+    """Show the form that asks for a key. A server without keys redirects to the page at once."""
     if not _has_keys(request):
         return RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
     return _form(request, wanted)
@@ -36,9 +36,10 @@ def sign_in_page(request: Request, wanted: Next = "/") -> Response:
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request) -> Response:
-    """Begin a session, and lead to the page that was asked for."""
+    """Begin a session, and redirect to the page that the browser asked for first."""
     if not _has_keys(request):
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+    # There is no CSRF token yet: this keeps other sites from signing a browser in (login CSRF).
     require_own_page(request.scope)
     form = _fields((await request.body()).decode("utf-8", "replace"))
     key, wanted = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
@@ -70,11 +71,12 @@ async def sign_out(request: Request) -> Response:
 
 
 def own_path(wanted: str) -> str:
-    """A path of this server; `/` for anything else, which may lead a browser elsewhere."""
+    """Return `wanted` if it is a path on this server, else `/`: this prevents open redirects."""
     try:
         split = urlsplit(wanted)
     except ValueError:
         return "/"
+    # Browsers take a backslash for a slash, and drop tabs and newlines: `/\evil` means `//evil`.
     plain = wanted.isascii() and wanted.isprintable() and " " not in wanted and "\\" not in wanted
     ours = wanted.startswith("/") and not wanted.startswith("//")
     return wanted if plain and ours and not split.scheme and not split.netloc else "/"
@@ -83,7 +85,7 @@ def own_path(wanted: str) -> str:
 def _fields(body: str) -> dict[str, list[str]]:
     try:
         return parse_qs(body, max_num_fields=8)
-    except ValueError:  # more than the form has
+    except ValueError:  # more fields than the form has
         return {}
 
 

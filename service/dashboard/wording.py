@@ -1,4 +1,4 @@
-"""How pages say numbers, times and states; pure, but for the clock."""
+"""Text of numbers, times and states on pages. Only `ago` reads the clock."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _CODE: Final = re.compile(r"`([^`]+)`")
 
 
 def apart(seconds: float) -> str:
-    """A length of time, in its largest unit: `12 min`."""
+    """Format a duration in its largest unit: `12 min`."""
     for unit, name in _UNITS:
         if seconds >= unit:
             value = seconds / unit
@@ -33,7 +33,7 @@ def apart(seconds: float) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long since a time, or how long until then."""
+    """Format the time since a moment (`5 min ago`), or until it (`in 5 min`)."""
     seconds = (utc_now() - moment).total_seconds()
     if abs(seconds) < 1:
         return "just now"
@@ -41,17 +41,17 @@ def ago(moment: datetime) -> str:
 
 
 def moment(when: datetime) -> str:
-    """A time, to the second, in UTC."""
+    """Format a time in UTC, to the second."""
     return when.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def count(number: int) -> str:
-    """A whole number, in groups of three digits: `12 345`, with thin spaces."""
+    """Format a whole number in groups of three digits, with thin spaces: `12 345`."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def figure(value: float | int | str | None, digits: int = 4) -> str:
-    """A number to a few digits, zeros at its end too: those below each other line up."""
+    """Format a number to `digits` digits, with trailing zeros, so that columns line up."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, str):
@@ -70,7 +70,7 @@ def figure(value: float | int | str | None, digits: int = 4) -> str:
 
 
 def percent(part: float) -> str:
-    """A share: `3.2 %`; what is not nothing is never `0 %`, and much is told by how often."""
+    """Format a fraction: `3.20 %`, `<0.1 %` for tiny ones above 0, and `×12` from 10 on."""
     if part >= 10:
         return f"\N{MULTIPLICATION SIGN}{part:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     if 0 < part < 0.001:
@@ -81,7 +81,7 @@ def percent(part: float) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value of a record, as far as a table has room for it: what is left out has the API."""
+    """Shorten a record's value to fit a table cell. The API has the full value."""
     if isinstance(value, dict):
         said = {name: brief(one) for name, one in value.items() if one is not None}
         return ", ".join(f"{name} {one}" for name, one in said.items() if one)
@@ -98,39 +98,39 @@ def brief(value: Any) -> str:
 
 
 def keys(path: str) -> str:
-    """The keys of an entry, joined as they are: a "/" in one of them is like any other."""
+    """Join the keys of a path by "/", unescaped: a "/" within a key looks like a separator."""
     return "/".join(keys_of(path))
 
 
 def export_name(one: Artifact) -> str:
-    """What an export made, in words."""
+    """Describe the files of an artifact in words."""
     if one.kind.value == "gather":
         return "One safetensors file"
     return "GGUF file" if one.options.get("format") == "gguf" else "Hugging Face files"
 
 
 def quoted(text: str) -> Markup:
-    """What is said in a sentence, with `commands` as code."""
+    """Escape a sentence for HTML, and mark text in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def pretty(value: Any) -> str:
-    """JSON, for reading."""
+    """Format a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def shape(lengths: Sequence[int]) -> str:
-    """Of an array: `4 × 128`; `scalar` without dimensions."""
+    """Format the shape of an array: `4 × 128`, or `scalar` for no dimensions."""
     return " \N{MULTIPLICATION SIGN} ".join(map(str, lengths)) if lengths else "scalar"
 
 
 def words(name: str) -> str:
-    """A state as people say it."""
+    """Return the label of a state: `in_flight` is "being written"."""
     return _STATES.get(name, name.replace("_", " "))
 
 
 def spec(entries: Sequence[str | Sequence[str] | None] | None) -> str:
-    """A partition spec: axes of each dimension, `–` where it is whole."""
+    """Format a partition spec: the mesh axes of each dimension, `–` for an unsharded one."""
     if not entries or not any(entries):
         return "\N{EN DASH}"
     axes = [(one,) if isinstance(one, str) else tuple(one or ()) for one in entries]

@@ -1,4 +1,4 @@
-"""HTTP routes, one resource a file; each exports `router`, which `cairn.service.app` includes."""
+"""HTTP routes, one resource per file. `cairn.service.app` includes the `router` of each file."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Aliases of a run: where they point, where they pointed, and their end."""
+"""Aliases of a run: list, get, delete, and the history of moves."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ router: Final = APIRouter(
 def list_aliases(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
 ) -> AliasList:
-    """Aliases of a run, by name."""
+    """List the aliases of a run, by name."""
     return AliasList(aliases=actions.list_aliases(plane, root, run, refresh=refresh))
 
 
@@ -47,7 +47,7 @@ def get_alias(
     refresh: Refresh = False,
     if_none_match: Condition = None,
 ) -> Alias | Response:
-    """One alias; its ETag is what a promotion gives back in If-Match."""
+    """Get an alias. Send its ETag as the `If-Match` of a promotion."""
     found = actions.get_alias(plane, root, run, alias, refresh=refresh)
     tag = etag(found.sequence)
     if names_etag(if_none_match, tag):
@@ -65,14 +65,14 @@ def remove_alias(
     expect: LastSeenDependency,
     plane: PlaneDependency,
 ) -> None:
-    """Delete an alias that is still as last seen; its history stays."""
+    """Delete an alias if it has not moved since the caller read it. Its history stays."""
     actions.delete_alias(plane, caller, root, run, alias, expect=expect)
 
 
 def get_alias_history(
     caller: Reader, root: RootName, run: RunName, alias: AliasName, plane: PlaneDependency
 ) -> AliasHistory:
-    """Moves of an alias, newest first, also after its deletion."""
+    """List the moves of an alias, newest first. The list outlives the alias."""
     return actions.alias_history(plane, root, run, alias)
 
 

@@ -1,4 +1,4 @@
-"""What gather and convert made: description and files, with ranges."""
+"""Artifacts of gather and convert: their descriptions, and their files with range requests."""
 
 from typing import Annotated, Final
 
@@ -30,7 +30,7 @@ FileName = Annotated[str, Path(max_length=255, description="Name of a file of th
 
 @router.get("/{artifact}", responses=problem_responses(404))
 def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -> Artifact:
-    """What the artifact is, and its files."""
+    """Get the description of an artifact and the list of its files."""
     return actions.get_artifact(plane, caller, artifact)
 
 
@@ -48,10 +48,11 @@ def download_file(
     if_range: Condition = None,
     if_none_match: Condition = None,
 ) -> Response:
-    """One file, or a range of it. Its ETag stays for as long as the artifact.
+    """Download a file of an artifact, or a range of it.
 
-    `Repr-Digest` (RFC 9530) has the CRC-32C of the whole file. A whole file that is damaged in the
-    store ends short of its `Content-Length`.
+    The ETag stays the same for as long as the artifact exists. `Repr-Digest` (RFC 9530) is the
+    CRC-32C of the whole file. If a file is damaged in the store, a download of the whole file ends
+    short of its `Content-Length`.
     """
     file = actions.find_file(plane, caller, artifact, name)
     return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
@@ -61,6 +62,6 @@ def download_file(
 def describe_file(
     caller: Reader, artifact: ArtifactId, name: FileName, plane: PlaneDependency
 ) -> Response:
-    """The headers of the whole file."""
+    """Answer with the headers of a download of the whole file."""
     file = actions.find_file(plane, caller, artifact, name)
     return described(file)

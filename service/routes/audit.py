@@ -1,4 +1,4 @@
-"""The audit trail."""
+"""Audit events."""
 
 from typing import Final
 
@@ -22,9 +22,10 @@ def list_audit_events(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Response:
-    """What was asked of this control plane, newest first, for administrators of all roots.
+    """List the audit events of this control plane, newest first.
 
-    Fields: `at`, `caller`, `action`, `root`, `run`, `outcome`.
+    Only administrators of all roots may list them. Filter fields: `at`, `caller`, `action`, `root`,
+    `run`, `outcome`.
     """
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"

@@ -56,7 +56,7 @@ router: Final = APIRouter(
 )
 
 _LAST: Final[Mapping[str, type]] = {"step": int, "attempt": int}
-"""What settles the order in the end."""
+"""Keys that break ties of every order, with their types."""
 
 StateFilter = Annotated[
     States | None,
@@ -91,7 +91,7 @@ def list_checkpoints(
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Checkpoints of a run, highest step first, or in the order that is asked for.
+    """List the checkpoints of a run, highest step first unless `order_by` says otherwise.
 
     Fields: `step`, `attempt`, `state`, `created`, `bytes`, `leaves`, `model_type`, `labels.NAME`,
     `metrics.NAME`, `better.NAME`; in filters also `aliases`.
@@ -116,17 +116,17 @@ def page_of_checkpoints(
     search: Search = actions.EVERYTHING,
     refresh: bool = False,
 ) -> CheckpointList:
-    """A page of a run's checkpoints, highest step first.
+    """Return a page of a run's checkpoints, highest step first unless `search` has an order.
 
     Args:
-        plane: Where.
+        plane: Control plane that has the run.
         root: Name of the run's root.
         run: Name of the run.
-        state: Steps of which states.
-        page_size: At most so many.
-        page_token: That of the page before; None: the first page.
-        search: Which of them, and in what other order.
-        refresh: Look at the store first.
+        state: States of the steps to return.
+        page_size: Largest number of checkpoints on the page.
+        page_token: `next_page_token` of the page before; None for the first page.
+        search: Filter and order.
+        refresh: Update the catalog from the store first.
     """
     listing = f"checkpoints of {root}/{run}, {state}{search.mark}"
     page, last = actions.list_checkpoints(
@@ -154,9 +154,9 @@ def announce_checkpoint(
     plane: PlaneDependency,
     metrics: RequestMetricsDependency,
 ) -> Checkpoint:
-    """Tell of a step that was saved: the store is looked at, and lists have it from then on.
+    """Announce a saved step, so that the server reads it from the store and lists it at once.
 
-    A hint, and no more: what counts is what the store says.
+    The announcement is only a hint: the store decides what is listed.
     """
     plane.place(root, run)
     with metrics.announcement(root):
@@ -179,9 +179,10 @@ def get_checkpoint(
     refresh: Refresh = False,
     if_none_match: Condition = None,
 ) -> Response:
-    """One step, whatever its state; of several attempts at it the one that is listed, or the last.
+    """Get a step in any state. Of several attempts, get the listed one, or else the last one.
 
-    A step that is being written has no size yet, nor anything else that its manifest will tell.
+    A step that is still being written has no size yet, and no other field that comes from its
+    manifest.
     """
     found = actions.get_checkpoint(plane, root, run, step, refresh=refresh)
     return tagged_answer(found, if_none_match)
@@ -201,10 +202,10 @@ def annotate_checkpoint(
     seen: SeenDependency,
     plane: PlaneDependency,
 ) -> Response:
-    """Set labels and metrics of a listed step; null removes one, and those not named stay.
+    """Set labels and metrics of a listed step. Null removes an entry; entries not named stay.
 
-    `If-Match` has the ETag of the step as last seen, or `*`. A stale one gets 412, with the step as
-    it is now in `current`.
+    `If-Match` must be the ETag of the step as last seen, or `*`. A stale ETag is answered with 412,
+    with the step as it is now in `current`.
     """
     changed = actions.annotate_checkpoint(
         plane,
@@ -232,10 +233,10 @@ def promote_checkpoint(
     response: Response,
     background: BackgroundTasks,
 ) -> Alias:
-    """Point an alias at a listed step; one that is damaged is refused with 409, `step-damaged`.
+    """Point an alias at a listed step. A damaged step is refused with 409, `step-damaged`.
 
-    `If-Match: "<sequence>"` moves the alias if it is still as last seen; `If-None-Match: *`
-    creates it. A stale one gets 412, with the alias as it is now in `current`.
+    `If-Match: "<sequence>"` moves the alias if it is still as last seen. `If-None-Match: *`
+    creates it. A failed condition is answered with 412, with the alias as it is now in `current`.
     """
     expect.require_possible()
     moved = actions.promote(
@@ -265,12 +266,12 @@ def delete_checkpoint(
     reason: Reason = "",
     grace_seconds: Grace = GRACE_SECONDS,
 ) -> Checkpoint:
-    """Delete a step that is listed or was set aside.
+    """Delete a listed or superseded (`set_aside`) step.
 
-    It is listed no more, and can be undeleted until the grace time is over; then collecting garbage
-    removes its bytes. No precondition is needed, since a saved step never changes; `attempt` says
-    which one is meant if the step may have been saved anew. What an alias names stays (409), and so
-    does the latest step while a job writes the run.
+    The step is no longer listed. It can be undeleted until the grace time is over; after that,
+    garbage collection removes its bytes. No precondition is needed, since a saved step never
+    changes. If the step may have been saved again, `attempt` selects the one to delete. A step that
+    an alias names is refused (409), and so is the latest step while a job writes the run.
     """
     return actions.delete_checkpoint(
         plane, caller, root, run, step, attempt=attempt, reason=reason, grace=grace_seconds
@@ -286,8 +287,9 @@ def undelete_checkpoint(
     body: UndeleteRequest,
     plane: PlaneDependency,
 ) -> Checkpoint:
-    """Take the deletion of a step back.
+    """Undo the deletion of a step.
 
-    It is listed again, unless the run went back before it meanwhile: then it is set aside.
+    The step is listed again. If the run was rolled back to an earlier step meanwhile, the step is
+    superseded (`set_aside`) instead.
     """
     return actions.undelete_checkpoint(plane, caller, root, run, step, body.attempt)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint as they lie in the store: which there are, and their bytes."""
+"""Files of a checkpoint as the store has them: list and download."""
 
 from typing import Annotated, Final
 
@@ -56,9 +56,9 @@ def list_checkpoint_files(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Response:
-    """The files of a listed step, by name, with their checksums. None of them is read.
+    """List the files of a listed step, by name, with their checksums. No file is read.
 
-    `cairn.index`, in which this list lies, is not in it: it is Cairn's own.
+    The list leaves out `cairn.index`, Cairn's own file that holds this list.
     """
     found = actions.open_step(plane, root, run, step)
     listed = CountedList.at("files", (found.uri, found.manifest_digest), page_token)
@@ -83,10 +83,12 @@ def download_checkpoint_file(
     if_range: Condition = None,
     if_none_match: Condition = None,
 ) -> Response:
-    """One file of a listed step, or a range of it; of an adopted step its owner's file.
+    """Download a file of a listed step, or a range of it.
 
-    Its ETag stays for as long as the step. `Repr-Digest` (RFC 9530) has the CRC-32C of the whole
-    file. A whole file that is damaged in the store ends short of its `Content-Length`.
+    The files of an imported step come from the folder that it was imported from. The ETag stays
+    the same for as long as the step exists. `Repr-Digest` (RFC 9530) is the CRC-32C of the whole
+    file. If a file is damaged in the store, a download of the whole file ends short of its
+    `Content-Length`.
     """
     file = actions.find_step_file(actions.open_step(plane, root, run, step), name)
     return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
@@ -101,5 +103,5 @@ def describe_checkpoint_file(
     name: FilePath,
     plane: PlaneDependency,
 ) -> Response:
-    """The headers of the whole file."""
+    """Answer with the headers of a download of the whole file."""
     return described(actions.find_step_file(actions.open_step(plane, root, run, step), name))

@@ -1,4 +1,4 @@
-"""Whether the server answers, and whether it can do its work."""
+"""Health routes: liveness (`/healthz`) and readiness (`/readyz`)."""
 
 import logging
 import os
@@ -23,22 +23,23 @@ from cairn.storage.store import StoreURI, open_files, within
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 5.0
-"""A store that takes longer than that is not ready."""
+"""Longest time that a store may take to list a root and still count as ready."""
 
 router: Final = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
 async def health(request: Request) -> Health:
-    """The server answers."""
+    """Answer that the server is alive."""
     return Health(version=request.app.version)
 
 
 @router.get("/readyz", responses=problem_responses(503))
 def ready(request: Request, plane: PlaneDependency) -> Readiness:
-    """Catalog, job engine and every root are usable; 503 names those that are not.
+    """Check that the catalog, the job engine and every root are usable; 503 names those that fail.
 
-    With keys, who shows none is told whether, and not what; and nobody of roots they may not use.
+    On a server with keys, a caller without a key learns only whether the server is ready. The
+    answer names no root that the caller may not use.
     """
     caller = cast(Caller | None, request.state.caller)
     seen = plane.roots if caller is None else caller.visible(plane.roots)
@@ -59,7 +60,7 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
     for name, ask in questions.items():
         try:
             ask()
-        except Exception as exc:  # whatever a driver raises, the part is not usable
+        except Exception as exc:  # any error of a driver makes the part unusable
             problem = problem_from(exc, instance="/readyz")
             unexpected = problem.status == HTTPStatus.INTERNAL_SERVER_ERROR
             logger.warning("%s is not ready: %s", name, exc, exc_info=exc if unexpected else None)
@@ -78,7 +79,7 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
 
 
 def _index_lag(plane: ControlPlane, roots: Mapping[str, StoreURI]) -> dict[str, str]:
-    """How far behind the index of each root is. It is told, and keeps nobody from being ready."""
+    """Describe how long ago each root was indexed. A late index does not make a server unready."""
     with plane.catalog.read() as session:
         known = queries.root_sums(session)
     lags = {}
@@ -94,7 +95,7 @@ def _index_lag(plane: ControlPlane, roots: Mapping[str, StoreURI]) -> dict[str, 
 
 
 def _ask_root(uri: StoreURI) -> None:
-    """List a root; a folder that does not exist yet is fine, the first save makes it."""
+    """List a root. A folder that does not exist yet passes, since the first save creates it."""
     if (
         uri.scheme == "file"
         and os.path.exists(uri.local_path)

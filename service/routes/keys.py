@@ -1,4 +1,4 @@
-"""Keys of callers: made, listed, revoked."""
+"""API keys: list, create, revoke."""
 
 from typing import Annotated, Final
 
@@ -19,7 +19,7 @@ KeyId = Annotated[
 
 @router.get("")
 def list_keys(caller: ServerAdministrator, plane: PlaneDependency) -> KeyList:
-    """Every key that was made, without secrets."""
+    """List all keys, without their secrets."""
     return KeyList(keys=actions.list_keys(plane))
 
 
@@ -27,12 +27,12 @@ def list_keys(caller: ServerAdministrator, plane: PlaneDependency) -> KeyList:
 def create_key(
     caller: ServerAdministrator, body: KeyRequest, plane: PlaneDependency, response: Response
 ) -> NewKey:
-    """Make a key; the answer alone has it, and the server keeps only a digest."""
+    """Create a key. Only this answer contains it; the server stores a digest."""
     response.headers["Cache-Control"] = "no-store"
     return actions.create_key(plane, caller, body)
 
 
 @router.delete("/{key}", status_code=204, responses=problem_responses(404))
 def revoke_key(caller: ServerAdministrator, key: KeyId, plane: PlaneDependency) -> None:
-    """Have a key count no more, for good; every server refuses it within seconds."""
+    """Revoke a key for good. Every server refuses it within seconds."""
     actions.revoke_key(plane, caller, key)

@@ -1,7 +1,7 @@
-"""What Prometheus asks for: the metrics of this server.
+"""Prometheus metrics of this server.
 
-Without keys nobody on another machine may ask; with keys, who has one that counts in all roots,
-since all are in the metrics, or everybody where `CAIRN_METRICS_OPEN` says so.
+Without keys, only callers on this machine may read them. With keys, the caller needs a key for all
+roots, since the metrics cover all roots; `CAIRN_METRICS_OPEN` opens them to everybody.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,7 @@ _EVENTS: Final = (
     },
 )
 def metrics(request: Request) -> Response:
-    """The metrics of this server. No store is asked, and what can't be read is left out."""
+    """Get the metrics of this server. No store is read; metrics that can't be read are left out."""
     caller = cast(Caller | None, request.state.caller)
     if caller is not None and not request.app.state.settings.metrics_open:
         caller.require_everywhere(Scope.READ)
@@ -76,7 +76,10 @@ def metrics(request: Request) -> Response:
 
 
 def parts(app: FastAPI) -> Mapping[str, Part]:
-    """What the databases of a server know, once it has opened them."""
+    """Return the metrics that are read from the server's databases, by part.
+
+    Each part looks up `app.state.plane` when it is read, since the server opens it only at start.
+    """
     return {
         "index": Part(_INDEX, lambda: _index(app.state.plane)),
         "outside": Part(_OUTSIDE, lambda: _outside(app.state.plane)),
@@ -93,7 +96,7 @@ def _index(plane: ControlPlane) -> Iterator[Reading]:
     for root, uri in plane.roots.items():
         found = known.get(root)
         if found is None or found.uri != str(uri):
-            continue  # never looked at: nothing is known of it
+            continue  # never indexed, or under another URI: the numbers are not this root's
         labels = {"root": root}
         if (lag := found.lag(uri)) is not None:
             yield Reading("cairn_index_lag_seconds", labels, lag)

@@ -1,4 +1,4 @@
-"""Jobs that were started: list, watch, cancel, resume."""
+"""Operations (the HTTP resource of jobs): list, get, watch, cancel, resume."""
 
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -53,7 +53,7 @@ def list_operations(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> OperationList:
-    """Operations, newest first."""
+    """List operations, newest first."""
     listing = f"operations, {state}"
     token = decode_token(listing, page_token, kinds=(str, str))
     after = (_moment(str(token[0])), str(token[1])) if token else None
@@ -66,13 +66,13 @@ def list_operations(
 
 @router.get("/" + named("operation"), responses=problem_responses(404))
 def get_operation(caller: Reader, operation: OperationId, plane: PlaneDependency) -> Operation:
-    """One operation as it stands now."""
+    """Get the current state of an operation."""
     return actions.get_operation(plane, caller, operation)
 
 
 @router.post("/{operation}:cancel", responses=problem_responses(404, 409))
 def cancel_operation(caller: Operator, operation: OperationId, plane: PlaneDependency) -> Operation:
-    """Stop an operation and remove what it wrote; one that is cancelled already stays so."""
+    """Cancel an operation and remove what it wrote. A cancelled operation stays cancelled."""
     return actions.cancel_operation(plane, caller, operation)
 
 
@@ -84,7 +84,7 @@ def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDepen
 
 @router.get(
     "/{operation}/events",
-    response_class=Response,  # FastAPI would take the event class for a generator, without a 204
+    response_class=Response,  # with the event class, FastAPI expects a generator: no 204
     responses={
         200: {
             "description": "Server-sent events; the data of each is an `Operation` as JSON.",
@@ -100,16 +100,16 @@ async def watch_operation(
     plane: PlaneDependency,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """The operation now, then whenever it changes, to its end.
+    """Stream the state of an operation, now and at every change, until it ends.
 
-    An event's id names the state that it tells: a client that gives it back as `Last-Event-ID`
-    hears nothing twice, and of what it missed the newest state.
+    The id of an event names the state that the event carries. A client that reconnects with it as
+    `Last-Event-ID` gets no state twice, and gets the newest of the states that it missed.
     """
     states = actions.watch_operation(plane, caller, operation)
     current = await anext(states)
     if current is not None and current.state.final and _event_id(current) == last_event_id:
         await states.aclose()
-        return Response(status_code=204)
+        return Response(status_code=204)  # the status that stops an EventSource from reconnecting
     return EventSourceResponse(
         _events(current, states, last_event_id), headers={"Cache-Control": "no-store"}
     )
@@ -134,14 +134,14 @@ async def _events(
 
 
 def _event_id(operation: Operation) -> str:
-    """The same state has the same id, in every process and after every restart."""
+    """Derive an event id from a state: equal states get equal ids in every process."""
     return hashlib.sha256(operation.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-        moment + timedelta(days=1)  # not at the end of time, where the database's sums overflow
+        moment + timedelta(days=1)  # refuse the end of time, where the database overflows
         if moment.tzinfo is None:
             raise ValueError("a moment without its zone")
         return moment

@@ -1,4 +1,4 @@
-"""Roots of the store: those of the settings, and those that were added while servers ran."""
+"""Store roots: those in the settings, and those added while servers run."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ router: Final = APIRouter(prefix="/roots", tags=["roots"], route_class=StoreRout
 
 @router.get("")
 def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
-    """Every store root of this server, and what names it."""
+    """List the store roots of this server, and where each is configured."""
     return RootList(roots=actions.list_roots(plane, caller))
 
 
@@ -34,10 +34,10 @@ def add_root(
     plane: PlaneDependency,
     request: Request,
 ) -> Response:
-    """Add a root, for every server and worker of this catalog, now and after their next start.
+    """Add a root for every server and worker of this catalog, now and after restarts.
 
-    The folder or bucket has to be there, apart from all other roots. Nothing is written to it. It
-    takes an administrator of all roots.
+    The folder or bucket must exist and must not overlap another root. Nothing is written to it.
+    Only administrators of all roots may add one.
     """
     made = actions.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
     return created_answer(made, f"{request.url.path}/{made.name}")
@@ -47,15 +47,15 @@ def add_root(
 def get_root(
     caller: Reader, root: RootName, plane: PlaneDependency, if_none_match: Condition = None
 ) -> Response:
-    """One root."""
+    """Get a root."""
     return tagged_answer(actions.get_root(plane, root), if_none_match)
 
 
 def remove_root(caller: ServerAdministrator, root: RootName, plane: PlaneDependency) -> None:
-    """Have a root be served no more that was added; its store stays as it is.
+    """Remove an added root from service. Its store stays as it is.
 
-    Refused (409) of a root that the settings name, and while operations on it have not ended. It
-    takes an administrator of all roots.
+    The request is refused (409) if the settings name the root, or while operations on it have not
+    ended. Only administrators of all roots may remove one.
     """
     actions.remove_root(plane, caller, root)
 
@@ -66,5 +66,5 @@ router.add_api_route(
     methods=["DELETE"],
     status_code=204,
     responses=problem_responses(404, 409),
-    route_class_override=PermittedRoute,  # a store that says nothing keeps none from being removed
+    route_class_override=PermittedRoute,  # without a limiter: a root of a dead store can go, too
 )

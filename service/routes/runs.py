@@ -1,4 +1,4 @@
-"""Runs, over all roots or in one."""
+"""Runs of all roots or of one: list, create, get, label, and disk usage."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -45,7 +45,7 @@ from cairn.storage.store import StoreURI
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
 _LAST: Final[Mapping[str, type]] = {"root": str, "name": str}
-"""What settles the order in the end."""
+"""Keys that break ties of every order, with their types."""
 
 
 @router.get("/runs", response_model=RunList)
@@ -58,7 +58,7 @@ def list_all_runs(
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Runs of every root, by root and name, or in the order that is asked for.
+    """List the runs of all roots, by root and name unless `order_by` says otherwise.
 
     Fields: `root`, `name`, `created`, `bytes`, `latest_step`, `checkpoint_count`, `labels.NAME`; in
     filters also `aliases` and `states`.
@@ -80,7 +80,10 @@ def list_runs(
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Runs of one root, by name, or in the order that is asked for; fields as above."""
+    """List the runs of a root, by name unless `order_by` says otherwise.
+
+    The fields are those of the list of all runs.
+    """
     search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = {root: plane.root(root)}
     found = page_of_runs(
@@ -102,9 +105,9 @@ def create_run(
     plane: PlaneDependency,
     request: Request,
 ) -> Response:
-    """Make a run before its job starts; the job that saves there goes on in it, with its labels.
+    """Create a run before its job starts. The job that saves there continues it and its labels.
 
-    `Location` has its path. No step is listed until one is saved.
+    `Location` has the path of the run. The run lists no step until a job saves one.
     """
     made = actions.create_run(plane, caller, root, body.name, body.labels)
     return created_answer(made, f"{request.url.path}/{made.name}")
@@ -123,7 +126,7 @@ def get_run(
     refresh: Refresh = False,
     if_none_match: Condition = None,
 ) -> Response:
-    """One run."""
+    """Get a run."""
     return tagged_answer(actions.get_run(plane, root, run, refresh=refresh), if_none_match)
 
 
@@ -140,19 +143,19 @@ def annotate_run(
     seen: SeenDependency,
     plane: PlaneDependency,
 ) -> Response:
-    """Set labels of a run; null removes one, and those not named stay.
+    """Set labels of a run. Null removes a label; labels not named stay.
 
-    `If-Match` has the ETag of the run as last seen, or `*`: the run changes with every save. A
-    stale one gets 412, with the run as it is now in `current`.
+    `If-Match` must be the ETag of the run as last seen, or `*`; the ETag changes with every save. A
+    stale ETag is answered with 412, with the run as it is now in `current`.
     """
     changed = actions.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
     return tagged_answer(changed)
 
 
 def get_usage(caller: Reader, root: RootName, run: RunName, plane: PlaneDependency) -> RunUsage:
-    """What a run takes in the store, to the byte: in all, by use, and of each step.
+    """Get the bytes that a run takes in the store: in total, by use, and per step.
 
-    It is counted now, by the names and sizes that the store tells.
+    The server counts them now, from the names and sizes that the store lists.
     """
     return actions.get_usage(plane, root, run)
 
@@ -175,16 +178,17 @@ def page_of_runs(
     search: Search = actions.EVERYTHING,
     refresh: bool = False,
 ) -> RunList:
-    """A page of runs.
+    """Return a page of runs.
 
     Args:
-        plane: Where.
-        roots: Those that are meant.
-        page_size: At most so many.
-        page_token: That of the page before; None: the first page.
-        of: The root whose page it is; None: that of all.
-        search: Which of them, and in what other order.
-        refresh: Look at the store first.
+        plane: Control plane that has the runs.
+        roots: Roots to list, by name.
+        page_size: Largest number of runs on the page.
+        page_token: `next_page_token` of the page before; None for the first page.
+        of: Root that the listing is of; None for the listing of all roots. Page tokens of one
+            listing are not valid for another.
+        search: Filter and order.
+        refresh: Update the catalog from the store first.
     """
     listing = ("runs" if of is None else f"runs of {of}") + search.mark
     after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))

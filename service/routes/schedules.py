@@ -1,4 +1,4 @@
-"""What the settings have done: again and again, or when an alias moves."""
+"""Schedules (jobs at set times) and automations (jobs when an alias moves) of the settings."""
 
 from typing import Final
 
@@ -15,17 +15,18 @@ router: Final = APIRouter(tags=["jobs"], route_class=PermittedRoute)
 
 @router.get("/automations")
 def list_automations(caller: Reader, plane: PlaneDependency) -> AutomationList:
-    """Automations of this server's settings for roots of the caller, by name.
+    """List the automations in this server's settings for the caller's roots, by name.
 
-    With what each started last, unless it is for roots of others too.
+    Each has the operation that it started last, unless it also covers roots that the caller may
+    not use.
     """
     return AutomationList(automations=actions.list_automations(plane, caller))
 
 
 @router.get("/schedules")
 def list_schedules(caller: Reader, plane: PlaneDependency) -> ScheduleList:
-    """Schedules of this server's settings for roots of the caller, by name.
+    """List the schedules in this server's settings for the caller's roots, by name.
 
-    With when each was and is due.
+    Each has the times when it was last due and when it is due next.
     """
     return ScheduleList(schedules=actions.list_schedules(plane, caller))

@@ -1,4 +1,4 @@
-"""The leaves of a checkpoint: which there are, and any part of their values."""
+"""Leaves of a checkpoint: list, compare, plan for a mesh, and read values."""
 
 from typing import Annotated, Final, Literal
 from urllib.parse import quote
@@ -115,7 +115,10 @@ Stats = Annotated[
 PlanPageSize = Annotated[int, Query(ge=1, le=10_000, description="Leaves at most on this page.")]
 
 WHOLE_BYTES: Final = 8 << 20
-"""Answers up to this size are read, and checked, before their status is sent."""
+"""Largest answer that is read and checked in full before its status is sent.
+
+Damage in a larger answer shows only after the status, so the answer ends short.
+"""
 
 
 @router.get(_TENSORS, response_model=TensorList, responses=problem_responses(404))
@@ -130,7 +133,7 @@ def list_tensors(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Response:
-    """The leaves of a listed step, by item and path. None of their values is read."""
+    """List the leaves of a listed step, by item and path. No values are read."""
     found = actions.open_step(plane, root, run, step)
     asked = found.uri, found.manifest_digest, item, prefix
     listed = CountedList.at("tensors", asked, page_token)
@@ -159,11 +162,11 @@ def diff_checkpoints(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> Response:
-    """What differs between a listed step and another, of the same run or of another one.
+    """Compare a listed step with another step, of the same run or of another run.
 
-    Leaves are compared by their digests, whatever their sharding; those that are equal are never
-    read. With `values` the differing leaves on the page are, and a page that would need more than
-    4 GiB ends early.
+    Leaves are compared by their digests, independent of sharding. Equal leaves are never read. With
+    `values`, the differing leaves on the page are read; a page that would read more than 4 GiB ends
+    early.
     """
     root_of_other = other_root or root
     caller.require(Scope.READ, root_of_other)
@@ -196,10 +199,10 @@ def plan_checkpoint(
     page_size: PlanPageSize = 1000,
     page_token: PageToken = None,
 ) -> Response:
-    """What a listed step needs on a mesh: where its leaves go, and bytes per device and process.
+    """Plan a load of a listed step on a mesh: sharding of leaves, bytes per device and process.
 
-    It changes nothing, and reads nothing but the step's index. By page, leaves that do not fit come
-    first.
+    The request changes nothing and reads only the step's index. Leaves that do not fit the mesh
+    come first.
     """
     found = actions.open_step(plane, root, run, step)
     asked = found.uri, found.manifest_digest, body.model_dump_json()
@@ -241,11 +244,11 @@ def read_tensor(
     stats: Stats = False,
     if_none_match: Condition = None,
 ) -> Response:
-    """Values of a leaf, or of a part of it. Only the chunks that hold them are read.
+    """Read the values of a leaf, or of a slice of it. Only the chunks that hold them are read.
 
-    Each is compared with its digest before anything of it is sent. If a later one of a long answer
-    is damaged, the answer ends short of its `Content-Length`. Typed PRNG keys are the uint32 words
-    that they hold, along one more axis.
+    Each chunk is checked against its digest before any of its bytes are sent. If a later chunk of a
+    long answer is damaged, the answer ends short of its `Content-Length`. Typed PRNG keys are
+    returned as their uint32 words, along one more axis.
     """
     found = actions.open_step(plane, root, run, step)
     asked = actions.open_part(found.reader(), item, leaf, part)
@@ -294,7 +297,7 @@ def read_tensor(
     return ValueStream(file.blocks, request, root, asked.held_bytes, headers)
 
 
-# Named as the other: it is the same operation, without its body.
+# HEAD has the name of GET, since it is the same operation without a body.
 router.add_api_route(
     _TENSORS + "/{leaf:rest}",
     read_tensor,

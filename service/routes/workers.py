@@ -1,4 +1,4 @@
-"""The processes that execute jobs."""
+"""Workers: the processes that execute jobs."""
 
 from typing import Annotated, Final
 
@@ -17,7 +17,7 @@ WorkerNamed = Annotated[str, Path(max_length=128, description="Name of a worker.
 
 @router.get("")
 def list_workers(caller: Reader, plane: PlaneDependency) -> WorkerList:
-    """Every worker that was started, by name, and what it executes in roots of the caller."""
+    """List the workers by name, each with the jobs that it executes in the caller's roots."""
     return WorkerList(workers=actions.list_workers(plane, caller))
 
 
@@ -25,8 +25,9 @@ def list_workers(caller: Reader, plane: PlaneDependency) -> WorkerList:
 def take_over_worker(
     caller: ServerAdministrator, worker: WorkerNamed, plane: PlaneDependency
 ) -> TakenOver:
-    """Have other workers go on with what a dead one has left.
+    """Hand the unfinished jobs of a dead worker over to other workers.
 
-    Needed only if it will not be started again under its name: then it goes on by itself.
+    This is needed only if the worker will not be started again under its name. A worker that is
+    started again under its name continues its jobs by itself.
     """
     return actions.take_over_worker(plane, caller, worker)

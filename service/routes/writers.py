@@ -1,4 +1,4 @@
-"""Who writes a run, and taking it from them."""
+"""Writer of a run: get it, and take the run over from it."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["runs"], route_clas
 def get_run_writer(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
 ) -> RunWriter:
-    """Who writes the run, or did last; the store is asked now."""
+    """Get the current or last writer of a run, read from the store now."""
     return actions.get_writer(plane, root, run)
 
 
@@ -36,11 +36,11 @@ def take_over_run(
     body: TakeOverRequest,
     plane: PlaneDependency,
 ) -> RunTakenOver:
-    """End the attempt of the writer that holds the run, so that another writer begins at once.
+    """End the attempt of the writer that holds the run, so that another writer can begin at once.
 
-    Listed steps stay. A job that still runs under that writer can list no step any more: its next
-    save fails, and so does one that is under way. Not needed for a job that is started again under
-    its writer's id, which takes the run over by itself; nor once the lease has ended, 75 seconds
-    after it was last renewed.
+    Listed steps stay. A job that still runs under the old writer can no longer list a step: its
+    next save fails, and so does a save that is under way. A takeover is not needed for a job that
+    is started again under its writer's id, since that job takes the run over by itself. Nor is it
+    needed once the lease has expired, 75 seconds after its last renewal.
     """
     return actions.take_run_over(plane, caller, root, run, body)

@@ -1,1 +1,1 @@
-"""What forms of pages ask for: each calls the action that the API's route calls."""
+"""Routes of the pages' forms. Each calls the same action as the API's route."""

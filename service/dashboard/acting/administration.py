@@ -1,4 +1,4 @@
-"""What forms for administrators ask for: keys, webhooks, roots, dead workers."""
+"""Form routes for administrators: keys, webhooks, roots, dead workers."""
 
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -27,7 +27,7 @@ router: Final = APIRouter(
 def create_key_form(
     request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> HTMLResponse:
-    """Make a key, and show it this once."""
+    """Create a key, and show it once."""
     days = form.decimal("expires_days")
     wanted = body_of(
         KeyRequest,
@@ -44,7 +44,7 @@ def create_key_form(
 def revoke_key_form(
     caller: ServerAdministrator, key: keys.KeyId, plane: PlaneDependency
 ) -> Response:
-    """Have a key count no more."""
+    """Revoke a key."""
     actions.revoke_key(plane, caller, key)
     return _to("/keys")
 
@@ -53,7 +53,7 @@ def revoke_key_form(
 def create_webhook_form(
     request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> HTMLResponse:
-    """Have somebody told of events, and show the secret this once."""
+    """Create a webhook, and show its secret once."""
     wanted = body_of(
         WebhookRequest,
         url=form.text("url"),
@@ -69,7 +69,7 @@ def create_webhook_form(
 def delete_webhook_form(
     caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
-    """Tell somebody no more."""
+    """Delete a webhook."""
     actions.delete_webhook(plane, caller, webhook)
     return _to("/webhooks")
 
@@ -78,7 +78,7 @@ def delete_webhook_form(
 def send_test_form(
     caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
-    """Tell this one of a test."""
+    """Send a test event to a webhook."""
     actions.send_test(plane, caller, webhook)
     return _to(f"/webhooks/{webhook}")
 
@@ -90,7 +90,7 @@ def redeliver_form(
     delivery: webhooks.DeliveryId,
     plane: PlaneDependency,
 ) -> Response:
-    """Try a delivery again."""
+    """Try the delivery of an event again."""
     actions.redeliver(plane, caller, webhook, delivery)
     return _to(f"/webhooks/{webhook}")
 
@@ -108,7 +108,7 @@ def add_root_form(
 def remove_root_form(
     caller: ServerAdministrator, root: RootName, plane: PlaneDependency
 ) -> Response:
-    """Serve a root no more that was added; its store stays as it is."""
+    """Remove an added root from service. Its store stays as it is."""
     actions.remove_root(plane, caller, root)
     return _to("/health")
 
@@ -117,7 +117,7 @@ router.add_api_route(
     "/health/roots/{root}/remove",
     remove_root_form,
     methods=["POST"],
-    route_class_override=PermittedRoute,  # a store that says nothing keeps none from being removed
+    route_class_override=PermittedRoute,  # without a limiter: a root of a dead store can go, too
 )
 
 
@@ -127,7 +127,7 @@ def take_over_form(
     worker: Annotated[str, Path(max_length=128)],
     plane: PlaneDependency,
 ) -> Response:
-    """Give what a dead worker had to the others."""
+    """Hand the unfinished jobs of a dead worker over to other workers."""
     actions.take_over_worker(plane, caller, worker)
     return _to("/operations")
 

@@ -1,4 +1,4 @@
-"""What the form that adopts a folder asks for."""
+"""Form route that imports a folder of Orbax checkpoints."""
 
 from json import loads
 from typing import Any, Final
@@ -27,7 +27,7 @@ def adopt_form(
     plane: PlaneDependency,
     form: FormDependency,
 ) -> HTMLResponse:
-    """Start to list the checkpoints of a folder in a run of the root."""
+    """Start to import the checkpoints of a folder as a run of the root."""
     wanted = body_of(
         AdoptRequest,
         folder=form.text("folder"),
@@ -40,10 +40,10 @@ def adopt_form(
 
 
 def _model(form: Form) -> dict[str, Any] | None:
-    """The model that the form describes; None: none.
+    """Read the model that the form describes, as `config` and `map`; None if both are empty.
 
     Raises:
-        InvalidRequestError: There is one text without the other, or one is no JSON object.
+        InvalidRequestError: Only one of the two is filled in, or one is not a JSON object.
     """
     given = [name for name in ("config", "map") if form.text(name)]
     if not given:

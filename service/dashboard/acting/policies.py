@@ -1,4 +1,4 @@
-"""A retention policy from the fields of a form; pure."""
+"""Retention policy from the fields of a form."""
 
 from dataclasses import asdict, dataclass
 
@@ -11,7 +11,7 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class PolicyFields:
-    """What a form has, as it was typed; empty: not asked."""
+    """Fields of the policy form as typed. An empty field asks for no rule."""
 
     keep_last: str = ""
     keep_every: str = ""
@@ -23,19 +23,19 @@ class PolicyFields:
 
     @classmethod
     def of(cls, form: Form) -> "PolicyFields":
-        """Those of a form."""
+        """Read the fields from a form."""
         return cls(**{name: form.text(name) for name in cls.__dataclass_fields__})
 
     def __bool__(self) -> bool:
-        """Whether any rule is asked for."""
+        """Return True if the fields ask for at least one rule."""
         return any((self.keep_last, self.keep_every, self.keep_days, self.best, self.labelled))
 
 
 def policy_of(fields: PolicyFields) -> RetentionPolicy:
-    """The policy that the fields ask for.
+    """Build the policy that the fields ask for.
 
     Raises:
-        InvalidRequestError: A field can't be.
+        InvalidRequestError: No rule is asked for, or a field is invalid.
     """
     if not fields:
         raise InvalidRequestError("expected at least one rule of what to keep, found none")

@@ -1,4 +1,4 @@
-"""What forms on a run's pages ask for: labels, aliases, retention, garbage, its writer."""
+"""Form routes of a run's pages: labels, aliases, retention, garbage, verification, writer."""
 
 from http import HTTPStatus
 from typing import Final
@@ -40,7 +40,7 @@ def labels_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLRes
         caller,
         *asked.names,
         wanted.labels,
-        seen=Seen(None),  # one label is set: whatever the others are, nobody's is overwritten
+        seen=Seen(None),  # only one label is set, so no concurrent change of others is overwritten
     )
     return asked.page("run/labels.html", run=changed)
 
@@ -49,7 +49,7 @@ def labels_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLRes
 def delete_alias_form(
     caller: Operator, asked: OfRun, alias: AliasName, form: FormDependency
 ) -> Response:
-    """Delete an alias that is where the page showed it."""
+    """Delete an alias if it has not moved since the page showed it."""
     sequence = form.number("sequence")
     if sequence is None:
         raise InvalidRequestError("sequence: expected that of the alias as last seen, found none")
@@ -60,7 +60,7 @@ def delete_alias_form(
 
 @router.post("/retention")
 def retention_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLResponse:
-    """Start to delete what a policy does not keep."""
+    """Start to delete the steps that a policy does not keep."""
     policy = policy_of(PolicyFields.of(form))
     wanted = body_of(ApplyRetentionRequest, policy=policy, dry_run=False)
     started = actions.apply_retention(
@@ -71,7 +71,7 @@ def retention_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTML
 
 @router.post("/gc")
 def collect_garbage_form(caller: Operator, asked: OfRun) -> HTMLResponse:
-    """Start to remove what the run needs no more."""
+    """Start to remove the garbage of the run."""
     started = actions.collect_garbage(
         asked.plane, caller, *asked.names, dry_run=False, idempotency_key=None
     )
@@ -80,7 +80,7 @@ def collect_garbage_form(caller: Operator, asked: OfRun) -> HTMLResponse:
 
 @router.post("/verify")
 def verify_run_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLResponse:
-    """Start to read every byte of the run, or of those steps that the form names."""
+    """Start to verify the run: all of its steps, or those that the form names."""
     wanted = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
     started = actions.verify_run(
         asked.plane, caller, *asked.names, steps=wanted.steps, idempotency_key=None
@@ -90,7 +90,7 @@ def verify_run_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTM
 
 @router.post("/take-over")
 def take_over_form(caller: Administrator, asked: OfRun, form: FormDependency) -> HTMLResponse:
-    """Take the run from the writer that the page showed, if that was confirmed."""
+    """Take the run over from the writer that the page showed, if the box is ticked."""
     if not form.checked("sure"):
         raise invalid("sure", "expected it to be ticked, found that it is not")
     wanted = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))

@@ -1,4 +1,4 @@
-"""What forms on a step's page ask for: promote, note, export, fork, roll back, verify, delete."""
+"""Form routes of a step's page: promote, note, export, fork, roll back, verify, delete."""
 
 from http import HTTPStatus
 from typing import Final
@@ -36,7 +36,7 @@ router: Final = APIRouter(
 def promote_form(
     caller: Operator, asked: OfStep, form: FormDependency, background: BackgroundTasks
 ) -> HTMLResponse:
-    """Point an alias at the step, if both are what the page showed."""
+    """Point an alias at the step, if neither has changed since the page showed them."""
     body = body_of(PromoteRequest, alias=form.text("alias"), reason=form.text("reason"))
     try:
         moved = actions.promote(
@@ -75,7 +75,7 @@ def promote_form(
 
 
 def seen_sequence(form: Form, alias: str) -> int | None:
-    """At which sequence number the page showed an alias; None: it showed none of that name."""
+    """Return the sequence number at which the page showed an alias; None if it did not show it."""
     for one in form.texts("seen"):
         name, _, number = one.partition("=")
         if name == alias and number.isascii() and number.isdigit():
@@ -98,7 +98,7 @@ def notes_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLRes
         labels=wanted.labels,
         metrics=wanted.metrics,
         better={},
-        seen=Seen(None),  # one entry is set: whatever the others are, nobody's is overwritten
+        seen=Seen(None),  # only one entry is set, so no concurrent change of others is overwritten
         attempt=form.number("attempt"),
     )
     return asked.page("step/notes.html", checkpoint=changed)
@@ -142,7 +142,7 @@ def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResp
 
 @router.post("/rollback")
 def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResponse:
-    """Set later steps of the run aside, unless more were saved than the page showed."""
+    """Supersede later steps of the run, unless a step was saved since the page showed the run."""
     asked.require_shown(form.number("attempt"))
     wanted = body_of(
         RestoreRequest,
@@ -165,7 +165,7 @@ def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTML
 
 @router.post("/verify")
 def verify_step_form(caller: Operator, asked: OfStep) -> HTMLResponse:
-    """Start to read every byte of the step."""
+    """Start to verify the step."""
     started = actions.verify_checkpoint(asked.plane, caller, *asked.names, idempotency_key=None)
     return asked.page("operations/card.html", operation=started)
 
@@ -186,7 +186,7 @@ def delete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Respon
 
 @router.post("/undelete")
 def undelete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Response:
-    """Take the deletion of the step back, and show it listed."""
+    """Undelete the step, and show its page again."""
     actions.undelete_checkpoint(asked.plane, caller, *asked.names, form.number("attempt"))
     return _anew(*asked.names)
 

@@ -1,1 +1,1 @@
-"""Charts as numbers and SVG: what is drawn on the server, from data alone."""
+"""Charts drawn on the server, as numbers, SVG or PNG. The functions are pure."""

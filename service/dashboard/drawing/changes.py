@@ -1,4 +1,4 @@
-"""How much layers and tensors changed from one step to another, as bars; pure."""
+"""Bars of how much layers and tensors changed between two steps."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,13 @@ from cairn.storage.arrays import keys_of
 
 @dataclass(frozen=True)
 class ChangeBar:
-    """How much a leaf, or a layer, changed.
+    """Relative change of a leaf or a layer.
 
     Attributes:
-        name: Its path.
-        item: That it is of.
-        relative: Norm of the difference by that of this step's elements.
-        share: Of the largest one among those that are shown.
+        name: Path of the leaf or layer.
+        item: Item of the leaf or layer.
+        relative: Norm of the difference, divided by the norm of this step's elements.
+        share: `relative`, divided by the largest one that is shown.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ChangeBar:
 
 
 def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
-    """Leaves whose values were compared, those that changed most first."""
+    """Return a bar per leaf whose values were compared, the largest change first."""
     return _bars(
         (one.item, one.path, one.values.relative)
         for one in differences
@@ -35,7 +35,10 @@ def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
 
 
 def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
-    """Layers, those that changed most first: of each the leaves whose values differ, together."""
+    """Return a bar per layer, the largest change first.
+
+    The norms of a layer are over all of its leaves whose values differ.
+    """
     squares: dict[tuple[str, str], tuple[float, float]] = {}
     for one in differences:
         values = one.values
@@ -43,7 +46,7 @@ def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
             continue
         key = (one.item, layer_of(one.path))
         changed, whole = squares.get(key, (0.0, 0.0))
-        norm = values.norm / values.relative
+        norm = values.norm / values.relative  # of this step's elements: `relative` is the quotient
         squares[key] = (changed + values.norm**2, whole + norm**2)
     return _bars(
         (item, layer, math.sqrt(changed / whole))
@@ -53,7 +56,7 @@ def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
 
 
 def layer_of(path: str) -> str:
-    """The layer of a leaf: down to the first number of its path, or else to its module."""
+    """Return a leaf's layer: its path up to the first number, or without one, up to its module."""
     keys = keys_of(path)
     numbers = (at for at, key in enumerate(keys) if key.isdecimal())
     last = next(numbers, len(keys) - 2)

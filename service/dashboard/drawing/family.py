@@ -1,4 +1,4 @@
-"""A run between what it comes from and what was made of it: a graph of columns."""
+"""Lineage graph of a run in columns: ancestors on the left, forks and exports on the right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ _LETTERS: Final = 24
 
 @dataclass(frozen=True)
 class Node:
-    """What the graph is of.
+    """Node of the graph.
 
     Attributes:
-        name: Of it.
-        note: What is said below.
-        href: Where it leads; None: nowhere.
-        here: It is the one that the page is about.
-        kind: What it is, if it is no run: "export", "aside" or "adopted".
+        name: Name in the node.
+        note: Text below the name.
+        href: Address that the node links to; None for no link.
+        here: True for the run that the page is about.
+        kind: Kind of a node that is not a run: "export", "aside" or "adopted".
     """
 
     name: str
@@ -31,13 +31,13 @@ class Node:
 
     @property
     def short(self) -> str:
-        """Its name, as far as there is room."""
+        """Name, cut to the width of the node."""
         return self.name if len(self.name) <= _LETTERS else self.name[: _LETTERS - 1] + "…"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A node, and where its upper left corner is."""
+    """Node, and the position of its upper left corner."""
 
     node: Node
     x: int
@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Family:
-    """A drawing: nodes, and curves between them as SVG has them."""
+    """Drawing: nodes, and the curves between them as SVG paths."""
 
     nodes: tuple[Placed, ...]
     edges: tuple[str, ...]
@@ -57,12 +57,12 @@ class Family:
 
 
 def family(before: Sequence[Node], here: Node, after: Sequence[Node]) -> Family:
-    """A chain that leads to a node, and what comes of that.
+    """Draw the chain of ancestors that leads to a node, and the nodes made from it.
 
     Args:
-        before: The nearest first.
-        here: The node.
-        after: All from `here`.
+        before: Ancestors, the nearest first.
+        here: The node that the graph is about.
+        after: Nodes made from `here`.
     """
     rows = max(1, len(after))
     height = rows * _NODE[1] + (rows - 1) * _GAP[1] + 2 * _MARGIN

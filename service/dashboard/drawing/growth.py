@@ -1,4 +1,4 @@
-"""How a run grew: bytes that it took, over time."""
+"""Chart of the bytes of a run over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ _FLOOR: Final = 102
 
 @dataclass(frozen=True)
 class Growth:
-    """A drawing: an area under stairs.
+    """Drawing: the area under a staircase.
 
     Attributes:
-        path: Of the area, as SVG has it.
-        first, last: When it begins and ends.
-        nbytes: At the end.
-        per_day: Bytes a day on average; None: it is younger than that tells.
+        path: SVG path of the area.
+        first, last: Times of the first and the last step.
+        nbytes: Bytes at the end.
+        per_day: Average growth in bytes per day; None if unknown.
     """
 
     path: str
@@ -35,7 +35,11 @@ class Growth:
 
 
 def growth(steps: Sequence[StepUsage]) -> Growth | None:
-    """Of steps by when they were saved; None if there are fewer than two."""
+    """Draw the growth of a run by the times of its steps.
+
+    Return None if fewer than two steps have a time, if all have the same one, or if they add no
+    bytes.
+    """
     saved = [(one.created, one.added) for one in steps if one.created is not None]
     if len(saved) < 2:
         return None
@@ -52,5 +56,6 @@ def growth(steps: Sequence[StepUsage]) -> Growth | None:
         together += size
         path += f"V{_FLOOR - (_FLOOR - _TOP) * together / total:.1f}"
     path += f"V{_FLOOR}Z"
+    # The first step's bytes are there when the span begins: they are no growth within it.
     per_day = (total - saved[0][1]) / span * 86_400
     return Growth(path, first, last, total, per_day)

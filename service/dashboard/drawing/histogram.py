@@ -1,4 +1,4 @@
-"""How many elements lie where: bars of one height scale; pure."""
+"""Histogram of a tensor's elements as bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _FLOOR: Final = 138
 
 @dataclass(frozen=True)
 class Bar:
-    """One bin."""
+    """Bar of a bin."""
 
     x: float
     y: float
@@ -24,7 +24,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """The drawing, and the ends of its axis."""
+    """Drawing, and the ends of its axis."""
 
     bars: tuple[Bar, ...]
     first: float
@@ -36,7 +36,7 @@ class Bars:
 
 
 def bars_of(found: Histogram) -> Bars | None:
-    """The drawing of a histogram; None if its numbers are beyond float64."""
+    """Draw a histogram; return None if it is empty, or if its numbers exceed float64."""
     if isinstance(found.start, str):
         return None
     counts: Sequence[int] = found.counts

@@ -1,4 +1,4 @@
-"""Small charts beside text: as SVG, whose sizes are attributes, since the CSP lets no styles in."""
+"""Small charts beside text, as SVG. Sizes are attributes, since the CSP forbids inline styles."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ _BAR: Final = 3
 
 
 def sparkline(steps: Sequence[RecentStep]) -> Markup:
-    """A bar for each of a run's last steps: where says when it was saved, how high how large."""
+    """Draw a bar per recent step: its place is the time of the save, its height the size."""
     known = [(one.created, one.nbytes) for one in steps]
     saved = [(when, size) for when, size in known if when is not None and size is not None]
     if len(saved) < 2:

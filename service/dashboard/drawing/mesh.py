@@ -1,4 +1,4 @@
-"""How a partition spec splits a tensor over a mesh: its parts, drawn as a grid; pure."""
+"""Grid of the shards into which a partition spec splits a tensor on a mesh."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ Spec = Sequence[str | Sequence[str] | None]
 
 @dataclass(frozen=True)
 class Splitting:
-    """What becomes of a tensor on a mesh.
+    """Sharding of a tensor on a mesh.
 
     Attributes:
-        parts: Into how many each dimension is split.
-        part: Shape of what a device holds; rounded up where it does not divide.
-        copies: Devices that hold the same part.
-        devices: Of the mesh.
-        whole: Every dimension divides.
-        axes: Of each dimension, the axes that split it, in words.
-        columns, rows: Lines of the grid, in its picture; empty: too many to draw.
+        parts: Number of shards along each dimension.
+        part: Shape of a shard, rounded up where a dimension does not divide evenly.
+        copies: Number of devices that hold the same shard.
+        devices: Number of devices of the mesh.
+        whole: True if every dimension divides evenly.
+        axes: Mesh axes that split each dimension, as text.
+        columns, rows: Positions of the grid lines in the picture; empty if too many to draw.
     """
 
     parts: tuple[int, ...]
@@ -39,22 +39,22 @@ class Splitting:
 
     @property
     def count(self) -> int:
-        """How many parts there are."""
+        """Number of distinct shards."""
         return math.prod(self.parts)
 
     @property
     def part_width(self) -> float:
-        """Of one part, in the picture."""
+        """Width of a shard in the picture."""
         return round(self.width / (self.parts[-1] if self.parts else 1), 1)
 
     @property
     def part_height(self) -> float:
-        """Of one part, in the picture."""
+        """Height of a shard in the picture."""
         return round(self.height / (self.parts[-2] if len(self.parts) > 1 else 1), 1)
 
 
 def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) -> Splitting:
-    """Of a tensor of this shape; without a spec it is whole everywhere."""
+    """Compute the sharding of a tensor; without a spec it is replicated on all devices."""
     padded = [*(spec or ()), *([None] * len(shape))][: len(shape)]
     named = [_axes(one) for one in padded]
     parts = tuple(math.prod(mesh.get(axis, 1) for axis in axes) for axes in named)
@@ -74,7 +74,7 @@ def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) 
 
 
 def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """The mesh that a model's configuration names, if all of its sizes are known."""
+    """Return the mesh in a model's configuration, or {} if a size is missing or not positive."""
     names = config.get("sharding_axis_names")
     sizes = config.get("sharding_axis_dims")
     if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
@@ -84,7 +84,7 @@ def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
-    """As it is typed: `fsdp=4,tp=2`."""
+    """Format a mesh as people type it: `fsdp=4,tp=2`."""
     return ",".join(f"{name}={size}" for name, size in mesh.items())
 
 

@@ -1,4 +1,4 @@
-"""A matrix as a picture: one pixel an element, blue below zero and red above it; as PNG."""
+"""PNG of a matrix: one pixel per element, blue below zero and red above."""
 
 import struct
 import zlib
@@ -13,7 +13,7 @@ _MISSING: Final = np.array([255, 196, 0], np.uint8)
 
 
 def png_of(values: np.ndarray[Any, Any]) -> bytes:
-    """The picture of a matrix of floats; what is not finite is yellow."""
+    """Encode a matrix of floats as a PNG; elements that are not finite are yellow."""
     finite = np.isfinite(values)
     known = np.where(finite, values, 0.0)
     most = float(np.max(np.abs(known), initial=0.0)) or 1.0
@@ -26,7 +26,9 @@ def png_of(values: np.ndarray[Any, Any]) -> bytes:
 
 def _encoded(pixels: np.ndarray[Any, Any]) -> bytes:
     height, width, _ = pixels.shape
+    # Every row of a PNG begins with the number of its filter: 0, none.
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+    # 8 bits per channel, colour type 2 (RGB), then the only compression, filter and no interlace.
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"

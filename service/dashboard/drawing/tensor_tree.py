@@ -1,4 +1,4 @@
-"""The leaves of a step as a tree, one level at a time: of a step of 100,000 leaves, too."""
+"""Tree of a step's leaves, one level at a time, so that a page can show 100,000 leaves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from cairn.storage.runs import LeafRecord
 
 @dataclass(frozen=True)
 class Branch:
-    """What lies at one place of the tree.
+    """Leaf or subtree at a level of the tree.
 
     Attributes:
-        name: From the place that is shown on; joined by `/` where there is only one way.
-        prefix: Of the paths of all its leaves.
-        leaves: How many it has.
-        nbytes: Of them together.
-        leaf: If it is a leaf itself.
+        name: Path relative to the level; levels with a single child are joined by `/`.
+        prefix: Common prefix of the paths of its leaves.
+        leaves: Number of its leaves.
+        nbytes: Total bytes of its leaves.
+        leaf: The leaf, if the branch is one; None for a subtree.
     """
 
     name: str
@@ -26,13 +26,13 @@ class Branch:
 
 
 def place(leaves: Sequence[LeafRecord], text: str) -> str:
-    """The prefix of the place in the tree that a text means: with a slash at its end, or empty.
+    """Return the prefix of the level that a text names: empty, or with a slash at its end.
 
-    Of a leaf's own path it is the level that the leaf is on.
+    The path of a leaf names the level that the leaf is on.
 
     Args:
-        leaves: Of one item, by path.
-        text: A prefix, with slashes around it or without.
+        leaves: Leaves of one item, by path.
+        text: Prefix, with or without slashes around it.
     """
     inner = text.strip("/")
     if not inner:
@@ -44,11 +44,11 @@ def place(leaves: Sequence[LeafRecord], text: str) -> str:
 
 
 def branches(leaves: Sequence[LeafRecord], prefix: str) -> list[Branch]:
-    """What lies below a prefix: branches and leaves by name.
+    """Return the subtrees and leaves directly below a prefix, in the order of `leaves`.
 
     Args:
-        leaves: Of one item, by path.
-        prefix: Of paths, up to a `/`; empty: from the root on.
+        leaves: Leaves of one item, by path.
+        prefix: Prefix of paths that ends with `/`; empty for the root.
     """
     groups: dict[str, list[LeafRecord]] = {}
     for leaf in leaves:
@@ -62,7 +62,7 @@ def _branch(name: str, prefix: str, group: Sequence[LeafRecord]) -> Branch:
     if len(group) == 1:
         return Branch(group[0].path[len(prefix) :], group[0].path, 1, nbytes, group[0])
     common = f"{prefix}{name}/"
-    while True:  # a level with one way only is no choice
+    while True:  # join levels with a single child: they offer nothing to choose from
         ways = {one.path[len(common) :].split("/", 1)[0] for one in group}
         if len(ways) > 1 or any("/" not in one.path[len(common) :] for one in group):
             break

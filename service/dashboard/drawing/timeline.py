@@ -1,4 +1,4 @@
-"""The steps of a run on a line, by their numbers."""
+"""Timeline of a run's steps, by step number."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _SMALLEST: Final = 1.5
 
 @dataclass(frozen=True)
 class Mark:
-    """A step on the line.
+    """Mark of a step on the line.
 
     Attributes:
         checkpoint: The step.
-        x: Where.
-        kind: How it looks: its state, or that nobody has verified it.
-        title: What is said of it.
+        x: Position on the line.
+        kind: Result of `kind_of`, which decides the look.
+        title: Tooltip.
     """
 
     checkpoint: Checkpoint
@@ -39,9 +39,9 @@ class Name:
     """Aliases above the line.
 
     Attributes:
-        text: Their names.
-        x, y: Where their text begins.
-        at: Where their step is.
+        text: Names of the aliases.
+        x, y: Start of the text.
+        at: Position of the step on the line.
     """
 
     text: str
@@ -52,10 +52,10 @@ class Name:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What is drawn: marks, names above them, and the ends of the line.
+    """Drawing: marks, names above them, and the ends of the line.
 
     Attributes:
-        radius: Of a mark: small where there are many.
+        radius: Radius of a mark, smaller if there are many.
     """
 
     marks: tuple[Mark, ...]
@@ -69,17 +69,17 @@ class Timeline:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many marks there are of each kind, in the order of the line."""
+        """Number of marks per kind, in the order of the line."""
         return dict(Counter(mark.kind for mark in self.marks))
 
     @property
     def top(self) -> int:
-        """Where the drawing begins: without names there is no room for them."""
+        """Upper edge of the drawing; without names, the room for them is cut off."""
         return 0 if self.names else _LINE - 12
 
 
 def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
-    """Steps on a line; None if there are none."""
+    """Draw steps on a line; return None if there are none."""
     if not checkpoints:
         return None
     steps = sorted(checkpoints, key=lambda one: (one.step, one.attempt))
@@ -95,14 +95,17 @@ def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
 
 
 def kind_of(checkpoint: Checkpoint) -> str:
-    """A step's state in a word, `verified` where every byte of it was found to be right."""
+    """Return a step's state, or `verified` for a listed step that passed a verification."""
     if checkpoint.state is CheckpointState.LISTED and checkpoint.verified is not None:
         return "verified"
     return checkpoint.state.value
 
 
 def _names(marks: Sequence[Mark]) -> list[Name]:
-    """Names in two rows, so that those of neighbours stand side by side; what has no room goes."""
+    """Place names in two rows, so that neighbours do not overlap. Names without room are left out.
+
+    `free` has the first free position of each row.
+    """
     free = [0.0] * _ROWS
     names = []
     for mark in marks:

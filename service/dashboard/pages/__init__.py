@@ -1,1 +1,1 @@
-"""The pages, one subject a file."""
+"""Pages, one subject per file."""

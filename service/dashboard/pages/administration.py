@@ -1,4 +1,4 @@
-"""For administrators of all roots: `/audit`, `/webhooks`, `/keys`."""
+"""Pages for administrators of all roots: `/audit`, `/webhooks`, `/keys`."""
 
 from typing import Annotated, Final
 
@@ -31,7 +31,7 @@ def audit_page(
     filter: Filter = "",
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """What was asked of this control plane, newest first."""
+    """Show the audit events of this control plane, newest first."""
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
@@ -49,7 +49,7 @@ def audit_page(
 def webhooks_page(
     request: Request, caller: ServerAdministrator, plane: PlaneDependency
 ) -> HTMLResponse:
-    """Who is told of events."""
+    """Show the webhooks."""
     return page(
         request,
         "administration/webhooks.html",
@@ -68,7 +68,7 @@ def webhook_page(
     state: Annotated[str, Query(max_length=16)] = "",
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """One webhook, and what became of each event that it was told of."""
+    """Show a webhook and its deliveries."""
     wanted = DeliveryState(state) if state in list(DeliveryState) else None
     found = webhooks.list_deliveries(caller, webhook, plane, wanted, ROWS, page_token)
     known = [one for one in actions.list_webhooks(plane) if one.id == webhook]
@@ -89,7 +89,7 @@ def webhook_page(
 def keys_page(
     request: Request, caller: ServerAdministrator, plane: PlaneDependency
 ) -> HTMLResponse:
-    """Who else may ask, and what they may."""
+    """Show the API keys and their permissions."""
     return page(
         request,
         "administration/keys.html",

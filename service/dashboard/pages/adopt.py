@@ -1,4 +1,4 @@
-"""Where what plain Orbax has saved is made steps of a run: `/adopt`."""
+"""Import of checkpoints that plain Orbax saved: `/adopt`."""
 
 from typing import Final
 
@@ -17,5 +17,5 @@ router: Final = APIRouter(
 
 @router.get("/adopt")
 def adopt_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
-    """The form that asks for a folder, and for the run that is to list it."""
+    """Show the form that asks for a folder and for the run to import it as."""
     return page(request, "runs/adopt.html", roots=caller.visible(plane.roots))

@@ -1,4 +1,4 @@
-"""Two steps side by side: `/compare` asks which, `/ui/{root}/{run}/steps/{step}/compare` tells."""
+"""Comparison of two steps: `/compare` (form) and `/ui/{root}/{run}/steps/{step}/compare`."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from cairn.storage.errors import StepChangedError
 
 ROWS: Final = 150
 AT_ONCE_BYTES: Final = 256 << 20
-"""Differing leaves of so many bytes together are compared without being asked."""
+"""Largest total of differing leaves whose values the page compares without a click."""
 _RUNS: Final = 200
 
 router: Final = APIRouter(
@@ -48,7 +48,7 @@ def compare_page(
     other: Chosen = "",
     pick: Annotated[list[int] | None, Query()] = None,
 ) -> Response:
-    """Which two steps to compare, each by its number or by an alias that points to it now."""
+    """Ask for two steps, each by number or alias, and redirect to their comparison."""
     picked = sorted(set(pick or ()))
     if len(picked) == 2:
         step, other = str(picked[0]), str(picked[1])
@@ -81,11 +81,12 @@ def compare_page(
 
 @dataclass(frozen=True)
 class OtherStep:
-    """What a step is compared with.
+    """Step to compare with.
 
     Attributes:
-        names: Its root's, its run's and its number; empty: as of the first.
-        prefix: Of the leaves that are shown.
+        names: Names of the root and the run, and the step number. An empty name stands for that of
+            the first step.
+        prefix: Prefix of the leaves to show.
     """
 
     names: tuple[str, str, int]
@@ -105,7 +106,7 @@ Other = Annotated[OtherStep, Depends(_other_step)]
 
 
 def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse:
-    """What differs between two steps, by digests: none of their values is read."""
+    """Show the differences of two steps by their digests, without reading values."""
     this, that = _sides(asked.plane, caller, asked.names, other.names)
     wanted = Wanted(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
     found, more = actions.diff_steps(this, that, wanted)
@@ -133,7 +134,7 @@ def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse
 
 
 def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
-    """How far apart the leaves are that differ: their values are read."""
+    """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(asked.plane, caller, asked.names, other.names)
     most = actions.MOST_COMPARED_BYTES
     wanted = Wanted(_weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most)
@@ -182,7 +183,10 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
 
 
 def _weighed(side: Side) -> str | None:
-    """The item whose changes are weighed: the model, an optimizer's have no measure."""
+    """Return the item whose changes are measured; None for all, if the step has no model.
+
+    It is the model, since the size of a change says nothing about an optimizer's state.
+    """
     return "model" if "model" in side.manifest.items else None
 
 
@@ -199,7 +203,11 @@ def _sides(
 
 
 def _metrics(this: Side, that: Side) -> list[dict[str, Any]]:
-    """Every metric of either, with which of the two is better where somebody said."""
+    """Compare the metrics of two steps.
+
+    `good` says whether this step is the better one; it is None if the values are equal, one is
+    missing, or nobody has said which direction is better.
+    """
     ours, theirs = this.noted.metrics, that.noted.metrics
     better = {**that.noted.better, **this.noted.better}
     rows = []

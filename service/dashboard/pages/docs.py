@@ -1,4 +1,4 @@
-"""The API's description, to read and to try out: `/docs`."""
+"""API documentation, to read and to try out: `/docs`."""
 
 from typing import Final
 
@@ -16,5 +16,5 @@ router: Final = APIRouter(
 
 @router.get("/docs")
 def docs_page(request: Request, caller: Reader) -> HTMLResponse:
-    """Every operation of the API."""
+    """Show the operations of the API."""
     return page(request, "docs.html")

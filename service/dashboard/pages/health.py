@@ -1,4 +1,4 @@
-"""Whether the service can do its work, and how its stores are: `/health`."""
+"""Health of the service and its stores: `/health`."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ router: Final = APIRouter(
 
 @router.get("/health")
 def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
-    """Parts of the service, stores, schedules and automations, and what is wrong with them."""
+    """Show the parts of the service, stores, schedules and automations, and their problems."""
     problems: dict[str, str] = {}
     checks: dict[str, str] = {}
     try:

@@ -1,4 +1,4 @@
-"""Jobs, one job, and what an export made: `/operations`, `/artifacts`."""
+"""Jobs and artifacts: `/operations`, `/artifacts`."""
 
 from typing import Annotated, Final
 
@@ -34,7 +34,7 @@ def operations_page(
     state: Annotated[str, Query(max_length=16)] = "",
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """Every job, newest first, and the workers that execute them."""
+    """Show all jobs, newest first, and the workers that execute them."""
     wanted = OperationState(state) if state in list(OperationState) else None
     found = operations.list_operations(caller, plane, wanted, ROWS, page_token)
     return page(
@@ -50,28 +50,28 @@ def operations_page(
 
 @router.get("/operations/{operation}")
 def operation_page(caller: Reader, asked: OfOperation) -> HTMLResponse:
-    """One job: how far it is, what was asked, and what came of it."""
+    """Show a job: its progress, request and result."""
     found = actions.get_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/operation.html", operation=found)
 
 
 @router.get("/operations/{operation}/card")
 def operation_card(caller: Reader, asked: OfOperation) -> HTMLResponse:
-    """One job as lists show it."""
+    """Show a job as a card of the list."""
     found = actions.get_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/cancel")
 def cancel_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
-    """Stop a job."""
+    """Cancel a job."""
     found = actions.cancel_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/resume")
 def resume_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
-    """Run a job again that failed or was cancelled."""
+    """Run a failed or cancelled job again."""
     found = actions.resume_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
@@ -80,7 +80,7 @@ def resume_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
 def artifact_page(
     request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
 ) -> HTMLResponse:
-    """What an export made: its files with their checksums, to download, and how to load them."""
+    """Show an artifact: its files with checksums and downloads, and how to load them."""
     found = actions.get_artifact(plane, caller, artifact)
     return page(
         request,

@@ -33,10 +33,10 @@ ORDERS: Final = (
 )
 
 MOST_ALIASES: Final = 4
-"""Of a run, in the list."""
+"""Largest number of aliases that the list shows per run."""
 
 KEPT: Final = (1, 3, 5, 10, 25, 100)
-"""Last steps that stay, to choose from, where no schedule says what does."""
+"""Choices of `keep_last` for the reclaimable bytes of runs that no schedule cleans up."""
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
@@ -59,7 +59,7 @@ def runs_page(
     keep_last: Kept = 3,
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """Runs of every root."""
+    """Show the runs of all roots."""
     roots = caller.visible(plane.roots)
     search = Search.parse(run_filter(q, owner, label, state), order_by, RUN_FIELDS)
     found = page_of_runs(plane, roots, ROWS, page_token, search=search)
@@ -85,7 +85,7 @@ def runs_page(
 
 
 def run_filter(q: str, owner: str, label: str, state: str) -> str:
-    """What a form's fields ask for, in the language of the API's filters; pure."""
+    """Translate the search form's fields into a filter of the API."""
     name, _, value = label.partition("=")
     parts = [
         f"name:{quote(q.strip())}" if q.strip() else "",

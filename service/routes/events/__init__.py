@@ -1,4 +1,4 @@
-"""What happened, and who is told of it."""
+"""Events, and the webhooks that they are sent to."""
 
 import lazy_loader
 

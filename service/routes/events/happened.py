@@ -1,4 +1,4 @@
-"""What happened to checkpoints, for clients that ask again and again."""
+"""Events of checkpoints, for clients that poll."""
 
 from typing import Annotated, Final
 
@@ -39,11 +39,11 @@ def list_events(
     page_size: PageSize = 100,
     page_token: PageToken = None,
 ) -> Response:
-    """Events, in the order in which this catalog came to know of them.
+    """List events in the order in which this catalog recorded them.
 
-    Who goes on from the id of the last one (`after`) misses none; if some after it are not kept any
-    more, the answer is 410, and `pruned` the id to go on from. With 0 it begins with the first that
-    is kept.
+    A client that passes the id of the last event it received as `after` misses none. If events
+    after that id have been pruned, the answer is 410, and `pruned` is the id to continue from. With
+    `after=0` the list starts at the oldest event that is kept.
     """
     listing = f"events, {root}, {run}, {kind}"
     known = decode_token(listing, page_token, kinds=(int,))

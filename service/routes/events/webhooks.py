@@ -1,4 +1,4 @@
-"""Who is told of events, and what became of each."""
+"""Webhooks, and the deliveries of events to them."""
 
 from typing import Annotated, Final
 
@@ -29,7 +29,7 @@ StateFilter = Annotated[
 
 @router.get("")
 def list_webhooks(caller: ServerAdministrator, plane: PlaneDependency) -> WebhookList:
-    """Everybody who is told of events, without secrets."""
+    """List the webhooks, without their secrets."""
     return WebhookList(webhooks=actions.list_webhooks(plane))
 
 
@@ -37,10 +37,10 @@ def list_webhooks(caller: ServerAdministrator, plane: PlaneDependency) -> Webhoo
 def create_webhook(
     caller: ServerAdministrator, body: WebhookRequest, plane: PlaneDependency, response: Response
 ) -> NewWebhook:
-    """Have somebody told of what happens from now on.
+    """Create a webhook that receives events from now on.
 
-    Messages are signed as the Standard Webhooks specification has it, with a secret that this
-    answer alone has.
+    Messages are signed as in the Standard Webhooks specification. Only this answer contains the
+    secret.
     """
     response.headers["Cache-Control"] = "no-store"
     return actions.create_webhook(plane, caller, body)
@@ -48,7 +48,7 @@ def create_webhook(
 
 @router.delete("/" + named("webhook"), status_code=204, responses=problem_responses(404))
 def delete_webhook(caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency) -> None:
-    """Tell somebody no more; what was not delivered is dropped."""
+    """Delete a webhook. Events that it has not received yet are dropped."""
     actions.delete_webhook(plane, caller, webhook)
 
 
@@ -56,7 +56,7 @@ def delete_webhook(caller: ServerAdministrator, webhook: WebhookId, plane: Plane
 def test_webhook(
     caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency
 ) -> Delivery:
-    """Tell this one of a `webhook.test`, which is signed and delivered as all else."""
+    """Send a `webhook.test` event to this webhook, signed and delivered like any other event."""
     return actions.send_test(plane, caller, webhook)
 
 
@@ -69,7 +69,7 @@ def list_deliveries(
     page_size: PageSize = 50,
     page_token: PageToken = None,
 ) -> DeliveryList:
-    """What became of each event, newest first."""
+    """List the deliveries to a webhook, newest first."""
     listing = f"deliveries of {webhook}, {state}"
     token = decode_token(listing, page_token, kinds=(int,))
     page, more = actions.list_deliveries(
@@ -93,5 +93,5 @@ def list_deliveries(
 def redeliver(
     caller: ServerAdministrator, webhook: WebhookId, delivery: DeliveryId, plane: PlaneDependency
 ) -> Delivery:
-    """Try a delivery again, whatever came of it; later ones of its run wait for it."""
+    """Try a delivery again, whatever its state. Later deliveries of its run wait for it."""
     return actions.redeliver(plane, caller, webhook, delivery)

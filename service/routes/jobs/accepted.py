@@ -1,4 +1,4 @@
-"""The answer to a request that started a job."""
+"""Answer (202) to a request that started a job."""
 
 from fastapi import Response
 
@@ -6,6 +6,6 @@ from cairn.service.schemas import Operation
 
 
 def accepted(operation: Operation, response: Response) -> Operation:
-    """The body of a 202 answer, with the operation's address in its `Location`."""
+    """Put the operation's address into `Location`, and return it as the body of the 202 answer."""
     response.headers["Location"] = f"/v1/operations/{operation.id}"
     return operation

@@ -1,4 +1,4 @@
-"""Listing what plain Orbax has saved."""
+"""Import of checkpoints that plain Orbax saved."""
 
 from typing import Final
 
@@ -23,11 +23,12 @@ def adopt_folder(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start to list the checkpoints that plain Orbax has saved in a folder as the steps of a run.
+    """Start an import: list the checkpoints that plain Orbax saved in a folder as steps of a run.
 
-    Each is read once, where it lies, and nothing in the folder is changed. The folder has to be in
-    a root. The same again adds what is new; what is not listed, or not as it was adopted, has the
-    operation fail with `urn:cairn:problem:not-all-adopted`, which names it, and the rest stays.
+    The folder must be in a root. Each checkpoint is read once, in place, and nothing in the folder
+    changes. A repeated import adds new checkpoints. If a checkpoint can't be listed, or has changed
+    since it was imported, the operation fails with `urn:cairn:problem:not-all-adopted`, which names
+    it; the other checkpoints stay listed.
     """
     started = actions.adopt_folder(plane, caller, root, body, idempotency_key=idempotency_key)
     return accepted(started, response)

@@ -1,4 +1,4 @@
-"""Cleaning up a run: what a retention policy does not keep, and garbage."""
+"""Cleaning up a run: retention policies and garbage collection."""
 
 from typing import Final
 
@@ -37,12 +37,12 @@ def apply_retention(
     plane: PlaneDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> RetentionPlan | Response:
-    """Say what a policy keeps and deletes, or with `dry_run: false` start to delete.
+    """Plan which steps a policy keeps and deletes, or with `dry_run: false` start to delete them.
 
-    Refused, with the nearest name known, if no step carries a metric or a label that it names.
-    The operation judges anew; its result names the steps that it deleted, and those that were
-    promoted in between and stay. Each can be undeleted until the grace time is over. Cancelling
-    ends it; what was deleted until then stays so.
+    If no step has a metric or a label that the policy names, the request is refused, with the
+    nearest known name. The operation evaluates the policy again. Its result names the steps that it
+    deleted, and those that stay because they were promoted in between. Deleted steps can be
+    undeleted until the grace time is over. Cancelling ends the operation but undeletes nothing.
     """
     if body.dry_run:
         return actions.plan_retention(plane, root, run, body.policy)
@@ -64,11 +64,11 @@ def collect_run_garbage(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Find what the run needs no more, and with `dry_run: false` remove it for good.
+    """Start to find the garbage of a run, and with `dry_run: false` to remove it for good.
 
-    That is deleted steps whose grace time is over, halves of steps whose writer is gone, and
-    exports of steps that are gone; a job may go on writing the run. The result counts it, and has
-    its first thousand `entries`.
+    Garbage is deleted steps whose grace time is over, unfinished steps whose writer is gone, and
+    exports of steps that are gone. A job may keep writing the run meanwhile. The result has the
+    counts and the first thousand `entries`.
     """
     started = actions.collect_garbage(
         plane, caller, root, run, dry_run=body.dry_run, idempotency_key=idempotency_key

@@ -1,4 +1,4 @@
-"""Export of a checkpoint in Hugging Face format."""
+"""Export of a checkpoint as Hugging Face files or as one GGUF file."""
 
 from typing import Final
 
@@ -33,11 +33,12 @@ def convert_checkpoint(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start an export; its result names the artifact.
+    """Start an export. The result of the operation names the artifact.
 
-    Of a damaged step it is refused with 409, `step-damaged`, unless `despite_damage` says why.
-    The same export again is the same artifact, and the same operation: also once that has
-    succeeded, for as long as its files are there. With a key it is an operation of its own.
+    An export of a damaged step is refused with 409, `step-damaged`, unless `despite_damage` gives a
+    reason. A repeated request returns the same operation and the same artifact, even after the
+    operation succeeded, for as long as the artifact's files exist. A request with an idempotency
+    key starts an operation of its own.
     """
     started = actions.convert_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key

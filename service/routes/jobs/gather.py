@@ -1,4 +1,4 @@
-"""A checkpoint as one safetensors file."""
+"""Gathering of a checkpoint into one safetensors file."""
 
 from typing import Final
 
@@ -33,9 +33,10 @@ def gather_checkpoint(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start gathering items of any checkpoint; the result names the artifact.
+    """Start gathering items of a checkpoint into one safetensors file.
 
-    Of a damaged step it is refused with 409, `step-damaged`, unless `despite_damage` says why.
+    The result of the operation names the artifact. A damaged step is refused with 409,
+    `step-damaged`, unless `despite_damage` gives a reason.
     """
     started = actions.gather_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key

@@ -1,4 +1,4 @@
-"""Going back to a checkpoint: as a new run, or in its own."""
+"""Going back to a checkpoint: in a new run (fork) or in its own run (rollback)."""
 
 from typing import Final
 
@@ -34,14 +34,14 @@ def restore_checkpoint(
     seen: MaybeSeenDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start a new run from the step (fork), or set the run's later steps aside (rollback).
+    """Start a new run from the step (fork), or supersede the run's later steps (rollback).
 
-    A rollback asks for `If-Match` with the ETag of the run, or `*`, and for the names of aliases
-    that it strands: those of steps that it sets aside. It needs a run that nobody writes. A fork
-    needs a name that is free, else it is refused at once: what the store has decides, whether the
-    catalog knows it or not. What a fork results in says how many files and bytes of the copy were
-    checked, and what was compared. A damaged step is refused with 409, `step-damaged`, unless
-    `despite_damage` says why.
+    A rollback requires `If-Match` with the ETag of the run, or `*`. It also requires the names of
+    the aliases that point to steps that it supersedes (`strand`), and that no job writes the run.
+    A fork requires a free run name, and is refused at once otherwise; the store decides what is
+    free, even if the catalog does not list a run yet. The result of a fork says how many files and
+    bytes of the copy were checked, and what was compared. A damaged step is refused with 409,
+    `step-damaged`, unless `despite_damage` gives a reason.
     """
     started = actions.restore_checkpoint(
         plane, caller, root, run, step, body, seen=seen, idempotency_key=idempotency_key

@@ -1,4 +1,4 @@
-"""Comparing what is stored with what was saved."""
+"""Verification of checkpoints and runs, and repair of a run's records."""
 
 from typing import Final
 
@@ -32,12 +32,13 @@ def verify_checkpoint(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start reading every byte of a checkpoint, to compare it with its manifest.
+    """Start to read every byte of a checkpoint and compare it with its manifest.
 
-    A sound checkpoint's operation succeeds; `result.steps` has what was read. A damaged one's fails
-    with the problem `urn:cairn:problem:damaged`, whose `problems` name every file and leaf that is
-    hit, and whose `steps` are those of a result. The checkpoint is `damaged` from then on, until a
-    verification of it succeeds. Such an operation is not resumed: verify again.
+    If the checkpoint is sound, the operation succeeds, and `result.steps` says what was read. If it
+    is damaged, the operation fails with the problem `urn:cairn:problem:damaged`: `problems` names
+    every damaged file and leaf, and `steps` has the same content as in a result. The checkpoint
+    then stays `damaged` until a verification of it succeeds. A failed verification can't be
+    resumed; start a new one.
     """
     started = actions.verify_checkpoint(
         plane, caller, root, run, step, idempotency_key=idempotency_key
@@ -55,10 +56,10 @@ def verify_run(
     body: VerifyRunRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """The same for a run: its records, and every listed checkpoint, one after another.
+    """Start to verify a run: its records, then its listed checkpoints one after another.
 
-    `result.records` tells what was found of the records: their number, everything that is not as it
-    was written or does not fit, and folders of checkpoints that no record names.
+    `result.records` describes the records: their number, every record that has changed since it was
+    written or does not fit the others, and checkpoint folders that no record names.
     """
     steps = (body or VerifyRunRequest()).steps
     started = actions.verify_run(
@@ -75,10 +76,11 @@ def repair_records(
     body: RepairRequest,
     plane: PlaneDependency,
 ) -> RepairReport:
-    """Say what would mend the run's records, or with `dry_run: false` do it.
+    """Plan a repair of the run's records, or with `dry_run: false` carry it out.
 
-    Records are rebuilt from the others; what can't be is told, and stays as it is unless it is to
-    be forgotten. What is replaced is kept below `damaged/`. Refused while a writer is alive.
+    Damaged records are rebuilt from the others. Records that can't be rebuilt are reported; they
+    stay as they are unless `forget` names them. Replaced records are kept below `damaged/`. The
+    request is refused while a writer is alive.
     """
     return actions.repair_records(
         plane, caller, root, run, dry_run=body.dry_run, forget=body.forget

@@ -1,1 +1,1 @@
-"""The pages of one run: its steps and curves, aliases, family, and what it takes."""
+"""Pages of a run: steps and curves, aliases, lineage, storage, writer."""

@@ -1,4 +1,4 @@
-"""Where a run's aliases point, and pointed: `/ui/{root}/{run}/aliases`."""
+"""Aliases of a run and their histories: `/ui/{root}/{run}/aliases`."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dependencies import AliasName
 
 AT_ONCE: Final = 10
-"""Histories that are read with the page; others when they are opened."""
+"""Number of histories that are read with the page; the others load when they are opened."""
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
@@ -21,7 +21,7 @@ router: Final = APIRouter(
 
 @router.get("/ui/{root}/{run}/aliases")
 def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
-    """Aliases of one run, and who moved them why."""
+    """Show the aliases of a run, and who moved them and why."""
     found = actions.list_aliases(asked.plane, *asked.names, refresh=True)
     histories = {
         one.alias: actions.alias_history(asked.plane, *asked.names, one.alias)
@@ -37,6 +37,6 @@ def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
 
 @router.get("/ui/{root}/{run}/aliases/{alias}")
 def alias_part(caller: Reader, asked: OfRun, alias: AliasName) -> HTMLResponse:
-    """The history of one alias."""
+    """Show the history of an alias."""
     history = actions.alias_history(asked.plane, *asked.names, alias)
     return asked.page("run/history.html", history=history, root=asked.root, name=asked.run)

@@ -1,4 +1,4 @@
-"""Where a run comes from, and what came of it: `/ui/{root}/{run}/lineage`."""
+"""Lineage of a run: its ancestors, forks and exports: `/ui/{root}/{run}/lineage`."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointSta
 from cairn.storage.errors import StorageError
 
 _DRAWN: Final = 12
-"""Of each kind of what came of a run."""
+"""Largest number of nodes that are drawn per kind: forks, exports, rollbacks."""
 
 _STEPS: Final = 100
 _EXPORTS: Final = 50
@@ -31,7 +31,7 @@ router: Final = APIRouter(
 
 @router.get("/ui/{root}/{run}/lineage")
 def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
-    """Forks, exports, rollbacks and adopted steps of one run."""
+    """Show the forks, exports, rollbacks and imported steps of a run."""
     known = actions.get_run(asked.plane, *asked.names, refresh=False)
     found = actions.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
     aside = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.SET_ASIDE, _STEPS, None)
@@ -39,7 +39,7 @@ def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None
-    try:  # alone of all that is here, they are read from the store
+    try:  # only artifacts are read from the store: if it fails, the rest of the page still shows
         exports, more = actions.list_run_artifacts(asked.plane, *asked.names, _EXPORTS)
     except StorageError as exc:
         problem = str(exc)
@@ -81,7 +81,7 @@ def _drawing(
 
 
 def _before(run: Run, found: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
-    """What it comes from, the nearest first; of a run without a parent the folders it adopts."""
+    """Return the ancestors, the nearest first; without one, the folders of imported steps."""
     children = [run, *found.parents]
     before = [
         Node(parent.name, _from(child), addresses.run(parent.root, parent.name))
@@ -97,7 +97,7 @@ def _before(run: Run, found: RunLineage, adopted: Sequence[Checkpoint]) -> list[
 
 
 def _gone_back(aside: Sequence[Checkpoint]) -> list[Node]:
-    """The steps that were set aside, those of an attempt together."""
+    """Return a node per attempt for its superseded steps."""
     by_attempt = sorted(aside, key=lambda one: (-one.attempt, one.step))
     nodes = []
     for attempt, group in groupby(by_attempt, key=lambda one: one.attempt):

@@ -1,4 +1,4 @@
-"""A run's steps and how its metrics went: `/ui/{root}/{run}`."""
+"""Steps and metric curves of a run: `/ui/{root}/{run}`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from cairn.service.schemas import AVAILABLE, Checkpoint, CheckpointState, States
 ROWS: Final = 40
 MARKS: Final = 150
 DAMAGED: Final = 3
-"""Damaged steps that the page names above all others."""
+"""Largest number of damaged steps that the page names at its top."""
 
 COLUMNS: Final = 6
 CURVES: Final = 12
@@ -50,7 +50,7 @@ def run_page(
     order_by: OrderBy = "",
     page_token: PageToken = None,
 ) -> HTMLResponse:
-    """Steps of one run, and how its metrics went."""
+    """Show the steps of a run, and the curves of its metrics."""
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
     found = page_of_checkpoints(asked.plane, *asked.names, state, ROWS, page_token, search=search)
     last = page_of_checkpoints(asked.plane, *asked.names, "all", MARKS, None).checkpoints
@@ -81,7 +81,7 @@ def run_page(
 
 @router.get("/ui/{root}/{run}/curves")
 def curves(caller: Reader, asked: OfRun) -> JSONResponse:
-    """Metrics of the run's listed steps, and where its aliases point, as numbers to draw."""
+    """Answer with the metrics of listed steps and the places of aliases, as numbers to draw."""
     steps = sorted(_listed(asked.plane, *asked.names), key=lambda one: one.step)
     names = metric_names(reversed(steps))
     shown = thinned(steps, POINTS)
@@ -92,7 +92,7 @@ def curves(caller: Reader, asked: OfRun) -> JSONResponse:
 
 
 def metric_names(checkpoints: Any) -> list[str]:
-    """Names of metrics, those that steps have first and most first; pure."""
+    """Return the names of metrics, those that most steps have first, then by name."""
     counted: dict[str, int] = {}
     for one in checkpoints:
         for name in one.metrics:
@@ -101,7 +101,7 @@ def metric_names(checkpoints: Any) -> list[str]:
 
 
 def thinned(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
-    """So many steps at most, evenly; those with aliases, the first and the last stay."""
+    """Thin out steps evenly to about `most`. The first, the last and those with aliases stay."""
     if len(steps) <= most:
         return list(steps)
     apart = math.ceil(len(steps) / most)

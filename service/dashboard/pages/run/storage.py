@@ -1,4 +1,4 @@
-"""What a run takes, and what a policy would free: `/ui/{root}/{run}/storage`."""
+"""Disk usage of a run, and the bytes that a policy would free: `/ui/{root}/{run}/storage`."""
 
 from typing import Annotated, Final
 
@@ -34,7 +34,7 @@ def storage_page(
     best_count: Field = "",
     labelled: Field = "",
 ) -> HTMLResponse:
-    """What one run takes in its store, and what retention would free."""
+    """Show the disk usage of a run, and the bytes that a retention policy would free."""
     fields = PolicyFields(keep_last, keep_every, keep_days, best, mode, best_count, labelled)
     plan = None
     if fields:

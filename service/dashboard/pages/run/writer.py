@@ -1,4 +1,4 @@
-"""Who writes a run, and taking it from them: `/ui/{root}/{run}/take-over`."""
+"""Writer of a run, and the takeover of the run from it: `/ui/{root}/{run}/take-over`."""
 
 from typing import Final
 
@@ -20,13 +20,13 @@ router: Final = APIRouter(
 
 @router.get("/writer")
 def writer_part(caller: Reader, asked: OfRun) -> HTMLResponse:
-    """Who writes the run now, as the store says."""
+    """Show the current writer of the run, read from the store."""
     writer = actions.get_writer(asked.plane, *asked.names)
     return asked.page("run/writer.html", root=asked.root, name=asked.run, writer=writer)
 
 
 @router.get("/take-over")
 def take_over_page(caller: Reader, asked: OfRun) -> HTMLResponse:
-    """What it means to take the run from who holds it, and the form that does."""
+    """Explain a takeover of the run from its writer, and show the form for it."""
     writer = actions.get_writer(asked.plane, *asked.names)
     return asked.page("run/take_over.html", root=asked.root, name=asked.run, writer=writer)

@@ -1,1 +1,1 @@
-"""The pages of one step: what it is, its tensors, configuration, files, and what a mesh needs."""
+"""Pages of a step: overview, tensors, configuration, files, and the plan for a mesh."""

@@ -1,4 +1,4 @@
-"""A step's configuration and model card: `/ui/{root}/{run}/steps/{step}/config`."""
+"""Configuration and model card of a step: `/ui/{root}/{run}/steps/{step}/config`."""
 
 import math
 from typing import Final
@@ -18,7 +18,7 @@ router: Final = APIRouter(
 
 @router.get("/ui/{root}/{run}/steps/{step}/config")
 def config_page(caller: Reader, asked: OfStep) -> HTMLResponse:
-    """The model of one step: what it is, its configuration, and where it was saved."""
+    """Show the model of a step: its architecture, configuration, and where it was saved."""
     found = asked.opened()
     model = [leaf for leaf in found.leaves if leaf.item == "model"]
     return asked.page(
@@ -33,7 +33,7 @@ def config_page(caller: Reader, asked: OfStep) -> HTMLResponse:
 
 
 def _dtypes(leaves: list[LeafRecord]) -> dict[str, int]:
-    """How many elements there are of each dtype."""
+    """Count the elements per dtype, the most frequent dtype first."""
     found: dict[str, int] = {}
     for leaf in leaves:
         found[leaf.dtype] = found.get(leaf.dtype, 0) + math.prod(leaf.shape)

@@ -1,4 +1,4 @@
-"""A step's files, and what was made of it: `/ui/{root}/{run}/steps/{step}/files`."""
+"""Files of a step, and its exports: `/ui/{root}/{run}/steps/{step}/files`."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ router: Final = APIRouter(
 
 @router.get("/ui/{root}/{run}/steps/{step}/files")
 def files_page(caller: Reader, asked: OfStep) -> HTMLResponse:
-    """Files of one step with their checksums, and exports of it to download."""
+    """Show the files of a step with their checksums, and its exports to download."""
     found = asked.opened()
     objects = found.contents.objects
     return asked.page(

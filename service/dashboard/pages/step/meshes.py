@@ -1,4 +1,4 @@
-"""A mesh as people type it; pure."""
+"""Parser of a mesh as people type it."""
 
 import re
 from typing import Final
@@ -9,10 +9,10 @@ _AXIS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*([1-9][0-9]{0,8}
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Devices along each axis of `fsdp=4,tp=2`.
+    """Parse a mesh such as `fsdp=4,tp=2` into the number of devices along each axis.
 
     Raises:
-        InvalidRequestError: It is another text.
+        InvalidRequestError: The text is not a mesh, or names an axis twice.
     """
     found: dict[str, int] = {}
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""What a step is, how to use it, and what can be done to it: `/ui/{root}/{run}/steps/{step}`."""
+"""Overview of a step, with its actions: `/ui/{root}/{run}/steps/{step}`."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ from cairn.storage.errors import SourceRefusedError
 from cairn.storage.store import StoreURI, source_folder
 
 LOOKED_THROUGH: Final = 200
-"""Operations, newest first, among which those of a step are looked for."""
+"""Number of newest operations that are searched for those of the step."""
 SHOWN: Final = 8
 
 router: Final = APIRouter(
@@ -27,7 +27,7 @@ router: Final = APIRouter(
 
 @router.get("/ui/{root}/{run}/steps/{step}")
 def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
-    """One step: its metrics, how to load it, its exports, and what can be done to it."""
+    """Show a step: its metrics, how to load it, its exports and its actions."""
     found = asked.checkpoint()
     aliases = actions.list_aliases(asked.plane, asked.root, asked.run, refresh=False)
     later = [one for one in aliases if one.step > asked.step]
@@ -46,7 +46,10 @@ def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
 
 
 def _refused(run: StoreURI, files: str) -> str | None:
-    """What an administrator can do about files that no server opens; None if it opens these."""
+    """Return what an administrator can do if the server refuses to open a folder; else None.
+
+    Imported steps have their files in other folders, which the settings must permit.
+    """
     try:
         source_folder(run, files)
     except SourceRefusedError as exc:
@@ -57,7 +60,7 @@ def _refused(run: StoreURI, files: str) -> str | None:
 def operations_of(
     plane: ControlPlane, caller: Caller, root: str, run: str, step: int
 ) -> list[Operation]:
-    """The newest operations of a step; none where jobs were not launched."""
+    """Return the newest operations of a step; none if the server runs without jobs."""
     try:
         recent, _ = actions.list_operations(
             plane, caller, after=None, limit=LOOKED_THROUGH, state=None

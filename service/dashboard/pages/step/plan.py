@@ -1,4 +1,4 @@
-"""What a step needs on another mesh: `/ui/{root}/{run}/steps/{step}/plan`."""
+"""Plan of a step for another mesh: `/ui/{root}/{run}/steps/{step}/plan`."""
 
 from typing import Annotated, Final
 
@@ -32,7 +32,7 @@ def plan_page(
     processes: Annotated[int, Query(ge=1, le=1_048_576)] = 1,
     dtype: Text = "",
 ) -> HTMLResponse:
-    """Bytes per device, what does not divide, and how to load a step on a mesh."""
+    """Show bytes per device, leaves that do not divide evenly, and how to load on a mesh."""
     found = asked.opened()
     model = found.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {}) or {"fsdp": 8}

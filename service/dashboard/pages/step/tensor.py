@@ -1,4 +1,4 @@
-"""One tensor: `/ui/{root}/{run}/steps/{step}/tensor`."""
+"""Tensor of a step: `/ui/{root}/{run}/steps/{step}/tensor`."""
 
 import math
 from typing import Annotated, Any, Final
@@ -28,7 +28,7 @@ from cairn.storage.reading import MOST_READ_BYTES, TensorPart
 from cairn.storage.runs import LeafRecord
 
 SIDE: Final = 128
-"""Elements along a side of a picture, at most."""
+"""Largest side of a picture, in elements."""
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
@@ -42,7 +42,7 @@ Part = Annotated[str, Query(alias="slice", max_length=1000, pattern=PLAIN_PATTER
 def tensor_page(
     caller: Reader, asked: OfStep, item: Text, path: Text, mesh: Text = "", part: Part = ""
 ) -> HTMLResponse:
-    """Shape, sharding, statistics and values of one tensor of a step."""
+    """Show the shape, sharding, statistics and values of a tensor."""
     found = asked.opened()
     leaf = _leaf(found, item, path)
     model = found.manifest.model
@@ -71,7 +71,7 @@ def tensor_page(
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/statistics")
 def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Response:
-    """What the elements of a tensor are like."""
+    """Show statistics and a histogram of a tensor's elements."""
     found = asked.opened()
     looked_at = actions.open_part(found.reader(), item, path)
 
@@ -85,7 +85,7 @@ def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Re
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
 def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = "") -> Response:
-    """A part of a tensor as a picture, one pixel an element."""
+    """Answer with a PNG of a slice of a tensor, one pixel per element."""
     found = asked.opened()
     looked_at = actions.open_part(found.reader(), item, path, part)
 
@@ -97,13 +97,13 @@ def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = 
 
 
 def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:
-    """Where a load on a mesh would put a leaf, if the model's axis names say so."""
+    """Plan the sharding of a leaf on a mesh; None if the model's layout is not known."""
     wanted = body_of(PlanRequest, mesh={"axes": axes})
     return actions.plan_leaf(step, leaf.item, leaf.path, wanted)
 
 
 def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:
-    """Why a part can't be shown; None: it can."""
+    """Return the reason why a slice can't be shown; None if it can."""
     try:
         _check_part(actions.open_part(step.reader(), item, path, part))
     except (InvalidRequestError, InvalidSliceError) as exc:
@@ -112,16 +112,16 @@ def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None
 
 
 def _trail(path: str) -> list[tuple[str, str]]:
-    """Each folder that a leaf lies in, and the prefix up to it."""
+    """Return the parts of a leaf's path above the leaf, each with the prefix up to it."""
     parts = path.split("/")[:-1]
     return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
 
 
 def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
-    """The elements of a part of two dimensions at most, as floats.
+    """Read a slice of at most two dimensions as a matrix of floats.
 
     Raises:
-        InvalidRequestError: It has more, or is too large to look at.
+        InvalidRequestError: The slice has more dimensions, or is too large to show.
     """
     _check_part(part)
     values = np.asarray(part.values(), np.float64)
@@ -155,7 +155,7 @@ def _leaf(step: OpenStep, item: str, path: str) -> LeafRecord:
 
 
 def _corner(leaf: LeafRecord) -> str:
-    """The part that is shown first: the corner, of the first matrix of several."""
+    """Return the slice that is shown first: the upper left corner of the first matrix."""
     if not leaf.shape:
         return ""
     ends = [f"0:{min(size, SIDE)}" for size in leaf.shape[-2:]]

@@ -1,4 +1,4 @@
-"""The leaves of a step: `/ui/{root}/{run}/steps/{step}/tensors`."""
+"""Tensor tree of a step: `/ui/{root}/{run}/steps/{step}/tensors`."""
 
 import math
 from typing import Annotated, Final
@@ -25,7 +25,7 @@ Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 def tensors_page(
     caller: Reader, asked: OfStep, item: Text = "", prefix: Text = "", q: Text = ""
 ) -> HTMLResponse:
-    """The tensor tree of one step, a level at a time, or what a search finds in it."""
+    """Show a level of a step's tensor tree, or the results of a search in it."""
     found = asked.opened()
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -38,7 +38,7 @@ def tensors_page(
     words = q.lower().split()
     matches = [leaf for leaf in own if all(word in leaf.path.lower() for word in words)]
     rows = branches(own, prefix) if not words else []
-    if not prefix and len(rows) == 1 and rows[0].leaf is None:  # nothing to choose from yet
+    if not prefix and len(rows) == 1 and rows[0].leaf is None:  # skip a level without a choice
         prefix = rows[0].prefix
         rows = branches(own, prefix)
     elements = sum(math.prod(leaf.shape) for leaf in own)
@@ -60,6 +60,6 @@ def tensors_page(
 
 
 def _trail(prefix: str) -> list[tuple[str, str]]:
-    """Each part of a prefix, and the prefix up to it."""
+    """Return the parts of a prefix, each with the prefix up to it."""
     parts = [part for part in prefix.split("/") if part]
     return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]
