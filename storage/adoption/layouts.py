@@ -110,7 +110,7 @@ class _Described(NamedTuple):
 
 
 def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContents:
-    """The checkpoints in a folder, or the one that the folder is.
+    """Find the checkpoints in a folder, or the one that the folder is.
 
     Args:
         folder: a root of steps, or one checkpoint.
@@ -140,7 +140,7 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
 
 
 def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
-    """The folder holds checkpoints."""
+    """List the checkpoints in a folder that holds several."""
     steps: dict[int, list[str]] = {}
     links = links_in(folder)
     shown = {entry.name for entry in entries if entry.is_dir}
@@ -176,12 +176,12 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
 
 
 def link_problem(name: str, leads_to: str) -> str:
-    """That a step is a link, in a line."""
+    """Describe, in one line, a step that is a link."""
     return f"{name}: a link to {leads_to}; adopt that folder by itself"
 
 
 def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]:
-    """What a folder is that is no checkpoint, if it could be taken for one."""
+    """Describe a folder that is no checkpoint but could be taken for one; else return []."""
     inner = _folders(open_files(folder / name).list())
     if any(_NUMBERED.fullmatch(one) and _is_checkpoint(folder / name / one) for one in inner):
         return [f"{name}: a folder of checkpoints; adopt it by itself"]
@@ -203,7 +203,7 @@ def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
 
 
 def is_among_checkpoints(folder: StoreURI) -> bool:
-    """Whether a checkpoint lies among others or in one, where nothing of ours may be put."""
+    """Return True if the folder lies among checkpoints or in one; Cairn must not write there."""
     entries = open_files(folder.parent).list()
     if {entry.name for entry in entries} & _OF_A_STEP or _is_old_step(folder.parent, entries):
         return True
@@ -213,7 +213,7 @@ def is_among_checkpoints(folder: StoreURI) -> bool:
 
 
 def plain_items(step: StoreURI) -> PlainItems:
-    """What the checkpoint in the folder `step` is made of.
+    """List the items of the checkpoint in the folder `step`.
 
     Raises:
         NotACheckpointError: it has neither a tree that can be read nor JSON.
@@ -283,7 +283,7 @@ def _refuse_undescribed(step: StoreURI, others: Iterable[str], handlers: Mapping
 
 
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
-    """The folder is one checkpoint itself."""
+    """Return the one checkpoint that the folder itself is."""
     if not _is_checkpoint(folder):
         raise _no_checkpoints(folder, _names(folder))
     if not _is_committed(folder):
@@ -295,7 +295,7 @@ def _one(folder: StoreURI, step: int | None) -> FolderContents:
 
 
 def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
-    """Whether a folder with a number for a name has items, though nothing describes the whole."""
+    """Return True if a folder named by a number has items but no metadata of the whole step."""
     folders = _folders(entries)
     if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
         return False
@@ -307,7 +307,7 @@ def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
 
 
 def _is_checkpoint(folder: StoreURI) -> bool:
-    """Whether a folder holds a tree, or items that do. Judged by names: files may be large."""
+    """Return True if a folder holds a tree or items with trees. Reads names only, never files."""
     entries = open_files(folder).list()
     if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True
@@ -317,7 +317,7 @@ def _is_checkpoint(folder: StoreURI) -> bool:
 
 
 def _folders(entries: Iterable[Entry]) -> list[str]:
-    """Names of folders, but for those that no address can have: they are not Orbax's."""
+    """Return the names of folders; skip names that no address allows: they are not Orbax's."""
     names = []
     for entry in entries:
         with contextlib.suppress(InvalidURIError):
@@ -330,14 +330,14 @@ def _names(folder: StoreURI) -> set[str]:
 
 
 def _is_committed(step: StoreURI) -> bool:
-    """As Orbax judges it: on a disk a step has its name once it is whole, elsewhere a marker."""
+    """Judge as Orbax does: a complete step has its final name on a disk, elsewhere a marker."""
     if step.scheme == "file":
         return _TEMPORARY not in step.name
     return COMMIT_FILE in _names(step)
 
 
 def _described(step: StoreURI) -> _Described:
-    """What Orbax says of a checkpoint, as far as it says anything.
+    """Read Orbax's metadata of a checkpoint; empty if there is none.
 
     Raises:
         UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.

@@ -53,7 +53,7 @@ _LARGE_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class StepRead:
-    """What reading a step once gave.
+    """Records and digests from one read of a step.
 
     Attributes:
         leaves: every leaf of every tree.
@@ -139,7 +139,7 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
 
 
 def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
-    """How the step lies, once the model's leaves are an item of their own.
+    """Return the step's layout with the model's leaves as an item of their own.
 
     Args:
         step: its folder.
@@ -186,7 +186,7 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
 
 
 def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: ModelMap) -> bool:
-    """Whether an adopted step has the model's leaves where its rules say; reads no values.
+    """Return True if an adopted step has the model's leaves where the rules say; reads no values.
 
     Args:
         step: its folder.
@@ -210,7 +210,7 @@ def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: Mo
 
 
 def _owners(files: Files) -> list[Entry]:
-    """All files, but for digests that a fork of an adopted step has brought: ours go elsewhere."""
+    """List all files except digests that a fork of an adopted step has brought."""
     return [entry for entry in files.walk() if not is_kept(entry.name)]
 
 
@@ -230,7 +230,7 @@ def _refuse_shared(arrays: ItemArrays) -> None:
 
 
 def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:
-    """A record of each file. Values are not read here if the store tells their checksum."""
+    """Record each file. Do not read files of values here if the store returns their checksum."""
     largest_first = sorted(listed, key=lambda entry: (-entry.size, entry.name))
     to_read = [
         entry.name
@@ -275,7 +275,7 @@ class _Leaf(NamedTuple):
 
 
 def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str]:
-    """The leaves of a tree that are typed PRNG keys, by path: the implementation of each."""
+    """Return the implementation of each leaf that is a typed PRNG key, by path."""
     files = open_files(step)
     inside = f"{folder}/{ARRAY_METADATA}" if folder else ARRAY_METADATA
     names = [f"{inside}/{entry.name}" for entry in files.list(inside) if not entry.is_dir]
@@ -289,7 +289,7 @@ def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str
 def _leaves(
     item: str, arrays: ItemArrays, kinds: Mapping[str, str]
 ) -> tuple[list[LeafRecord], dict[str, list[DigestedBox]]]:
-    """The leaves of a tree, and the digests of their chunks by path."""
+    """Record the leaves of a tree, and the digests of their chunks by path."""
     infos = arrays.infos()
     stored = [_leaf(one) for one in infos.values() if one.chunks is not None and one.nbytes]
     with ThreadPoolExecutor(_THREADS, "cairn-adopt") as pool:
