@@ -13,7 +13,7 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """The public object of this name; an error that says what to install if its part can't run."""
+    """Return the public object of this name; an error says what to install if it can't be had."""
     try:
         return _load(name)
     except ModuleNotFoundError as exc:

@@ -85,7 +85,7 @@ class InstallationError(ImportError):
 
 
 def installed_version() -> str:
-    """The version of this Cairn; "0" of a source tree that was never installed."""
+    """Return the version of this Cairn; "0" of a source tree that was never installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -95,7 +95,7 @@ def installed_version() -> str:
 def missing_extra(
     error: ModuleNotFoundError, *, used: str, room: str = ""
 ) -> InstallationError | None:
-    """What to install for a module that was not found; None if no extra brings it.
+    """Return what to install for a missing module; None if no extra brings it.
 
     Args:
         error: of the import.
@@ -116,7 +116,7 @@ def missing_extra(
 
 
 def wrong_versions() -> list[tuple[Requirement, str]]:
-    """What is installed outside of the supported ranges, of that which training can't do with.
+    """Return installed packages, required for training, whose versions are not supported.
 
     A source tree that was never installed has no ranges.
     """

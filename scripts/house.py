@@ -187,7 +187,17 @@ def _room_of(name: str, rooms: set[str]) -> str | None:
 def ruff_count(rule: str) -> int:
     """Return how often ruff finds a rule broken."""
     folders = [package for package in PACKAGES if (ROOT / package).is_dir()]
-    command = [sys.executable, "-m", "ruff", "check", "--select", rule, "--output-format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        rule,
+        "--output-format",
+        "json",
+    ]
     done = subprocess.run([*command, *folders], cwd=ROOT, capture_output=True, text=True)
     return len(json.loads(done.stdout))
 
