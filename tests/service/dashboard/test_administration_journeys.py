@@ -59,13 +59,18 @@ def test_webhook_is_made_tested_and_deleted(page):
     expect(page.get_by_role("heading", name="Nobody is told yet")).to_be_visible()
 
 
-def test_root_is_added_and_removed_and_its_store_stays(page, tmp_path):
-    other = make_run(tmp_path / "vision" / "run", [7])
+def add_root(page, name, run):
+    """Add the root that a run lies in."""
     page.goto("/health")
     page.get_by_text("Add a root").click()
-    page.get_by_label("Name").fill("vision")
-    page.get_by_label("Folder or bucket").fill(other.uri.parent.local_path)
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Folder or bucket").fill(run.uri.parent.local_path)
     page.get_by_role("button", name="Add root").click()
+
+
+def test_root_is_added_and_removed_and_its_store_stays(page, tmp_path):
+    other = make_run(tmp_path / "vision" / "run", [7])
+    add_root(page, "vision", other)
     row = page.get_by_role("row", name=re.compile("^vision"))
     expect(row).to_be_visible()
     page.get_by_role("button", name="Remove the root vision").click()
@@ -76,11 +81,7 @@ def test_root_is_added_and_removed_and_its_store_stays(page, tmp_path):
 
 def test_button_cannot_be_pressed_before_the_scripts_are_there(page, tmp_path):
     other = make_run(tmp_path / "early" / "run", [7])
-    page.goto("/health")
-    page.get_by_text("Add a root").click()
-    page.get_by_label("Name").fill("early")
-    page.get_by_label("Folder or bucket").fill(other.uri.parent.local_path)
-    page.get_by_role("button", name="Add root").click()
+    add_root(page, "early", other)
     remove = page.get_by_role("button", name="Remove the root early")
     expect(remove).to_be_visible()
     scripts: list[Route] = []
