@@ -4,17 +4,20 @@ Direct I/O transfers between the disk and aligned memory without the page cache.
 the processor time per byte, and leaves the rest of the host's page cache alone. ADR 0013 has the
 gain for writes, ADR 0042 that for reads.
 
-Source: open(2), O_DIRECT; preadv2(2), RWF_NOWAIT.
+Source: open(2), O_DIRECT; preadv2(2), RWF_NOWAIT; madvise(2), MADV_POPULATE_WRITE.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import queue
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -54,6 +57,9 @@ _DIRECT_BYTES: Final = 1 << 20
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _LARGE_PAGE: Final = 2 << 20
+_MADV_POPULATE_WRITE: Final = 23
+"""Since Linux 5.14; Python has no name for it."""
+
 _MOST_BUFFERS: Final = 1024
 """Buffers per `preadv` call: Linux's IOV_MAX."""
 
@@ -126,6 +132,9 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
     """
     left = [memoryview(buffer).cast("B") for buffer in buffers]
     size = sum(map(len, left))
+    for buffer in left:
+        if len(buffer) >= _DIRECT_BYTES:  # of less the call costs as much as it saves
+            _map_pages(buffer)
     found = _past_cache(
         descriptor, offset, size, lambda: _read_direct(descriptor, left, offset, size)
     )
@@ -244,6 +253,30 @@ def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int
             if not taken or taken % DISK_ALIGNMENT:  # the file ends here
                 return found
             position += taken
+    return found
+
+
+def _map_pages(memory: memoryview) -> None:
+    """Have the kernel map the pages of fresh memory in one call.
+
+    Otherwise each page of 4 KiB is a fault of its own, whose entry and exit cost a virtual machine
+    more than the mapping: an eighth of the processor time of a restore. Does nothing where the
+    system has no such call.
+    """
+    octets = np.frombuffer(memory, np.uint8)
+    start = -(-octets.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (octets.ctypes.data + len(octets)) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise = _madvise()
+    if madvise is not None and start < end:
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)
+
+
+@functools.cache
+def _madvise() -> Callable[..., int] | None:
+    """Return the C library's `madvise`: unlike `mmap.madvise` it releases Python's lock."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "madvise", None)
     return found
 
 
