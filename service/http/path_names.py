@@ -5,35 +5,19 @@ Starlette's own `path` ends before a newline: of two leaves of which one has a n
 its name, it would read the other.
 """
 
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 
 
-class NameConvertor(Convertor[str]):
+class NameConvertor(PathConvertor):
     """Convertor of one path segment without a colon."""
 
     regex = "[^/:]+"
 
-    def convert(self, value: str) -> str:
-        """Return the text unchanged."""
-        return value
 
-    def to_string(self, value: str) -> str:
-        """Return the text unchanged."""
-        return value
-
-
-class RestConvertor(Convertor[str]):
-    """All that follows, newlines too."""
+class RestConvertor(PathConvertor):
+    """Convertor of all that follows, newlines included."""
 
     regex = "(?s:.*)"
-
-    def convert(self, value: str) -> str:
-        """As it is."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """As it is."""
-        return value
 
 
 register_url_convertor("name", NameConvertor())
