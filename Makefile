@@ -17,11 +17,11 @@ LEGS ?=
 ORBAX ?=
 # Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
 LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_process/test_process_deaths.py \
-  tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
-  tests/storage/runs/test_protocol.py tests/storage/training/saving/test_arrival.py \
-  tests/storage/training/test_restored_trees.py
+  tests/service/test_fleet.py tests/service/test_webhooks_killed.py tests/state/states/test_continued_training.py \
+  tests/storage/runs/test_protocol.py tests/state/checkpointing/saves/test_arrival.py \
+  tests/state/checkpointing/test_restored_trees.py
 # Those that `make test` leaves out, which has a part of each (tests/conftest.py).
-PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/state/families/test_adapters_in_peft.py tests/state/families/test_llama_cpp.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
+PROOFS = tests/deploy/test_image.py tests/documentation/test_notebook_cells.py tests/examples/test_whole_models.py tests/packaging/test_mypy_types.py tests/service/dashboard/test_clicks_of_all_tasks.py tests/service/test_convert_checked_afresh.py tests/interop/families/test_adapters_in_peft.py tests/interop/families/test_llama_cpp.py tests/state/module/test_generation_whole_model.py tests/test_all_contenders.py
 # llama.cpp, that files are held against: its library is built into the environment, its converter
 # stays in the source beside it. Ten minutes on two cores, once for each version in constraints.txt.
 LLAMA_CPP = .llama.cpp
@@ -99,7 +99,7 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions, and abou
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing $(ATTACKS)
 
 families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
-	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
+	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/interop/families
 
 proofs: $(DEV_STAMP) $(LLAMA_CPP)/.built  ## build and run the images, the notebook in Jupyter, whole models, files in llama.cpp, adapters in PEFT, all contenders (some 12 minutes; as many to build llama.cpp once)
 	TMPDIR=$${TMPDIR:-/tmp} $(BIN)/python -m pytest -n 2 --dist loadfile -q --timeout 900 $(PROOFS)

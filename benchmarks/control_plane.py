@@ -37,9 +37,11 @@ from rich.table import Table
 from benchmarks import control_plane_looks
 from benchmarks.control_plane_load import Load, load, request
 from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
-from cairn.service import actions
-from cairn.service.actions import ControlPlane
-from cairn.service.catalog import Catalog, Index, Roots
+from cairn.service.actions import listing
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
 from cairn.service.schemas import AVAILABLE, CheckpointList, RunList
 from cairn.service.settings import Settings
 from examples.demo import servers
@@ -288,7 +290,7 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
     plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
 
     def checkpoints(turn: int) -> str:
-        page, _ = actions.list_checkpoints(
+        page, _ = listing.list_checkpoints(
             plane,
             "default",
             name_of(turn * 101 % chosen.runs),
@@ -300,12 +302,12 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
         return CheckpointList(checkpoints=page).model_dump_json()
 
     def runs(turn: int) -> str:
-        page, _ = actions.list_runs(plane, plane.roots, after=(), limit=100, refresh=False)
+        page, _ = listing.list_runs(plane, plane.roots, after=(), limit=100, refresh=False)
         return RunList(runs=page).model_dump_json()
 
     def one(turn: int) -> str:
         name = name_of(turn * 101 % chosen.runs)
-        return actions.get_checkpoint(
+        return listing.get_checkpoint(
             plane, "default", name, FIRST, refresh=False
         ).model_dump_json()
 

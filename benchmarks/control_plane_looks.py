@@ -23,9 +23,10 @@ import numpy as np
 from benchmarks import large_step
 from benchmarks import storage_places as places
 from benchmarks.control_plane_load import load, request
-from cairn.storage.reading import CheckpointReader, TensorPart
-from cairn.storage.runs import Run
-from cairn.storage.training import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.tensor_parts import TensorPart
+from cairn.storage.runs.run import Run
 from examples.demo import servers
 
 SLICE_BYTES: Final = 1 << 20

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from cairn.storage.runs import Run
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import StoreURI, parse_uri
 from tests.service.stores import add_steps
 
 FIRST, EVERY = 100, 100

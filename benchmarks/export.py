@@ -193,7 +193,7 @@ def config_of(gigabytes: float) -> Any:
 
     All whose peaks are compared have matrices of the same width: the peak depends on these.
     """
-    from cairn.state.config import DecoderConfig
+    from cairn.interop.config.decoder import DecoderConfig
 
     hidden = 512 if gigabytes < 0.3 else 2048
     vocabulary = min(VOCABULARY, max(64, int(gigabytes * 1e9 / 16 / hidden)))
@@ -214,10 +214,10 @@ def save(store: str, gigabytes: str) -> Measure:
     """Saves a step as a training job does, of random numbers, which nothing compresses."""
     import numpy as np
 
-    from cairn.state.config import leaf_shapes
+    from cairn.interop.config.decoder_parts import leaf_shapes
+    from cairn.state.checkpointing.checkpointer import Checkpointer
+    from cairn.state.checkpointing.trees import nest
     from cairn.storage.runs.records.manifest import ModelInfo
-    from cairn.storage.training.checkpointer import Checkpointer
-    from cairn.storage.training.trees import nest
 
     config = config_of(float(gigabytes))
     numbers = np.random.default_rng(0)
@@ -238,8 +238,8 @@ def export(store: str, target: str) -> Measure:
     from cairn.service.jobs.kinds.export_job import export_request
     from cairn.service.jobs.process_memory import keep_one_arena
     from cairn.service.jobs.progress import ProgressMeter
-    from cairn.storage.runs import Run
-    from cairn.storage.store import parse_uri
+    from cairn.storage.runs.run import Run
+    from cairn.storage.store.uri import parse_uri
 
     class Alone(JobContext):
         operation_id = "op-0"

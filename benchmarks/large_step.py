@@ -14,23 +14,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cairn.state.config import DecoderConfig
-from cairn.storage.arrays import ChunkShapes, ValueRef, inner_chunk_shape, outer_shard_shape
-from cairn.storage.runs import (
-    COMMIT_FILE,
-    INDEX_FILE,
-    LeafRecord,
-    Manifest,
-    ModelInfo,
-    ObjectRecord,
-    PlacedShard,
-    Run,
-    Writer,
-    make_index,
-    place_of,
-    step_dir,
-)
-from cairn.storage.store import rfc3339, utc_now
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.storage.arrays.chunks import ChunkShapes, inner_chunk_shape, outer_shard_shape
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.runs.records.index_writer import PlacedShard, make_index
+from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, step_dir
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo, ObjectRecord
+from cairn.storage.runs.records.placed import place_of
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import Writer
+from cairn.storage.store.clock import rfc3339, utc_now
 
 CONFIG: Final = DecoderConfig(
     vocab_size=128256,

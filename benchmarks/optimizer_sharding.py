@@ -90,7 +90,8 @@ def sharded_state() -> Any:
     """A state without an optimizer: two layers, width 256, 2,048 words."""
     from flax import nnx
 
-    from cairn.state import DecoderConfig, DecoderForCausalLM
+    from cairn.interop.config.decoder import DecoderConfig
+    from cairn.state.models.decoder.decoder import DecoderForCausalLM
 
     config = DecoderConfig(
         vocab_size=2048,

@@ -77,7 +77,7 @@ class Cairn(Contender):
     keep_buffers: ClassVar[bool] = False
 
     def __init__(self, place: str) -> None:
-        from cairn.storage.training import checkpointer, loading  # noqa: F401  imports are not measured
+        from cairn.state.checkpointing import checkpointer, loading  # noqa: F401  imports are not measured
 
         super().__init__(place)
         self.run_uri = f"{place}/{RUN}"
@@ -92,7 +92,7 @@ class Cairn(Contender):
 
     @override
     def save(self, step: int, state: Any) -> Callable[[], None]:
-        from cairn.storage.training.checkpointer import Checkpointer
+        from cairn.state.checkpointing.checkpointer import Checkpointer
 
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self.run_uri, keep_buffers=self.keep_buffers)
@@ -101,7 +101,7 @@ class Cairn(Contender):
 
     @override
     def restore(self, step: int, target: Any) -> Any:
-        from cairn.storage.training.loading import load
+        from cairn.state.checkpointing.loading import load
 
         return load(f"{self.run_uri}/steps/{step}", target)
 

@@ -63,10 +63,10 @@ MODULES: Final = {
 ROOMS: Final = {
     "service": "server",
     "state": "train",
-    "storage.training": "train",
+    "interop": "store",
     "storage": "store",
 }
-"""Part of Cairn -> the extra that it needs; the first that fits."""
+"""Package -> the extra that it needs."""
 
 CHECKED: Final = frozenset(
     ("flax", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "qwix", "tensorstore")
@@ -100,7 +100,7 @@ def missing_extra(
     Args:
         error: of the import.
         used: what was asked for, as the user wrote it.
-        room: the part of Cairn that has it, such as `storage.training.checkpointer`.
+        room: the part of Cairn that has it, such as `state.checkpointing.checkpointer`.
     """
     module = (error.name or "").partition(".")[0]
     brought_by = [extra for extra, modules in MODULES.items() if module in modules]

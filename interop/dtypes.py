@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = ["floating_dtype"]
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = [
     "EasyDeLBackends",

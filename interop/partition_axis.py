@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = ["AxisEntry", "PartitionAxis"]
 

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SOURCES: Final = ("cairn", "service", "state", "storage", "pyproject.toml", "README.md", "LICENSE")
+SOURCES: Final = (
+    "cairn",
+    "interop",
+    "service",
+    "state",
+    "storage",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 KINDS: Final = ("wheel", "sdist")
 
 

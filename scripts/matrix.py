@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / ".matrix"
 TESTS: Final = (
-    "tests/storage/training",
+    "tests/state/checkpointing",
     "tests/storage/reading",
-    "tests/state/saving/test_save_load.py",
+    "tests/state/states/test_save_load.py",
     "tests/contract/test_a_save_state.py",
     "tests/contract/test_a_load_state.py",
 )
@@ -36,7 +36,7 @@ NEEDS_TORCH: Final = (
     "tests/contract/test_a_load_state.py"
     "::test_to_pytorch_is_the_transformers_model_and_to_torch_its_dict"
 )
-NEEDS_DATA_LIBRARIES: Final = "tests/storage/training/test_library_iterators.py"
+NEEDS_DATA_LIBRARIES: Final = "tests/state/checkpointing/test_library_iterators.py"
 TOOLS: Final = (
     "beartype",
     "equinox",

@@ -42,7 +42,7 @@ from cairn import (  # noqa: E402
     fork_run,
     make_optimizer,
 )
-from cairn.storage.store import parse_uri  # noqa: E402
+from cairn.storage.store.uri import parse_uri  # noqa: E402
 from examples.demo.servers import control_plane  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"

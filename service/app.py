@@ -16,59 +16,60 @@ from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 from cairn.installation import installed_version
-from cairn.service.access import (
-    Authenticator,
-    Caller,
-    KeysGuard,
-    LoopbackGuard,
-    some_key_counts,
-)
-from cairn.service.actions import ControlPlane, Scheduler
-from cairn.service.catalog import Catalog, Index, Roots, Scanner
-from cairn.service.dashboard import OPEN_ROUTERS, ErrorPages, static_files
-from cairn.service.dashboard import ROUTERS as PAGES
+from cairn.service.access.authenticator import Authenticator
+from cairn.service.access.callers import Caller
+from cairn.service.access.guard import KeysGuard
+from cairn.service.access.keys import some_key_counts
+from cairn.service.access.loopback import LoopbackGuard
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.schedules import Scheduler
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
+from cairn.service.catalog.scanner import Scanner
+from cairn.service.dashboard.error_pages import ErrorPages
+from cairn.service.dashboard.rendering import static_files
+from cairn.service.dashboard.routers import OPEN_ROUTERS
+from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.errors import SettingsError
-from cairn.service.events import Sender
-from cairn.service.http import (
+from cairn.service.events.sender import Sender
+from cairn.service.http.body_limit import BodyLimit
+from cairn.service.http.catalog_turns import CatalogTurns
+from cairn.service.http.openapi import describe_api
+from cairn.service.http.problems import install_handlers, problem_responses
+from cairn.service.http.query_parameters import refuse_unknown_parameters
+from cairn.service.http.store_turns import (
     AT_ONCE,
     STREAMS_AT_ONCE,
     STREAMS_SHARE,
-    BodyLimit,
-    CatalogTurns,
     StoreTurns,
     ValueMemory,
-    describe_api,
-    install_handlers,
-    problem_responses,
-    refuse_unknown_parameters,
 )
-from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
-from cairn.service.observing import ObservedRequests, ServerMetrics, traced
+from cairn.service.jobs.dbos_engine.jobs import Jobs, open_jobs
+from cairn.service.jobs.watching import Watches
+from cairn.service.jobs.work import start_worker
+from cairn.service.observing.metrics import ServerMetrics
+from cairn.service.observing.requests import ObservedRequests
+from cairn.service.observing.tracing import traced
 from cairn.service.routes import (
-    adopt,
     aliases,
     artifacts,
     audit,
     checkpoints,
-    clean_up,
-    convert,
     files,
-    gather,
-    happened,
     health,
     keys,
     metrics,
     operations,
-    restore,
     roots,
     runs,
     schedules,
     tensors,
-    verify,
-    webhooks,
     workers,
     writers,
 )
+from cairn.service.routes.events import happened, webhooks
+from cairn.service.routes.jobs import adopt, clean_up, convert, gather, restore, verify
 from cairn.service.settings import Settings, is_loopback, load_settings
 
 logger = logging.getLogger(__name__)
@@ -271,7 +272,7 @@ def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
     """Return a function that identifies callers by an issuer's tokens; None: there is no issuer."""
     if not settings.oidc_issuer:
         return None
-    from cairn.service.access import Issuer  # imports httpx and cryptography: 0.5 s
+    from cairn.service.access.oidc import Issuer  # imports httpx and cryptography: 0.5 s
 
     return Issuer(settings).caller
 

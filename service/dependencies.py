@@ -5,9 +5,10 @@ from typing import Annotated, cast
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, WithJsonSchema
 
-from cairn.service.actions import ControlPlane
-from cairn.service.filters import LONGEST_FILTER, LONGEST_ORDER
-from cairn.service.observing import RequestMetrics, ServerMetrics
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.filters.ordering import LONGEST_ORDER
+from cairn.service.filters.parsing import LONGEST_FILTER
+from cairn.service.observing.metrics import RequestMetrics, ServerMetrics
 from cairn.service.schemas import (
     ALIAS_PATTERN,
     LARGEST_NUMBER,

@@ -30,7 +30,7 @@ from pydantic_core import (
     core_schema,
 )
 
-from cairn.storage.store import RUN_NAME
+from cairn.storage.store.uri import RUN_NAME
 
 # Digits alone would be a step's number; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"

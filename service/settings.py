@@ -34,7 +34,8 @@ from cairn.service.schemas import (
 )
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI, confined, parse_uri, real_place
+from cairn.storage.store.disk.confinement import confined, real_place
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cairn.state.adapt import check_trainable
-from cairn.state.config import FrozenJSON
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.state.adapters.quantized_weight import check_trainable
 from cairn.state.errors import OptimizerError
-from cairn.state.sharding import optimizer_shardings
+from cairn.state.sharding.optimizers import optimizer_shardings
 
 __all__ = [
     "OPTIMIZERS",

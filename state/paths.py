@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from cairn.state.checkpointing import trees
 from cairn.state.errors import TreeStructureError
-from cairn.storage.arrays import keys_of
-from cairn.storage.training import trees
+from cairn.storage.arrays.leaf_paths import keys_of
 
 __all__ = [
     "NamedLeaf",

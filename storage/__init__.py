@@ -1,8 +1,4 @@
-"""Cairn's storage layer: runs and checkpoints in an object store.
+"""Runs and checkpoints in an object store: run protocol, array format, reading, imports.
 
-Names are loaded when first used, so `import cairn.storage` costs nothing and loads no JAX.
+Nothing here loads JAX. The Orbax checkpointer that training uses is in `cairn.state.checkpointing`.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

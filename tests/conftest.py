@@ -61,7 +61,10 @@ hypothesis.settings.load_profile("untimed")
 # Shapes in signatures are checked while the tests run.
 _SHAPED = ("attention", "mlp", "norms", "positions")
 install_import_hook(
-    ["cairn.state.module.sampling", *(f"cairn.state.decoder.{name}" for name in _SHAPED)],
+    [
+        "cairn.state.models.module.sampling",
+        *(f"cairn.state.models.decoder.{name}" for name in _SHAPED),
+    ],
     "beartype.beartype",
 )
 
@@ -72,7 +75,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 LONG = (
-    "tests/state/families/test_llama_cpp.py",
+    "tests/interop/families/test_llama_cpp.py",
     "tests/state/module/test_generation_real_weights.py",
     "tests/service/test_fleet.py",
     "tests/service/fuzzing/",
@@ -83,7 +86,7 @@ LONG = (
     "tests/test_benchmarks.py",
     "tests/faults/",
     "tests/multi_process/",
-    "tests/storage/training/saving/test_arrival.py",
+    "tests/state/checkpointing/saves/test_arrival.py",
     "tests/storage/runs/test_protocol.py",
     "tests/service/command/test_serve.py",
     "tests/service/command/test_top_cli.py",
@@ -92,14 +95,14 @@ LONG = (
     "tests/service/test_export_memory.py",
     "tests/service/test_export_resumed.py",
     "tests/service/test_searching.py",
-    "tests/state/adapt/",
-    "tests/state/families/test_gguf",
+    "tests/state/adapters/",
+    "tests/interop/families/test_gguf",
     "tests/state/hub/test_hub.py",
     "tests/state/module/",
-    "tests/storage/adoption/test_adopt.py",
+    "tests/storage/orbax_import/test_adopt.py",
     "tests/storage/runs/test_repair.py",
-    "tests/storage/training/saving/test_unchanged.py",
-    "tests/storage/training/test_checkpointer.py",
+    "tests/state/checkpointing/saves/test_unchanged.py",
+    "tests/state/checkpointing/test_checkpointer.py",
     "tests/test_main_job.py",
 )
 """Files that take long: the tests of a file are one worker's."""
@@ -109,10 +112,10 @@ ON_DISK = (
     "tests/faults/test_forks.py",
     "tests/faults/test_kill.py",
     "tests/storage/arrays/test_value_sinks.py",
-    "tests/storage/soundness/test_disk.py",
+    "tests/storage/store_checks/test_disk.py",
     "tests/storage/store/disk/",
     "tests/storage/store/test_files.py",
-    "tests/storage/training/test_checkpointer.py",
+    "tests/state/checkpointing/test_checkpointer.py",
     "tests/test_main_job.py",
 )
 """Files whose tests find a disk below `tmp_path`: past its page cache memory goes differently."""
@@ -127,8 +130,8 @@ PROOFS = (
     "tests/packaging/test_mypy_types.py",
     "tests/service/dashboard/test_clicks_of_all_tasks.py",
     "tests/service/test_convert_checked_afresh.py",
-    "tests/state/families/test_adapters_in_peft.py",
-    "tests/state/families/test_llama_cpp.py",
+    "tests/interop/families/test_adapters_in_peft.py",
+    "tests/interop/families/test_llama_cpp.py",
     "tests/state/module/test_generation_whole_model.py",
     "tests/test_all_contenders.py",
 )

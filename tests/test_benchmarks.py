@@ -24,7 +24,7 @@ from benchmarks import (
     storage_limits,
     storage_rows,
 )
-from cairn.storage.training.processes import patience
+from cairn.state.checkpointing.processes import patience
 from examples.demo import servers
 from tests.devices import xla_flags
 from tests.programs.program import run

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.state import EasyDeLState
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.programs.program import run
 from tests.service.planes import running_plane
 from tests.state.forward import logits_of

@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
-from cairn.storage.training.trees import flatten
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
+from cairn.state.states.easydel_state import EasyDeLState
 
 TINY = DecoderConfig(
     model_type="llama",

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, expect
 
 from benchmarks.clicks.hand import Hand, Journey
 from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, Run
-from cairn.storage.runs import promote_step
+from cairn.storage.runs.promotion import promote_step
 
 RUN: Final = "tiny"
 STEPS: Final = (1, 2, 3)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import json
 import logging
 import sys
@@ -29,10 +28,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.simulated.network import Coordination, OfEach, Rounds
 from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
-from cairn.storage.arrays import CUSTOM_KEY, STEP_METADATA, ChunkShapes, shard_index
-from cairn.storage.runs import COMMIT_FILE
-from cairn.storage.store import ObjectStore
-from cairn.storage.training import processes
+from cairn.state.checkpointing.processes import background, exchange, gathering
+from cairn.state.checkpointing.restores import filling, shared_leaves, targets
+from cairn.state.checkpointing.saves import engine, held_arrays
+from cairn.storage.arrays import paged_table, value_files, value_sinks
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, STEP_METADATA
+from cairn.storage.arrays.value_files import shard_index
+from cairn.storage.reading import item_arrays, leaf_reads
+from cairn.storage.runs.records import step_index
+from cairn.storage.runs.records.layout import COMMIT_FILE
+from cairn.storage.store import objects
+from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["SimulatedArray", "SimulatedJob"]
 
@@ -48,24 +55,6 @@ _WRITERS: Final = 1
 turns, and write one object of an item at a time."""
 
 R = TypeVar("R")
-
-
-def _module(name: str) -> Any:
-    """A module of Cairn's storage itself; its package may call something else so."""
-    return importlib.import_module(f"cairn.storage.{name}")
-
-
-paged_table, value_files = _module("arrays.paged_table"), _module("arrays.value_files")
-value_sinks, step_index = _module("arrays.value_sinks"), _module("runs.records.step_index")
-item_arrays, objects = _module("reading.item_arrays"), _module("store.objects")
-exchange, background = (
-    _module(f"training.processes.{name}") for name in ("exchange", "background")
-)
-engine, held_arrays = (_module(f"training.saving.{name}") for name in ("engine", "held_arrays"))
-filling, shared_leaves, targets = (
-    _module(f"training.restoring.{name}") for name in ("filling", "shared_leaves", "targets")
-)
-leaf_reads = _module("reading.leaf_reads")
 
 
 class _Device:
@@ -306,8 +295,8 @@ class SimulatedJob:
             patch(leaf_reads.LeafReads, "pieces", lambda *_: None)  # their requests are not counted
             patch(item_arrays.ItemArrays, "array", functools.partialmethod(_reads, self))
             patch(item_arrays.ItemArrays, "wait", lambda _, pending, path: pending)
-            patch(processes, "gather_bytes", self._gather)
-            patch(processes, "meet", self._timed(processes.meet))
+            patch(gathering, "gather_bytes", self._gather)
+            patch(background, "meet", self._timed(background.meet))
             yield
 
     def _once(self, pure: Callable[..., R]) -> Callable[..., R]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import jax
 from typing_extensions import override
 
-from cairn.storage.training.processes import coordination
+from cairn.state.checkpointing.processes import coordination
 
 __all__ = ["MESSAGE_SECONDS", "Coordination", "OfEach", "Rounds"]
 

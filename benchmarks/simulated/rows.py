@@ -19,8 +19,10 @@ import jax
 from benchmarks.large_step import CONFIG
 from benchmarks.simulated.job import SimulatedArray, SimulatedJob
 from benchmarks.simulated.store import VALUES, Asked
-from cairn.storage.runs import INDEX_FILE, manifest_file, step_dir
-from cairn.storage.training import Checkpointer, load, processes
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.processes import agreement
+from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
 
 __all__ = ["measure"]
 
@@ -124,7 +126,7 @@ def _named_after(job: SimulatedJob) -> float:
             began = time.monotonic()
             named.wait(2 * NAMED_SECONDS)
             took.append(time.monotonic() - began)
-        processes.collect(None)
+        agreement.collect(None)
 
     logger.addHandler(watch)
     try:

@@ -22,7 +22,8 @@ from unittest import mock
 import google_crc32c
 import tensorstore as ts
 
-from cairn.storage.store import BLOCK_BYTES, files_gcs, gcs, objects
+from cairn.storage.store import files_gcs, gcs, objects
+from cairn.storage.store.files import BLOCK_BYTES
 
 __all__ = ["VALUES", "Asked", "LeftOut", "SimulatedStore"]
 

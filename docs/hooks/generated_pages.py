@@ -16,7 +16,7 @@ from settings_page import settings_page
 
 from cairn.service.app import create_app
 from cairn.service.command.cli import app as command
-from cairn.service.dashboard import ROUTERS as PAGES
+from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.settings import Settings
 
 

@@ -42,7 +42,7 @@ def leaf_digests(state: Any) -> dict[str, str]:
     """Returns a BLAKE2 digest per leaf of the state's parameters and optimizer, from host bytes."""
     import numpy as np
 
-    from cairn.storage.training.trees import flatten
+    from cairn.state.checkpointing.trees import flatten
 
     leaves: Mapping[str, Any] = flatten({"model": state.graphstate, "optimizer": state.opt_state})
     return {

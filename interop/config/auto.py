@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from cairn.state import registry
-from cairn.state.config.base import EDPretrainedConfig, defined_configs
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError, StateError
+from cairn.interop import registry
+from cairn.interop.config.base import EDPretrainedConfig, defined_configs
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError, InteropError
 
 
 class AutoEasyDeLConfig:
@@ -59,7 +59,7 @@ def _read(data: Mapping[str, Any], method: str) -> EDPretrainedConfig:
     reader = getattr(_class_of(data, method), method)
     try:
         return reader(data)
-    except StateError:
+    except InteropError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         raise ConfigError(

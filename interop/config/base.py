@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from cairn.state.config.hf_keys import unread_keys
-from cairn.state.config.written_init import (
+from cairn.installation import missing_extra
+from cairn.interop.config.hf_keys import unread_keys
+from cairn.interop.config.written_init import (
     Sealed,
     adopt_init,
     has_written_init,
@@ -19,8 +21,8 @@ from cairn.state.config.written_init import (
     refuse_changed,
     written_parent,
 )
-from cairn.state.errors import ConfigError
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.errors import ConfigError
+from cairn.interop.partition_axis import PartitionAxis
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, PartitionSpec
@@ -151,15 +153,22 @@ class EDPretrainedConfig(Sealed):
 
         Raises:
             ShardingError: the dims don't fit the number of devices.
+            InstallationError: JAX is not installed; says which extra brings it.
         """
-        # Only here: configurations are read where there is no JAX.
-        from cairn.state.sharding import make_mesh
-
-        return make_mesh(
+        # By name: `interop` stands below `state`, and reads configurations where there is no JAX.
+        try:
+            sharding = importlib.import_module("cairn.state.sharding.mesh")
+        except ModuleNotFoundError as exc:
+            missing = missing_extra(exc, used=f"{type(self).__name__}.mesh", room="state")
+            if missing is None:
+                raise
+            raise missing from None
+        mesh: Mesh = sharding.make_mesh(
             self.sharding_axis_dims,
             self.sharding_axis_names,
             dcn_dims=self.sharding_dcn_axis_dims,
         )
+        return mesh
 
     def get_partition_rules(self) -> PartitionRules | None:
         """Return ordered pairs (regex, PartitionSpec) over "/"-joined paths; the first match wins.

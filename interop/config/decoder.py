@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from cairn.state import registry
-from cairn.state.config.base import EDPretrainedConfig, jsonable, tuples
-from cairn.state.config.experts import ExpertsConfig
-from cairn.state.config.latent_attention import LatentAttentionConfig
-from cairn.state.config.rope import RopeConfig
-from cairn.state.errors import ConfigError
+from cairn.interop import registry
+from cairn.interop.config.base import EDPretrainedConfig, jsonable, tuples
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ConfigError
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_silu")
 NORMS = ("rms", "rms_offset", "layer")

@@ -1,7 +1,7 @@
 """Parts of a decoder: every layer with weights by its path, for its modules and its rules.
 
-This is the one list. `cairn.state.decoder` builds its modules of it, and who has no JAX knows from
-it which leaves a config describes. JAX-free.
+This is the one list. `cairn.state.models.decoder` builds its modules from it, and readers without
+JAX learn from it which leaves a config describes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.config.experts import ExpertsConfig
-from cairn.state.config.latent_attention import LatentAttentionConfig
-from cairn.state.placement import DECODER_AXES
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.interop.placement.decoder_axes import DECODER_AXES
 
 __all__ = ["Part", "PartKind", "decoder_parts", "layer_parts", "leaf_shapes", "parts_below"]
 

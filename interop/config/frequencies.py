@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config.rope import RopeConfig
+from cairn.interop.config.rope import RopeConfig
 
 Frequencies = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cairn.state.config.frozen import FrozenJSON
-from cairn.state.errors import ConfigError
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.interop.errors import ConfigError
 
 __all__ = [
     "Sealed",

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.state.conversion.ops import Array, Shape
-from cairn.state.conversion.parts import Box, box_shape, common, elements, hull, whole_box
-from cairn.storage.arrays import aligned_empty
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box, box_shape, common, elements, hull, whole_box
+from cairn.storage.arrays.regions import aligned_empty
 
 __all__ = ["covering", "merged", "read_boxes"]
 

@@ -8,7 +8,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from cairn.state.conversion.ops import Array
+from cairn.interop.conversion.ops import Array
 
 __all__ = ["count_nonfinite"]
 

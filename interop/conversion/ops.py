@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.state.conversion.parts import Box, Part, common, shifted, whole_box
+from cairn.interop.conversion.parts import Box, Part, common, shifted, whole_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]

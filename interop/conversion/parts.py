@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays import Box
+from cairn.storage.arrays.blocks import Box
 
 __all__ = [
     "Box",

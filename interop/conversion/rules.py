@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cairn.state.conversion.ops import RENAME, Op, Shape
-from cairn.state.errors import ConversionError
+from cairn.interop.conversion.ops import RENAME, Op, Shape
+from cairn.interop.errors import ConversionError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from cairn.state.conversion.ops import (
+from cairn.interop.conversion.ops import (
     Array,
     Chain,
     Interleaved,
@@ -26,9 +26,9 @@ from cairn.state.conversion.ops import (
     Stack,
     Transpose,
 )
-from cairn.state.conversion.rules import Rule
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.storage.safetensors import TensorSource
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.storage.safetensors.stream import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 

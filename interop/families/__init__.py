@@ -1,5 +1,1 @@
 """Model families: for each a reader and a writer of config.json and rule tables, without JAX."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

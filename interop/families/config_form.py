@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
-from cairn.state.config.hf_keys import DROPOUTS
-from cairn.state.errors import ConfigError
-from cairn.state.families.hf_config import (
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.hf_keys import DROPOUTS
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.hf_config import (
     INERT_ROPE_KEYS,
     activation_from_hf,
     activation_to_hf,
@@ -20,7 +21,7 @@ from cairn.state.families.hf_config import (
     rope_from_hf,
     rope_to_hf,
 )
-from cairn.state.families.key_kinds import Kind, wrong_kinds
+from cairn.interop.families.key_kinds import Kind, wrong_kinds
 
 __all__ = ["SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
 

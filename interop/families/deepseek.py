@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import DecoderConfig, ExpertsConfig, LatentAttentionConfig, yarn_mscale
-from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.errors import ConfigError
-from cairn.state.families.experts import DENSE_TAKEN_FOR_EXPERTS, experts_of
-from cairn.state.families.hf_config import rope_from_hf
-from cairn.state.families.names import Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.config.frequencies import yarn_mscale
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.interop.conversion.ops import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.experts import DENSE_TAKEN_FOR_EXPERTS, experts_of
+from cairn.interop.families.hf_config import rope_from_hf
+from cairn.interop.families.names import Names
 
 __all__ = [
     "EXPERT_PARTS",

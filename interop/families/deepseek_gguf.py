@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import DecoderConfig, LatentAttentionConfig
-from cairn.state.conversion import Array, Op, Rule, Shape
-from cairn.state.errors import ConfigError
-from cairn.state.families.deepseek import TURNING_OPS
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import gguf_names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.interop.conversion.ops import Array, Op, Shape
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.deepseek import TURNING_OPS
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import gguf_names
 
 __all__ = ["deepseek_gguf"]
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import DecoderConfig, ExpertsConfig
-from cairn.state.errors import ConfigError
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.errors import ConfigError
 
 __all__ = [
     "DENSE_TAKEN_FOR_EXPERTS",

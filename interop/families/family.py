@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cairn.state import registry
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import RuleTable
-from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import ConfigForm
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm
-from cairn.state.families.names import Names
+from cairn.interop import registry
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.rules import RuleTable
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.config_form import ConfigForm
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
+from cairn.interop.families.names import Names
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig, inverse_frequencies
-from cairn.state.errors import ConfigError
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.frequencies import inverse_frequencies
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ConfigError
 
 __all__ = ["LLAMA_ENGINE", "Engine", "loadable", "no_gguf_file"]
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig
-from cairn.state.conversion import Array, RuleTable, Shape
-from cairn.state.errors import ConfigError
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_rope import ROPE_KEYS, rope_from_gguf
-from cairn.state.families.hf_config import required
-from cairn.state.families.names import Names
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.rules import RuleTable
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_rope import ROPE_KEYS, rope_from_gguf
+from cairn.interop.families.hf_config import required
+from cairn.interop.families.names import Names
 
 __all__ = [
     "GGUF_WINDOW_BASE",

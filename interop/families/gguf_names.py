@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import TRANSPOSE, Array, Box, Chain, Op, Part, RotaryRows, Shape
-from cairn.state.families.names import Fused, Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import TRANSPOSE, Array, Chain, Op, RotaryRows, Shape
+from cairn.interop.conversion.parts import Box, Part
+from cairn.interop.families.names import Fused, Names
 
 __all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
 

@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import (
-    RopeConfig,
-    attention_factor,
-    inverse_frequencies,
-    llama3_divisors,
-)
-from cairn.state.conversion import Array, Shape
-from cairn.state.errors import ConfigError
-from cairn.state.families.hf_config import required, rope_parameters
+from cairn.interop.config.frequencies import attention_factor, inverse_frequencies, llama3_divisors
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.hf_config import required, rope_parameters
 
 __all__ = ["ROPE_KEYS", "rope_from_gguf", "rope_to_gguf"]
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import OURS_ALONE, DecoderConfig, RopeConfig, attention_factor
-from cairn.state.conversion import Array, RuleTable, Shape
-from cairn.state.families.family import get_family, get_gguf_family
-from cairn.state.families.gguf_engine import loadable, no_gguf_file
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm
-from cairn.state.families.gguf_rope import rope_to_gguf
+from cairn.interop.config.decoder import OURS_ALONE, DecoderConfig
+from cairn.interop.config.frequencies import attention_factor
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.rules import RuleTable
+from cairn.interop.families.family import get_family, get_gguf_family
+from cairn.interop.families.gguf_engine import loadable, no_gguf_file
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
+from cairn.interop.families.gguf_rope import rope_to_gguf
 
 __all__ = ["GGUFModel", "gguf_head_is_written", "gguf_model", "gguf_rules"]
 

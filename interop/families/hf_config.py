@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
-from cairn.state.config import RopeConfig, unread_keys
-from cairn.state.config.hf_keys import NEUTRAL_VALUES
-from cairn.state.errors import ConfigError
+from cairn.interop.config.hf_keys import NEUTRAL_VALUES, unread_keys
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ConfigError
 
 _ACTIVATIONS = {
     "silu": "silu",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final
 
-from cairn.state.config.hf_keys import DROPOUTS
+from cairn.interop.config.hf_keys import DROPOUTS
 
 __all__ = [
     "COUNT",

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families.hf_config import rope_from_hf, rope_parameters
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.hf_config import rope_from_hf, rope_parameters
 
 __all__ = ["ropes_by_layer", "written_ropes"]
 

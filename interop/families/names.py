@@ -10,17 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from cairn.state.config import DecoderConfig, Part, PartKind, decoder_parts, layer_parts
-from cairn.state.conversion import (
-    RENAME,
-    TRANSPOSE,
-    Chain,
-    Op,
-    Rule,
-    RuleTable,
-    Split,
-    Stack,
-)
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import Part, PartKind, decoder_parts, layer_parts
+from cairn.interop.conversion.ops import RENAME, TRANSPOSE, Chain, Op, Split, Stack
+from cairn.interop.conversion.rules import Rule, RuleTable
 
 __all__ = ["EXPERTS", "SANDWICH", "Fused", "Names", "fused_op"]
 

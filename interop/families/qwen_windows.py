@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import windows_from_hf
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.families.config_form import windows_from_hf
 
 __all__ = ["QWEN_WINDOW_KEYS", "read_windows", "write_windows"]
 

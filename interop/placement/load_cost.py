@@ -11,15 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cairn.state.placement.process_grid import ProcessGrid
-from cairn.state.placement.specs import Entries, entry_axes
-from cairn.storage.reading import (
-    BUDGET_BYTES,
-    HOST_BYTES,
-    MOST_LOCAL_THREADS,
-    REMOTE_THREADS,
-    RUN_BYTES,
-)
+from cairn.interop.placement.process_grid import ProcessGrid
+from cairn.interop.placement.specs import Entries, entry_axes
+from cairn.storage.reading.leaf_reads import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS
+from cairn.storage.reading.local_shards import RUN_BYTES
+from cairn.storage.reading.remote_shards import BUDGET_BYTES
 
 __all__ = ["LoadCost", "PlacedArray", "load_cost"]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cairn.state.partition_axis import AxisEntry
-from cairn.state.placement.rules import LARGE_LEAF_ELEMENTS, place
-from cairn.state.placement.specs import Entries, MeshSizes, mesh_text, short
+from cairn.interop.partition_axis import AxisEntry
+from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS, place
+from cairn.interop.placement.specs import Entries, MeshSizes, mesh_text, short
 
 __all__ = ["FACTORED", "MIRRORS", "REPLICATED", "Mirror", "entries_left", "mirror", "mirrored"]
 

@@ -6,9 +6,9 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
-from cairn.state.errors import ArgumentError
-from cairn.state.partition_axis import AxisEntry
-from cairn.state.placement.specs import MeshSizes, entry_axes, mesh_text
+from cairn.interop.errors import ArgumentError
+from cairn.interop.partition_axis import AxisEntry
+from cairn.interop.placement.specs import MeshSizes, entry_axes, mesh_text
 
 __all__ = ["MOST_DEVICES", "ProcessGrid"]
 

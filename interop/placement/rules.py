@@ -9,8 +9,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cairn.state.partition_axis import AxisEntry, PartitionAxis
-from cairn.state.placement.specs import (
+from cairn.interop.partition_axis import AxisEntry, PartitionAxis
+from cairn.interop.placement.specs import (
     Entries,
     MeshSizes,
     entry_axes,

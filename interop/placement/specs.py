@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from cairn.state.partition_axis import AxisEntry
+from cairn.interop.partition_axis import AxisEntry
 
 __all__ = [
     "Entries",

@@ -10,11 +10,11 @@ from functools import cached_property
 from math import prod
 from typing import Final, NamedTuple
 
-from cairn.state.placement.decoder_axes import PACKED, decoder_axes
-from cairn.state.placement.load_cost import LoadCost, PlacedArray, load_cost
-from cairn.state.placement.mirrors import REPLICATED, mirror
-from cairn.state.placement.process_grid import ProcessGrid
-from cairn.state.placement.rules import (
+from cairn.interop.placement.decoder_axes import PACKED, decoder_axes
+from cairn.interop.placement.load_cost import LoadCost, PlacedArray, load_cost
+from cairn.interop.placement.mirrors import REPLICATED, mirror
+from cairn.interop.placement.process_grid import ProcessGrid
+from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
     FoundRule,
@@ -22,9 +22,11 @@ from cairn.state.placement.rules import (
     Misfit,
     place,
 )
-from cairn.state.placement.specs import Entries, shard_shape
-from cairn.storage.arrays import FOUR_BITS, dtype_named, keys_of
-from cairn.storage.runs import LeafRecord
+from cairn.interop.placement.specs import Entries, shard_shape
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.arrays.four_bits import FOUR_BITS
+from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.runs.records.manifest import LeafRecord
 
 __all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable", "ruled_items"]
 

@@ -1,5 +1,1 @@
 """Weights in other people's files: safetensors folders, GGUF, PEFT and exports, without JAX."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.state.conversion import Array
-from cairn.state.errors import ConversionError
-from cairn.state.weights.peft_config import PeftConfig, target_modules
-from cairn.state.weights.peft_names import AdaptedModule, Pair
-from cairn.storage.safetensors import TensorSource
+from cairn.interop.conversion.ops import Array
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.peft_config import PeftConfig, target_modules
+from cairn.interop.weights.peft_names import AdaptedModule, Pair
+from cairn.storage.safetensors.stream import TensorSource
 
 __all__ = [
     "ADAPTER_CONFIG_FILE",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig, leaf_shapes
-from cairn.state.errors import ConfigError
-from cairn.storage.adoption import ModelMap
-from cairn.storage.runs import ModelInfo
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.errors import ConfigError
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = ["model_map"]
 

@@ -10,8 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, unread_keys
-from cairn.state.conversion import Rule, RuleTable, Shape
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.decoder import OURS_ALONE
+from cairn.interop.config.hf_keys import unread_keys
+from cairn.interop.conversion.ops import Shape
+from cairn.interop.conversion.rules import Rule, RuleTable
 
 __all__ = ["WEIGHTS_FILE", "easydel_config", "easydel_rules", "left_behind"]
 

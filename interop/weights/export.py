@@ -12,25 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig, leaf_shapes
-from cairn.state.conversion import (
-    Rule,
-    RuleTable,
-    Shape,
-    float_dtype,
-    is_floating,
-    match,
-    streams,
-)
-from cairn.state.errors import ConversionError
-from cairn.state.families import get_family
-from cairn.state.weights.adapter_files import adapter_content, array_source
-from cairn.state.weights.peft_names import modules_of
-from cairn.state.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.conversion.ops import Shape
+from cairn.interop.conversion.rules import Rule, RuleTable, match
+from cairn.interop.conversion.tensor_streams import float_dtype, is_floating, streams
+from cairn.interop.errors import ConversionError
+from cairn.interop.families.family import get_family
+from cairn.interop.weights.adapter_files import adapter_content, array_source
+from cairn.interop.weights.peft_names import modules_of
+from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.errors import TreeMismatchError
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import Manifest
-from cairn.storage.safetensors import TensorSource
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.safetensors.stream import TensorSource
 
 MODEL_ITEM = "model"
 MERGED_ITEM = "merged"

@@ -16,36 +16,39 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state import registry
-from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import FLOAT_NAMES, RuleTable, float_dtype
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.families import get_family
-from cairn.state.weights.easydel_folder import (
+from cairn.interop import registry
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import OURS_ALONE, DecoderConfig
+from cairn.interop.conversion.rules import RuleTable
+from cairn.interop.conversion.tensor_streams import FLOAT_NAMES, float_dtype
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.families.family import get_family
+from cairn.interop.weights.easydel_folder import (
     WEIGHTS_FILE,
     easydel_config,
     easydel_rules,
     left_behind,
 )
-from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.hub_folder import find_folder
-from cairn.state.weights.quantized import (
+from cairn.interop.weights.gguf.reading import GGUFFile
+from cairn.interop.weights.hub_folder import find_folder
+from cairn.interop.weights.quantized.dequantized import (
     QUANTIZATION_KEY,
     Dequantized,
     QuantizationMethod,
     quantization_method,
 )
-from cairn.state.weights.safetensors_folder import SafetensorsFolder
-from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
-from cairn.state.weights.text_part import (
+from cairn.interop.weights.safetensors_folder import SafetensorsFolder
+from cairn.interop.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
+from cairn.interop.weights.text_part import (
     Renamed,
     has_text_part,
     is_headless,
     text_config,
     text_tensors,
 )
-from cairn.state.weights.torch_folder import TorchFolder
-from cairn.state.weights.weight_files import (
+from cairn.interop.weights.torch_folder import TorchFolder
+from cairn.interop.weights.weight_files import (
     BIN_FILE,
     BIN_INDEX_FILE,
     INDEX_FILE,
@@ -53,10 +56,11 @@ from cairn.state.weights.weight_files import (
     WeightFiles,
     find_weight_files,
 )
-from cairn.state.weights.weight_source import RowSource, WeightSource, same
+from cairn.interop.weights.weight_source import RowSource, WeightSource, same
 from cairn.storage.errors import NotFoundError
-from cairn.storage.runs import RUN_FILE
-from cairn.storage.store import StoreURI, open_files, parse_uri
+from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cairn.state.weights.source_folder import SourceFolder, refuse_hub_options
+from cairn.interop.weights.source_folder import SourceFolder, refuse_hub_options
 from cairn.storage.errors import NotFoundError
-from cairn.storage.store import Files, StoreURI, parse_uri
+from cairn.storage.store.files import Files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["HUB_SCHEME", "find_folder"]
 

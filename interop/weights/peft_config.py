@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.state.errors import ConversionError
+from cairn.interop.errors import ConversionError
 
 __all__ = ["PeftConfig", "target_modules"]
 

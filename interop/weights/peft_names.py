@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import Array, Rule, Shape
-from cairn.state.errors import ConversionError
-from cairn.state.families import get_family
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.errors import ConversionError
+from cairn.interop.families.family import get_family
 
 __all__ = ["AdaptedModule", "Pair", "modules_of", "modules_of_rules"]
 

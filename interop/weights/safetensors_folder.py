@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.conversion import Array, Box, Shape, covering, read_boxes, whole_box
-from cairn.state.errors import ConversionError
-from cairn.state.weights.weight_files import WeightFiles
-from cairn.storage.safetensors import (
-    DTYPES,
-    SafetensorsHeader,
-    read_elements,
-    read_header,
-    read_tensor,
-)
+from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box, whole_box
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.weight_files import WeightFiles
+from cairn.storage.safetensors.format import DTYPES, SafetensorsHeader
+from cairn.storage.safetensors.reader import read_elements, read_header, read_tensor
 
 __all__ = ["SafetensorsFolder"]
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.storage.store import Files, StoreURI, open_files, parse_uri
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.storage.store.files import Files
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["SourceFolder", "parse_json", "refuse_hub_options", "refuse_pointer"]
 

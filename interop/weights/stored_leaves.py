@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cairn.state.conversion import Array, Shape
-from cairn.state.errors import ConversionError
-from cairn.storage.reading import CheckpointReader, LeafInfo
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.errors import ConversionError
+from cairn.storage.reading.item_arrays import LeafInfo
+from cairn.storage.reading.reader import CheckpointReader
 
 __all__ = ["AdapterLeaves", "ServedLeaf", "adapters_of", "served_leaves"]
 

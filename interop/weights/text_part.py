@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.state import registry
-from cairn.state.config import AutoEasyDeLConfig
-from cairn.state.conversion import Array, Box, Shape
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.families import get_family
-from cairn.state.weights.weight_source import RowSource
+from cairn.interop import registry
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.families.family import get_family
+from cairn.interop.weights.weight_source import RowSource
 
 __all__ = ["Renamed", "has_text_part", "is_headless", "text_config", "text_tensors"]
 

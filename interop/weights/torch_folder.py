@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from packaging.version import Version
 
-from cairn.state.conversion import Array, Box, Shape
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.weights.source_folder import SourceFolder, refuse_pointer
-from cairn.state.weights.weight_files import WeightFiles
-from cairn.storage.safetensors import DTYPES
-from cairn.storage.store import open_files, parse_uri
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.source_folder import SourceFolder, refuse_pointer
+from cairn.interop.weights.weight_files import WeightFiles
+from cairn.storage.safetensors.format import DTYPES
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 
 __all__ = ["TorchFolder"]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cairn.state.errors import ConversionError
-from cairn.state.weights.source_folder import SourceFolder, parse_json
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.source_folder import SourceFolder, parse_json
 
 __all__ = [
     "BIN_FILE",

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.state.conversion import Array, Box, Shape
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box
 
 __all__ = ["QuantizedTensor", "RowSource", "WeightSource", "same"]
 

@@ -26,7 +26,8 @@ from cairn.service.access.keys import (
 from cairn.service.access.rates import Rates
 from cairn.service.access.recent import Recent
 from cairn.service.access.sessions import begin_session, end_session, find_session, session_of
-from cairn.service.catalog import Catalog, KeyRow, SessionRow
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import KeyRow, SessionRow
 from cairn.service.errors import TooManyRequestsError, UnauthenticatedError
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from cairn.service.access.cookies import cookie_of
 from cairn.service.access.origins import SAFE_METHODS, peer_name, require_own_page
 from cairn.service.access.rates import Rates
 from cairn.service.errors import ForbiddenError, ProblemError, UnauthenticatedError
-from cairn.service.http import answer
+from cairn.service.http.problems import answer
 from cairn.service.settings import Settings
 
 SIGN_IN: Final = "/sign-in"

@@ -12,7 +12,8 @@ from typing import Final
 from sqlalchemy import ColumnElement, or_, select, update
 
 from cairn.service.access.callers import Caller, Scope
-from cairn.service.catalog import Catalog, KeyRow
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import KeyRow
 from cairn.service.errors import KeyNameTakenError, UnauthenticatedError, UnknownKeyError
 
 PREFIX: Final = "ck_"

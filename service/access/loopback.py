@@ -9,7 +9,7 @@ from starlette.types import Scope as Connection
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.origins import SAFE_METHODS, host_name
 from cairn.service.errors import ForbiddenError
-from cairn.service.http import answer
+from cairn.service.http.problems import answer
 from cairn.service.settings import is_loopback
 
 LOOPBACK: Final = Caller("loopback", Scope.ADMIN)

@@ -8,7 +8,8 @@ from sqlalchemy import delete, select
 
 from cairn.service.access.callers import Identity
 from cairn.service.access.keys import check_counts, digest_of, key_caller
-from cairn.service.catalog import Catalog, KeyRow, SessionRow
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import KeyRow, SessionRow
 from cairn.service.errors import UnauthenticatedError
 
 LIFETIME: Final = timedelta(hours=12)

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_checkpoint, get_run, refuse_other
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import verification_of
+from cairn.service.catalog.notes import verification_of
 from cairn.service.errors import ResourceChangedError
-from cairn.service.http import Seen
+from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import Checkpoint, Response, Run
-from cairn.storage.runs import Annotation, Better, RunInfo, annotate_run, annotate_step
+from cairn.storage.runs.annotating import annotate_run, annotate_step
+from cairn.storage.runs.records.annotations import Annotation, Better
+from cairn.storage.runs.records.run_info import RunInfo
 
 
 def annotate_checkpoint(

@@ -1,8 +1,8 @@
 """Entries of the audit trail. They cover all roots, so callers of some roots may not read them."""
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import audit_events
-from cairn.service.filters import Search
+from cairn.service.catalog.audit import audit_events
+from cairn.service.filters.search import Search
 from cairn.service.schemas import AuditEvent
 
 

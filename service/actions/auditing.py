@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import AuditEntry
-from cairn.service.http import problem_from
+from cairn.service.catalog.audit import AuditEntry
+from cairn.service.http.problems import problem_from
 
 
 @contextmanager

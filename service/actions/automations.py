@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.exports import convert_checkpoint
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.verification import verify_checkpoint
-from cairn.service.catalog import EventColumns, advance, positions, queries, states
+from cairn.service.catalog import queries
+from cairn.service.catalog.events.automations import advance, positions, states
+from cairn.service.catalog.events.outbox import EventColumns
 from cairn.service.errors import NotReadyError, ServiceError
 from cairn.service.schemas import (
     AutomatedAction,
@@ -26,7 +28,7 @@ from cairn.service.schemas import (
 )
 from cairn.service.settings import Automation
 from cairn.storage.errors import StepChangedError, StorageError, StoreUnavailableError
-from cairn.storage.runs import Run
+from cairn.storage.runs.run import Run
 
 logger = logging.getLogger(__name__)
 

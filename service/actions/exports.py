@@ -1,10 +1,12 @@
 """Exports of a checkpoint, and their artifacts."""
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
-from cairn.service.http import StoredFile
-from cairn.service.jobs import ArtifactRef, convert, export_request, gather
+from cairn.service.http.downloads import StoredFile
+from cairn.service.jobs.artifacts import ArtifactRef
+from cairn.service.jobs.kinds import convert, gather
+from cairn.service.jobs.kinds.export_job import export_request
 from cairn.service.schemas import (
     Artifact,
     ArtifactFile,
@@ -14,17 +16,19 @@ from cairn.service.schemas import (
     OperationKind,
 )
 from cairn.storage.errors import ArtifactNotFoundError
-from cairn.storage.runs import (
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.runs.records.exports import (
     ExportFile,
     ExportKey,
     ExportManifest,
-    Run,
     exports_of_run,
     published_exports,
-    refuse_damaged,
 )
-from cairn.storage.safetensors import parse_size
-from cairn.storage.store import StoreURI, from_rfc3339, open_files
+from cairn.storage.runs.run import Run
+from cairn.storage.safetensors.sizes import parse_size
+from cairn.storage.store.clock import from_rfc3339
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 
 def convert_checkpoint(

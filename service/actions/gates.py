@@ -14,14 +14,12 @@ from typing import Any, Final
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import GateRefusedError
 from cairn.service.settings import Bound, Gate
-from cairn.storage.runs import (
-    UNREADABLE,
-    Annotation,
-    Run,
-    StepInfo,
-    noted_of,
-    published_exports,
-)
+from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.exports import published_exports
+from cairn.storage.runs.records.placed import UNREADABLE
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
 
 WEBHOOK_SECONDS: Final = 10.0
 """Time limit for the whole answer of a gate's webhook."""

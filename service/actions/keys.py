@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from cairn.service import access
-from cairn.service.access import Caller, Scope
+from cairn.service.access import keys
+from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import KeyRow
+from cairn.service.catalog.models import KeyRow
 from cairn.service.errors import KeyNameTakenError, UnknownRootError
 from cairn.service.schemas import Key, KeyRequest, NewKey
 
@@ -18,7 +18,7 @@ RESERVED: Final = frozenset({"loopback"})
 
 def list_keys(plane: ControlPlane) -> list[Key]:
     """Return every key, revoked ones too, by name and time of creation."""
-    return [_body(row) for row in access.list_keys(plane.catalog)]
+    return [_body(row) for row in keys.list_keys(plane.catalog)]
 
 
 def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewKey:
@@ -33,7 +33,7 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
     seconds = request.expires_seconds
     asked = request.model_dump(mode="json")
     with audited(plane, caller, "key.create", **asked) as entry:
-        row, key = access.make_key(
+        row, key = keys.make_key(
             plane.catalog,
             name=request.name,
             scope=request.scope,
@@ -53,7 +53,7 @@ def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> Key:
         UnknownKeyError: No key has this id.
     """
     with audited(plane, caller, "key.revoke", id=key):
-        return _body(access.revoke_key(plane.catalog, key, now=datetime.now(UTC)))
+        return _body(keys.revoke_key(plane.catalog, key, now=datetime.now(UTC)))
 
 
 def _check(request: KeyRequest, roots: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ def _body(row: KeyRow) -> Key:
         name=row.name,
         scope=Scope(row.scope),
         roots=row.roots,
-        counts=access.counts(row, datetime.now(UTC)),
+        counts=keys.counts(row, datetime.now(UTC)),
         created=row.created,
         created_by=row.created_by,
         expires=row.expires,

@@ -10,14 +10,16 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import deletion_body, queries, read_deletions
+from cairn.service.catalog import queries
+from cairn.service.catalog.notes import deletion_body, read_deletions
 from cairn.service.catalog.queries import RunColumns
-from cairn.service.filters import Search
+from cairn.service.filters.search import Search
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run, States
 from cairn.storage.errors import AliasNotFoundError, RunNotFoundError, StepChangedError
-from cairn.storage.runs import Run as StoredRun
-from cairn.storage.runs import StepInfo, StepState
-from cairn.storage.store import StoreURI, from_rfc3339
+from cairn.storage.runs.run import Run as StoredRun
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.clock import from_rfc3339
+from cairn.storage.store.uri import StoreURI
 
 Key = tuple[Any, ...]
 """Sort key of the last entry before a page; (): the page is the first."""

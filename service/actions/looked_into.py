@@ -12,9 +12,14 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from cairn.storage.reading import Change, CheckpointReader, diff_leaves
-from cairn.storage.runs import LeafRecord, Manifest, Run, StepContents, StepIndex, StepInfo
-from cairn.storage.store import Confinement, StoreURI
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.step_diff import Change, diff_leaves
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest
+from cairn.storage.runs.records.step_contents import StepContents
+from cairn.storage.runs.records.step_index import StepIndex
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.uri import Confinement, StoreURI
 
 LEAVES: Final = 100_000
 """Largest number of cached leaves, of all steps together; 1.5 kB each."""

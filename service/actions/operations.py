@@ -6,10 +6,10 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Final
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.jobs import OperationNotFoundError
+from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.schemas import Operation, OperationState
 from cairn.storage.errors import StoreUnavailableError
 

@@ -4,13 +4,18 @@ import contextlib
 from dataclasses import dataclass, field
 
 from cairn.service.actions.looked_into import RECLAIMABLE, STATISTICS, Known, OpenSteps
-from cairn.service.catalog import Catalog, Index, Roots
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
 from cairn.service.errors import NotReadyError, UnknownRootError
-from cairn.service.jobs import Jobs, Watches
+from cairn.service.jobs.dbos_engine.jobs import Jobs
+from cairn.service.jobs.watching import Watches
 from cairn.service.settings import Settings
-from cairn.storage.arrays import Statistics
-from cairn.storage.runs import UNREADABLE, Run, refuse_headless
-from cairn.storage.store import StoreURI, confine
+from cairn.storage.arrays.statistics import Statistics
+from cairn.storage.runs.records.placed import UNREADABLE
+from cairn.storage.runs.run import Run, refuse_headless
+from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.uri import StoreURI
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,23 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.gates import Candidate, gates_of, refuse_gated
 from cairn.service.actions.listing import refuse_other
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import alias_event, rows
+from cairn.service.catalog import rows
+from cairn.service.catalog.events.lost_records import alias_event
 from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs import Alias as StoredAlias
-from cairn.storage.runs import AliasEvent, Run, StepInfo, promote_step
-from cairn.storage.runs import delete_alias as delete_in_store
-from cairn.storage.store import from_rfc3339
+from cairn.storage.runs.promotion import delete_alias as delete_in_store
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.aliases import Alias as StoredAlias
+from cairn.storage.runs.records.aliases import AliasEvent
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.clock import from_rfc3339
 
 
 def promote(

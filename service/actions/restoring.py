@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.annotating import require_unchanged
 from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
@@ -14,11 +14,14 @@ from cairn.service.errors import (
     PreconditionRequiredError,
     RunExistsError,
 )
-from cairn.service.http import Seen
-from cairn.service.jobs import restore
+from cairn.service.http.preconditions import Seen
+from cairn.service.jobs.kinds import restore
 from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs import Run, refuse_damaged, refuse_taken, stranded_aliases
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.runs.fork import refuse_taken
+from cairn.storage.runs.rollback import stranded_aliases
+from cairn.storage.runs.run import Run
 
 _UNDER_WAY: Final = 1000  # largest number of operations to search for an equal one
 

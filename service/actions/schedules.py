@@ -15,21 +15,16 @@ from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.automations import MAY_PASS, follow_moves
 from cairn.service.actions.listing import list_runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.verification import verify_run
 from cairn.service.errors import ServiceError
-from cairn.service.jobs import (
-    OperationNotFoundError,
-    gc,
-    operation_id,
-    operation_key,
-    retention,
-    verify,
-)
+from cairn.service.jobs.errors import OperationNotFoundError
+from cairn.service.jobs.kinds import gc, retention, verify
+from cairn.service.jobs.records import operation_id, operation_key
 from cairn.service.schemas import (
     ApplyRetentionRequest,
     ScheduledAction,
@@ -38,7 +33,8 @@ from cairn.service.schemas import (
 )
 from cairn.service.settings import Schedule
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI, utc_now
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,15 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import AuditEntry
-from cairn.service.jobs import (
-    IdempotencyKeyReusedError,
-    OperationNotFoundError,
-    operation_id,
-    operation_key,
-    start_export,
-)
+from cairn.service.catalog.audit import AuditEntry
+from cairn.service.jobs.errors import IdempotencyKeyReusedError, OperationNotFoundError
+from cairn.service.jobs.exports import start_export
+from cairn.service.jobs.records import operation_id, operation_key
 from cairn.service.schemas import MAX_ERRORS, Operation
-from cairn.storage.runs import Run
+from cairn.storage.runs.run import Run
 
 _PLACE: Final = ("root", "run", "by")
 _NONE: Final = object()

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
-from cairn.service.jobs import verify
+from cairn.service.jobs.kinds import verify
 from cairn.service.schemas import Operation, Repair, RepairReport
-from cairn.storage.runs import repair_run
+from cairn.storage.runs.repair import repair_run
 
 
 def verify_checkpoint(

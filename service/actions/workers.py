@@ -3,17 +3,13 @@
 from collections.abc import Iterable
 from contextlib import suppress
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.operations import get_operation
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import forget_worker, known_workers
-from cairn.service.jobs import (
-    OperationNotFoundError,
-    WorkerAliveError,
-    WorkerNotFoundError,
-    worker_name,
-)
+from cairn.service.catalog.workers import forget_worker, known_workers
+from cairn.service.jobs.errors import OperationNotFoundError, WorkerAliveError, WorkerNotFoundError
+from cairn.service.jobs.worker_names import worker_name
 from cairn.service.schemas import TakenOver, Worker
 
 

@@ -1,5 +1,1 @@
 """Catalog: database with an index of the store, and the audit trail."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
 from cairn.service.catalog.searching import AUDIT, Key, searched_page
-from cairn.service.filters import Search
+from cairn.service.filters.search import Search
 from cairn.service.schemas import AuditEvent
 
 logger = logging.getLogger(__name__)

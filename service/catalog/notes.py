@@ -5,9 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cairn.service.schemas import DAMAGE_SHOWN, CheckpointState, Damage, Deletion
-from cairn.storage.runs import Annotation, Run, Tombstone, judge_records, trash_file
-from cairn.storage.runs import Damage as StoredDamage
-from cairn.storage.store import from_rfc3339
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.annotations import Damage as StoredDamage
+from cairn.storage.runs.records.layout import trash_file
+from cairn.storage.runs.records.placed import judge_records
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import Tombstone
+from cairn.storage.store.clock import from_rfc3339
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RunRow
 from cairn.service.schemas import CheckpointState, EventKind
-from cairn.storage.runs import StepFacts
+from cairn.storage.runs.retention import StepFacts
 
 ENDS: Final = 40
 """Largest number of a run's ended jobs to read, the last ones."""

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, AuditRow, RunRow, plain_actor
 from cairn.service.schemas import LostRecord
-from cairn.storage.runs import Alias, alias_file
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.layout import alias_file
 
 OUTSIDE: Final = "outside"
 OUTSIDE_KINDS: Final = ("alias.promote", "alias.delete")

@@ -14,7 +14,7 @@ from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.notes import state_of
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
-from cairn.service.filters import Search
+from cairn.service.filters.search import Search
 from cairn.service.schemas import (
     AVAILABLE,
     Alias,
@@ -27,8 +27,10 @@ from cairn.service.schemas import (
     Run,
     States,
 )
-from cairn.storage.runs import Better, step_dir
-from cairn.storage.store import StoreURI, utc_now
+from cairn.storage.runs.records.annotations import Better
+from cairn.storage.runs.records.layout import step_dir
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.uri import StoreURI
 
 
 class RootSums(NamedTuple):

@@ -21,15 +21,20 @@ from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
-from cairn.service.http import leave_catalog_turn
+from cairn.service.http.catalog_turns import leave_catalog_turn
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,
     StorageError,
     StoreUnavailableError,
 )
-from cairn.storage.runs import UNREADABLE, Run, list_runs, read_lease
-from cairn.storage.store import StoreURI, open_files, own_seconds_left, silence, utc_now
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.placed import UNREADABLE
+from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.deadlines import own_seconds_left, silence
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.errors import RootTakenError, UnknownRootError
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import StoreURI, confined, parse_uri, real_place
+from cairn.storage.store.disk.confinement import confined, real_place
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 KNOWN_SECONDS: Final = 1.0
 """Age up to which a process uses the added roots that it has read."""

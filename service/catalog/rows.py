@@ -33,8 +33,11 @@ from cairn.service.catalog.outside import (
 )
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState, LostRecord
-from cairn.storage.runs import Alias, RunInfo, alias_file
-from cairn.storage.store import StoreURI, from_rfc3339, utc_now
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.layout import alias_file
+from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.store.clock import from_rfc3339, utc_now
+from cairn.storage.store.uri import StoreURI
 
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
 # Prebuilt statement, which every promotion uses.

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog.refresh import Index
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

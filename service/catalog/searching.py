@@ -29,21 +29,9 @@ from sqlalchemy import (
 
 from cairn.service.catalog.entries import has_entries, number_entry, text_entry
 from cairn.service.catalog.models import AliasRow, AuditRow, CheckpointRow, RunRow
-from cairn.service.filters import (
-    AUDIT_FIELDS,
-    CHECKPOINT_FIELDS,
-    RUN_FIELDS,
-    All,
-    AnyOf,
-    Comparison,
-    Expression,
-    Field,
-    Has,
-    Kind,
-    Not,
-    Path,
-    Search,
-)
+from cairn.service.filters.expressions import All, AnyOf, Comparison, Expression, Has, Not, Path
+from cairn.service.filters.fields import AUDIT_FIELDS, CHECKPOINT_FIELDS, RUN_FIELDS, Field, Kind
+from cairn.service.filters.search import Search
 from cairn.service.schemas import CheckpointState
 
 Key = tuple[Any, ...]

@@ -14,25 +14,23 @@ from cairn.service.catalog.notes import damage_body
 from cairn.service.catalog.stamps import record_stamps
 from cairn.service.schemas import CheckpointState, Deletion, LostRecord
 from cairn.storage.errors import StorageError
-from cairn.storage.runs import (
-    UNREADABLE,
-    Alias,
-    Annotation,
-    Manifest,
-    Run,
-    RunInfo,
-    StepState,
-    Tombstone,
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import (
     annotation_file,
-    judge_records,
     manifest_file,
     parse_alias_file,
-    parse_record,
-    read_lease,
-    read_lifted,
     trash_file,
 )
-from cairn.storage.store import from_rfc3339, sha256_of
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import UNREADABLE, judge_records, parse_record
+from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import Tombstone, read_lifted
+from cairn.storage.store.clock import from_rfc3339
+from cairn.storage.store.records import sha256_of
 
 logger = logging.getLogger(__name__)
 

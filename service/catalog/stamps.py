@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cairn.storage.runs import (
+from cairn.storage.runs.records.layout import (
     ALIASES,
     ANNOTATIONS,
     ATTEMPTS,
     MANIFESTS,
     RUN_FILE,
     TRASH,
-    Run,
 )
-from cairn.storage.store import SETTLED_NANOSECONDS, StoreURI
+from cairn.storage.runs.run import Run
+from cairn.storage.store.files_local import SETTLED_NANOSECONDS
+from cairn.storage.store.uri import StoreURI
 
 _RECORDS: Final = (MANIFESTS, ANNOTATIONS, TRASH)
 _FOLDERS: Final = (*_RECORDS, ALIASES, ATTEMPTS)

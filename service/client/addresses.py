@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cairn.service.errors import AddressError
-from cairn.storage.store import RUN_NAME
+from cairn.storage.store.uri import RUN_NAME
 
 BEST: Final = "best:"
 _ALIAS: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"

@@ -29,7 +29,7 @@ def announce(run: str, step: int, attempt: int) -> None:
         return
     # Imported late: a job that announces nothing does not load an HTTP client.
     from cairn.service.client.client import Client
-    from cairn.service.client.protocol import DEFAULT_ROOT
+    from cairn.service.client.protocol.paths import DEFAULT_ROOT
     from cairn.service.errors import ClientError, ProblemResponseError, SettingsError
 
     folder, _, name = run.rpartition("/")

@@ -17,17 +17,15 @@ from typing import Any, Literal
 from cairn.service.client.download import blocks, download
 from cairn.service.client.events import EventsConnection
 from cairn.service.client.following import follow_operation
-from cairn.service.client.protocol import (
+from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
-    Patience,
     alias_path,
-    given,
-    idempotency,
-    precondition,
     run_path,
     segment,
     step_path,
 )
+from cairn.service.client.protocol.patience import Patience
+from cairn.service.client.protocol.requests import given, idempotency, precondition
 from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (

@@ -8,7 +8,9 @@ from typing import Final
 
 import httpx
 
-from cairn.service.client.protocol import EventStream, Patience, unreachable
+from cairn.service.client.protocol.event_stream import EventStream
+from cairn.service.client.protocol.patience import Patience
+from cairn.service.client.protocol.responses import unreachable
 from cairn.service.client.streams import check
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import Operation

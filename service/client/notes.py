@@ -4,7 +4,8 @@
 from collections.abc import Mapping
 
 from cairn.service.client.clean_up import CleanUpConnection
-from cairn.service.client.protocol import ANY, DEFAULT_ROOT, run_path, step_path
+from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
+from cairn.service.client.protocol.requests import ANY
 from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
 
 

@@ -22,7 +22,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.whole_file import take_alone
 from cairn.service.errors import DownloadError, PullError
 from cairn.service.schemas import Artifact, ArtifactFile
-from cairn.storage.store import sync_names, sync_path
+from cairn.storage.store.disk.disk_names import sync_names, sync_path
 
 CURRENT: Final = "current"
 _VERSIONS: Final = "versions"

@@ -13,7 +13,7 @@ from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 
 if TYPE_CHECKING:
-    from cairn.storage.adoption import Adoption  # imports TensorStore
+    from cairn.storage.orbax_import.adopt import Adoption  # imports TensorStore
 
 app: Final = typer.Typer()
 
@@ -60,11 +60,11 @@ def adopt(
     """
     if (config is None) != (paths is None):
         raise typer.BadParameter("--config and --map go together")
-    from cairn.storage.adoption import adopt as adopt_folder  # imports TensorStore
+    from cairn.storage.orbax_import.adopt import adopt as adopt_folder  # imports TensorStore
 
     model = None
     if config is not None and paths is not None:
-        from cairn.state.weights import model_map
+        from cairn.interop.weights.adoption import model_map
 
         model = model_map(_json(config), _json(paths))
     found = adopt_folder(folder, run, step=step, model=model)
@@ -83,7 +83,8 @@ def _list_found(found: "Adoption", folder: str) -> None:
     print_table(console, ("step", "found"), sorted(states.items()))
     for line in (*found.left, *found.problems):
         errors.print(line, soft_wrap=True, markup=False)
-    from cairn.storage.store import lies_within, parse_uri  # imports TensorStore
+    from cairn.storage.store.disk.confinement import lies_within  # imports TensorStore
+    from cairn.storage.store.uri import parse_uri
 
     errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
     if not lies_within(parse_uri(folder), [found.run.parent]):

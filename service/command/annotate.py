@@ -7,7 +7,7 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_step
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, is_in_store
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.schemas import Better
@@ -120,8 +120,10 @@ def _in_store(
     better: dict[str, Better],
     of_run: bool,
 ) -> dict[str, dict[str, object]]:
-    from cairn.storage.runs import Run, annotate_run, parse_ref
-    from cairn.storage.runs import annotate as annotate_checkpoint
+    from cairn.storage.runs.annotating import annotate as annotate_checkpoint
+    from cairn.storage.runs.annotating import annotate_run
+    from cairn.storage.runs.records.layout import parse_ref
+    from cairn.storage.runs.run import Run
 
     if of_run:
         ref = parse_ref(checkpoint)

@@ -7,7 +7,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import completion
 from cairn.service.command.options import (
     TIME,
@@ -25,7 +25,7 @@ from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import AddressError
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size
-from cairn.storage.runs import check_run_name
+from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 
@@ -182,7 +182,8 @@ def gc(
     exports of steps that are gone. The command reads the store itself, without a control plane; a
     job may go on writing the run.
     """
-    from cairn.storage.runs import Run, collect_garbage, find_garbage
+    from cairn.storage.runs.gc import collect_garbage, find_garbage
+    from cairn.storage.runs.run import Run
 
     found = Run.open(run)
     by = f"cairn gc on {socket.gethostname()}"

@@ -19,7 +19,7 @@ from cairn.installation import installed_version, missing_extra
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_step
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
@@ -34,7 +34,7 @@ from cairn.service.command.administration.keys import keys_app
 from cairn.service.command.administration.roots import roots_app
 from cairn.service.command.administration.webhooks import webhooks_app
 from cairn.service.command.administration.workers import workers_app
-from cairn.service.command.doctor import app as doctor_app
+from cairn.service.command.doctor.command import app as doctor_app
 from cairn.service.command.failures import (
     KNOWN,
     MEANINGS,
@@ -89,7 +89,7 @@ from cairn.service.schemas import (
     OperationState,
     RunList,
 )
-from cairn.storage.runs import check_run_name
+from cairn.storage.runs.records.layout import check_run_name
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
@@ -510,7 +510,8 @@ def path(
     command reads the store itself, without a control plane.
     """
     if is_in_store(checkpoint):
-        from cairn.storage.runs import known_damage, resolve_checkpoint
+        from cairn.storage.runs.damage import known_damage
+        from cairn.storage.runs.resolving import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint, damaged=None)
         folder = found.orbax_uri(info).orbax_path()
@@ -570,7 +571,9 @@ def rebuild(
 
     It needs no running control plane, and does not disturb one.
     """
-    from cairn.service.catalog import Catalog, Index, Roots
+    from cairn.service.catalog.engine import Catalog
+    from cairn.service.catalog.refresh import Index
+    from cairn.service.catalog.roots import Roots
     from cairn.service.settings import load_settings
 
     settings = load_settings(root=root, data_dir=data_dir)

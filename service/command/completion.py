@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 
 DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
 

@@ -5,11 +5,11 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.annotate import labels_of
 from cairn.service.command.options import RootOption, UrlOption, is_in_store
 from cairn.service.command.printing.documents import JsonOption, print_document
-from cairn.storage.runs import check_run_name
+from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 
@@ -34,7 +34,7 @@ def create(
     """
     labels = labels_of(label)
     if is_in_store(run):
-        from cairn.storage.runs import create_run
+        from cairn.storage.runs.run import create_run
 
         made = create_run(run, labels=labels)
         info = made.info()

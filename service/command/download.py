@@ -8,7 +8,7 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_checkpoint
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, errors
 from cairn.service.command.printing.bars import bytes_bar
 from cairn.service.command.printing.documents import JsonOption, print_document

@@ -19,7 +19,7 @@ from cairn.service.command.watch import (
 )
 from cairn.service.schemas import Operation
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.safetensors import parse_size
+from cairn.storage.safetensors.sizes import parse_size
 
 console: Final = Console(highlight=False, markup=False)
 errors: Final = Console(stderr=True, highlight=False, markup=False)

@@ -9,7 +9,7 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_checkpoint
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.client.pull import Pulled, pull
 from cairn.service.command.options import (
     SIZE,

@@ -19,8 +19,8 @@ def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     The command takes the settings of the server (CAIRN_*). Servers and workers of the version
     before go on meanwhile. A database that is up to date stays as it is.
     """
-    from cairn.service.catalog import upgrade_catalog  # takes seconds
-    from cairn.service.jobs import upgrade_jobs
+    from cairn.service.catalog.engine import upgrade_catalog  # takes seconds
+    from cairn.service.jobs.dbos_engine.database import upgrade_jobs
 
     settings = administered(data_dir)
     settings.prepare()

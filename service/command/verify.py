@@ -7,7 +7,7 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_step
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,
@@ -23,7 +23,7 @@ from cairn.service.command.watch import Show, on_console, silently, watch_operat
 from cairn.service.errors import OperationFailedError
 from cairn.service.schemas import CheckpointState, Operation, RepairReport
 from cairn.service.sizes import Size
-from cairn.storage.runs import check_run_name
+from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.actions import ControlPlane, OpenStep
+from cairn.service.actions import listing
+from cairn.service.actions.looked_into import OpenStep
+from cairn.service.actions.looking import tensors
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.routes import operations
@@ -62,7 +64,7 @@ class AskedOfStep(Asked):
 
     def opened(self) -> OpenStep:
         """Open the step's manifest and index. Raises the errors of `actions.open_step`."""
-        return actions.open_step(self.plane, *self.names)
+        return tensors.open_step(self.plane, *self.names)
 
     def require_shown(self, attempt: int | None) -> None:
         """Raise if the listed step is of another attempt than the step that the page showed.
@@ -73,11 +75,11 @@ class AskedOfStep(Asked):
         """
         if attempt is not None:
             run = self.plane.run(self.root, self.run)
-            actions.refuse_other(run, run.step(self.step), attempt)
+            listing.refuse_other(run, run.step(self.step), attempt)
 
     def checkpoint(self) -> Checkpoint:
         """Get the step from the catalog. Raises the errors of `actions.get_checkpoint`."""
-        return actions.get_checkpoint(self.plane, *self.names, refresh=False)
+        return listing.get_checkpoint(self.plane, *self.names, refresh=False)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Facts that pages show beside a damaged step: the job that found it, and the newest sound step."""
 
-from cairn.service import actions
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
+from cairn.service.actions import operations
 from cairn.service.dashboard.asked import AskedOfRun, AskedOfStep
 from cairn.service.errors import NotReadyError
-from cairn.service.jobs import OperationNotFoundError
-from cairn.service.routes import page_of_checkpoints
+from cairn.service.jobs.errors import OperationNotFoundError
+from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import Checkpoint, CheckpointState
 
 
@@ -22,6 +22,6 @@ def known_job(
     if checkpoint.damaged is None or not checkpoint.damaged.job:
         return None
     try:
-        return actions.get_operation(asked.plane, caller, checkpoint.damaged.job).id
+        return operations.get_operation(asked.plane, caller, checkpoint.damaged.job).id
     except (OperationNotFoundError, NotReadyError):
         return None

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.service.dashboard.rendering import page
-from cairn.service.http import answer
+from cairn.service.http.problems import answer
 
 _PROBLEM: Final = "application/problem+json"
 _API: Final = "/v1/"

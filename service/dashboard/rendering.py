@@ -10,11 +10,11 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn.service.access import Scope
+from cairn.service.access.callers import Scope
 from cairn.service.dashboard import addresses, wording
 from cairn.service.dashboard.drawing import marks, timeline
 from cairn.service.sizes import size_text
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 
 FOLDER: Final = Path(__file__).parent
 # Pages load nothing from other origins, run no inline scripts, and can't be framed by other sites.

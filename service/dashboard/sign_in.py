@@ -7,16 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from cairn.service.access import (
-    SIGN_IN,
-    Authenticator,
-    cookie_of,
-    delete_cookie,
-    is_local,
-    peer_name,
-    require_own_page,
-    set_cookie,
-)
+from cairn.service.access.authenticator import Authenticator
+from cairn.service.access.cookies import cookie_of, delete_cookie, set_cookie
+from cairn.service.access.guard import SIGN_IN
+from cairn.service.access.origins import is_local, peer_name, require_own_page
 from cairn.service.dashboard.rendering import page
 from cairn.service.errors import ProblemError, TooManyRequestsError, UnauthenticatedError
 from cairn.service.settings import Settings

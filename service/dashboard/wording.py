@@ -10,8 +10,8 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from cairn.service.schemas import Artifact
-from cairn.storage.arrays import keys_of
-from cairn.storage.store import utc_now
+from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.store.clock import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _STATES: Final = {"in_flight": "being written", "set_aside": "set aside", "trashed": "in trash"}

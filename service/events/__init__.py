@@ -1,5 +1,1 @@
 """Events and webhooks: registration, deliveries, and the thread that sends them."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

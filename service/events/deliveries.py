@@ -12,17 +12,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog import (
-    Catalog,
-    DeliveryRow,
-    EventColumns,
-    EventRow,
-    Happening,
-    WebhookRow,
-    event_columns,
-    queries,
-    tell,
-)
+from cairn.service.catalog import queries
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.events.outbox import EventColumns, Happening, event_columns, tell
+from cairn.service.catalog.models import DeliveryRow, EventRow, WebhookRow
 from cairn.service.errors import UnknownDeliveryError
 from cairn.service.events.webhooks import require_webhook, wants
 from cairn.service.schemas import Delivery, DeliveryState, DeliveryTry, Event, EventKind

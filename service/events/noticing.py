@@ -10,10 +10,15 @@ from typing import Final
 
 from sqlalchemy import select
 
-from cairn.service.catalog import Catalog, EventRow, Happening, rows, tell
-from cairn.service.jobs import Jobs, OperationNotFoundError
+from cairn.service.catalog import rows
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.models import EventRow
+from cairn.service.jobs.dbos_engine.jobs import Jobs
+from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.schemas import EventKind, Operation, OperationState
-from cairn.storage.store import StoreURI, from_rfc3339, rfc3339
+from cairn.storage.store.clock import from_rfc3339, rfc3339
+from cairn.storage.store.uri import StoreURI
 
 OVERLAP: Final = timedelta(minutes=10)
 """Largest expected difference between the clocks of workers."""

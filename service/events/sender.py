@@ -14,7 +14,10 @@ from typing import Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.catalog import Catalog, Roots, WebhookRow, prune_events
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.events.pruning import prune_events
+from cairn.service.catalog.models import WebhookRow
+from cairn.service.catalog.roots import Roots
 from cairn.service.errors import SettingsError, TargetRefusedError
 from cairn.service.events.deliveries import (
     Due,
@@ -29,10 +32,12 @@ from cairn.service.events.posting import PostFailedError, post
 from cairn.service.events.retries import wait_after
 from cairn.service.events.signing import signed_headers
 from cairn.service.events.targets import parse_target
-from cairn.service.jobs import Jobs, JobsBusyError, WorkerName, name_at
+from cairn.service.jobs.dbos_engine.jobs import Jobs
+from cairn.service.jobs.errors import JobsBusyError
+from cairn.service.jobs.worker_names import WorkerName, name_at
 from cairn.service.schemas import DeliveryState, DeliveryTry
 from cairn.service.settings import Settings
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 
 logger = logging.getLogger(__name__)
 

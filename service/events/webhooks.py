@@ -9,7 +9,9 @@ from typing import Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog import Catalog, DeliveryRow, EventColumns, EventRow, WebhookRow
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.events.outbox import EventColumns
+from cairn.service.catalog.models import DeliveryRow, EventRow, WebhookRow
 from cairn.service.errors import UnknownWebhookError
 from cairn.service.events.signing import make_secret
 from cairn.service.schemas import DeliveryState, EventKind, WebhookRequest

@@ -1,5 +1,1 @@
 """Language of `filter` and `order_by`, the query parameters of lists. Pure."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

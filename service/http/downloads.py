@@ -26,7 +26,8 @@ from fastapi.responses import StreamingResponse
 from cairn.service.http.byte_ranges import ByteRange, parse_range
 from cairn.service.http.entity_tags import names_etag
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import Files, read_crc32c
+from cairn.storage.store.file_checksums import read_crc32c
+from cairn.storage.store.files import Files
 
 BLOCK_BYTES: Final = 4 << 20
 

@@ -17,7 +17,7 @@ from starlette.background import BackgroundTask
 from cairn.service.errors import NotReadyError
 from cairn.service.http.catalog_turns import CatalogTurns, StoreNeededError
 from cairn.service.http.permitted_routes import PermittedRoute
-from cairn.storage.store import within
+from cairn.storage.store.deadlines import within
 
 AT_ONCE: Final = 12
 """Requests of one root that use the store at a time."""

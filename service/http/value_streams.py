@@ -11,7 +11,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from cairn.service.http.store_turns import ANSWER_SECONDS, StoreTurns
-from cairn.storage.store import within
+from cairn.storage.store.deadlines import within
 
 
 class ValueStream(StreamingResponse):

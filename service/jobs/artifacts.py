@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cairn.storage.errors import ArtifactNotFoundError, NotFoundError
-from cairn.storage.runs import ExportKey, ExportManifest, find_export
-from cairn.storage.store import RUN_NAME, ObjectStore, StoreURI, confine
+from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
+from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import RUN_NAME, StoreURI
 
 ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~=+-]{0,511}$"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"

@@ -13,8 +13,10 @@ from typing import Any
 
 from cairn.service.jobs.progress import ProgressMeter
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs import Run, StepInfo
-from cairn.storage.store import StoreURI, confine
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.uri import StoreURI
 
 Request = Mapping[str, Any]
 Result = dict[str, Any]

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from cairn.service.http import problem_from
+from cairn.service.http.problems import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.service.jobs.progress import ProgressMeter
-from cairn.service.observing import span
+from cairn.service.observing.tracing import span
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

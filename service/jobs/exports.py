@@ -1,11 +1,11 @@
 """Start of an export, or the operation that has made it already."""
 
 from cairn.service.jobs.context import Request
-from cairn.service.jobs.dbos_engine import Jobs
+from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.jobs.kinds.export_job import made_by
 from cairn.service.schemas import Operation, OperationState
-from cairn.storage.runs import Run
+from cairn.storage.runs.run import Run
 
 
 def start_export(

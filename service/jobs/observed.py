@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobCancelled, JobInterrupt
-from cairn.service.observing import JobMetrics, job_of, request_id, span, trace_carrier
+from cairn.service.observing.identity import job_of, request_id
+from cairn.service.observing.metrics import JobMetrics
+from cairn.service.observing.tracing import span, trace_carrier
 
 logger = logging.getLogger(__name__)
 

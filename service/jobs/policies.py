@@ -5,20 +5,22 @@ from datetime import datetime
 from typing import Any
 
 from cairn.service.schemas import RetentionDecision, RetentionPlan, RetentionPolicy
-from cairn.storage import runs
-from cairn.storage.runs import BestSteps, Decision, Run, StepInfo, judge_retention
-from cairn.storage.store import from_rfc3339
+from cairn.storage.runs import retention
+from cairn.storage.runs.retention import BestSteps, Decision, judge_retention
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.clock import from_rfc3339
 
 Judged = tuple[StepInfo, Decision]
 
 
-def stored_policy(policy: RetentionPolicy) -> runs.RetentionPolicy:
+def stored_policy(policy: RetentionPolicy) -> retention.RetentionPolicy:
     """Convert a policy of the API to one of `storage`.
 
     Raises:
         PolicyError: The policy is invalid.
     """
-    return runs.RetentionPolicy(
+    return retention.RetentionPolicy(
         keep_last=policy.keep_last,
         keep_every=policy.keep_every,
         keep_within=policy.keep_within_seconds,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from cairn.service.http import problem_from
+from cairn.service.http.problems import problem_from
 from cairn.service.schemas import Operation, OperationState, Problem, Progress
 
 _WORKFLOW_PREFIX: Final = "cairn."

@@ -2,12 +2,15 @@
 
 from contextlib import suppress
 
-from cairn.service.catalog import Catalog, Index, Roots, note_worker
-from cairn.service.jobs.dbos_engine import Worker, launch_worker
-from cairn.service.observing import JobMetrics
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
+from cairn.service.catalog.workers import note_worker
+from cairn.service.jobs.dbos_engine.worker import Worker, launch_worker
+from cairn.service.observing.metrics import JobMetrics
 from cairn.service.settings import Settings
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs import Run
+from cairn.storage.runs.run import Run
 
 
 def start_worker(

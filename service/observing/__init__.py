@@ -1,5 +1,1 @@
 """Metrics, structured logs and traces of a server and a worker."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

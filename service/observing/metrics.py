@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from cairn.service.observing.readings import Part, Readings
 from cairn.storage.errors import NotFoundError
-from cairn.storage.store import StoreCall, listen
+from cairn.storage.store.calls import StoreCall, listen
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cairn.service.errors import SettingsError
-from cairn.storage.store import StoreCall, listen
+from cairn.storage.store.calls import StoreCall, listen
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

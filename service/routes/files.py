@@ -5,8 +5,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.looking import files, tensors
 from cairn.service.dependencies import (
     PageSize,
     PageToken,
@@ -15,18 +15,13 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
-from cairn.service.http import (
-    DOWNLOADS,
-    Condition,
-    CountedList,
-    RangeHeader,
-    StoreReadRoute,
-    described,
-    download,
-    json_answer,
-    named,
-    problem_responses,
-)
+from cairn.service.http.answers import json_answer
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, described, download
+from cairn.service.http.paging import CountedList
+from cairn.service.http.path_names import named
+from cairn.service.http.preconditions import Condition
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreReadRoute
 from cairn.service.schemas import PLAIN_PATTERN, StepFileList
 
 router: Final = APIRouter(
@@ -60,9 +55,9 @@ def list_checkpoint_files(
 
     The list leaves out `cairn.index`, Cairn's own file that holds this list.
     """
-    found = actions.open_step(plane, root, run, step)
+    found = tensors.open_step(plane, root, run, step)
     listed = CountedList.at("files", (found.uri, found.manifest_digest), page_token)
-    page, more = actions.list_files(found, after=listed.after, limit=page_size)
+    page, more = files.list_files(found, after=listed.after, limit=page_size)
     token = listed.token(len(page), more=more)
     return json_answer(StepFileList(files=page, next_page_token=token))
 
@@ -90,7 +85,7 @@ def download_checkpoint_file(
     file. If a file is damaged in the store, a download of the whole file ends short of its
     `Content-Length`.
     """
-    file = actions.find_step_file(actions.open_step(plane, root, run, step), name)
+    file = files.find_step_file(tensors.open_step(plane, root, run, step), name)
     return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
 
 
@@ -104,4 +99,4 @@ def describe_checkpoint_file(
     plane: PlaneDependency,
 ) -> Response:
     """Answer with the headers of a download of the whole file."""
-    return described(actions.find_step_file(actions.open_step(plane, root, run, step), name))
+    return described(files.find_step_file(tensors.open_step(plane, root, run, step), name))

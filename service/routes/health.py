@@ -10,15 +10,17 @@ from typing import Final, cast
 from fastapi import APIRouter, Request
 from sqlalchemy import text
 
-from cairn.service.access import Caller
-from cairn.service.actions import ControlPlane
+from cairn.service.access.callers import Caller
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
-from cairn.service.http import problem_from, problem_responses
+from cairn.service.http.problems import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI, open_files, within
+from cairn.storage.store.deadlines import within
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

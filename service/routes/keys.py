@@ -4,10 +4,11 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Response
 
-from cairn.service import actions
-from cairn.service.access import ServerAdministrator
+from cairn.service.access.permission import ServerAdministrator
+from cairn.service.actions import keys
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http import PermittedRoute, problem_responses
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import KeyList, KeyRequest, NewKey
 
 router: Final = APIRouter(prefix="/keys", tags=["keys"], route_class=PermittedRoute)
@@ -20,7 +21,7 @@ KeyId = Annotated[
 @router.get("")
 def list_keys(caller: ServerAdministrator, plane: PlaneDependency) -> KeyList:
     """List all keys, without their secrets."""
-    return KeyList(keys=actions.list_keys(plane))
+    return KeyList(keys=keys.list_keys(plane))
 
 
 @router.post("", status_code=201, responses=problem_responses(404, 409))
@@ -29,10 +30,10 @@ def create_key(
 ) -> NewKey:
     """Create a key. Only this answer contains it; the server stores a digest."""
     response.headers["Cache-Control"] = "no-store"
-    return actions.create_key(plane, caller, body)
+    return keys.create_key(plane, caller, body)
 
 
 @router.delete("/{key}", status_code=204, responses=problem_responses(404))
 def revoke_key(caller: ServerAdministrator, key: KeyId, plane: PlaneDependency) -> None:
     """Revoke a key for good. Every server refuses it within seconds."""
-    actions.revoke_key(plane, caller, key)
+    keys.revoke_key(plane, caller, key)

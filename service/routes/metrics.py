@@ -9,13 +9,16 @@ from typing import Final, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from cairn.service.access import Caller, Scope
-from cairn.service.actions import ControlPlane
-from cairn.service.catalog import OUTSIDE_KINDS, count_outside, known_workers, queries
-from cairn.service.events import count_dead, waiting_since
-from cairn.service.jobs import worker_name
-from cairn.service.observing import CONTENT_TYPE, Family, Part, Reading, ServerMetrics
-from cairn.storage.store import utc_now
+from cairn.service.access.callers import Caller, Scope
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import queries
+from cairn.service.catalog.outside import OUTSIDE_KINDS, count_outside
+from cairn.service.catalog.workers import known_workers
+from cairn.service.events.webhooks import count_dead, waiting_since
+from cairn.service.jobs.worker_names import worker_name
+from cairn.service.observing.metrics import CONTENT_TYPE, ServerMetrics
+from cairn.service.observing.readings import Family, Part, Reading
+from cairn.storage.store.clock import utc_now
 
 router: Final = APIRouter(tags=["health"])
 

@@ -9,11 +9,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from cairn.service import actions
-from cairn.service.access import Operator, Reader
+from cairn.service.access.permission import Operator, Reader
+from cairn.service.actions import operations
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import PermittedRoute, decode_token, encode_token, named, problem_responses
+from cairn.service.http.paging import decode_token, encode_token
+from cairn.service.http.path_names import named
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"], route_class=PermittedRoute)
@@ -57,7 +60,9 @@ def list_operations(
     listing = f"operations, {state}"
     token = decode_token(listing, page_token, kinds=(str, str))
     after = (_moment(str(token[0])), str(token[1])) if token else None
-    page, more = actions.list_operations(plane, caller, after=after, limit=page_size, state=state)
+    page, more = operations.list_operations(
+        plane, caller, after=after, limit=page_size, state=state
+    )
     last = (page[-1].created.isoformat(), page[-1].id) if more else ()
     return OperationList(
         operations=page, next_page_token=encode_token(listing, last) if more else None
@@ -67,19 +72,19 @@ def list_operations(
 @router.get("/" + named("operation"), responses=problem_responses(404))
 def get_operation(caller: Reader, operation: OperationId, plane: PlaneDependency) -> Operation:
     """Get the current state of an operation."""
-    return actions.get_operation(plane, caller, operation)
+    return operations.get_operation(plane, caller, operation)
 
 
 @router.post("/{operation}:cancel", responses=problem_responses(404, 409))
 def cancel_operation(caller: Operator, operation: OperationId, plane: PlaneDependency) -> Operation:
     """Cancel an operation and remove what it wrote. A cancelled operation stays cancelled."""
-    return actions.cancel_operation(plane, caller, operation)
+    return operations.cancel_operation(plane, caller, operation)
 
 
 @router.post("/{operation}:resume", responses=problem_responses(404, 409))
 def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDependency) -> Operation:
     """Run a failed or cancelled operation again."""
-    return actions.resume_operation(plane, caller, operation)
+    return operations.resume_operation(plane, caller, operation)
 
 
 @router.get(
@@ -105,7 +110,7 @@ async def watch_operation(
     The id of an event names the state that the event carries. A client that reconnects with it as
     `Last-Event-ID` gets no state twice, and gets the newest of the states that it missed.
     """
-    states = actions.watch_operation(plane, caller, operation)
+    states = operations.watch_operation(plane, caller, operation)
     current = await anext(states)
     if current is not None and current.state.final and _event_id(current) == last_event_id:
         await states.aclose()

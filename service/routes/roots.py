@@ -4,18 +4,14 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from cairn.service import actions
-from cairn.service.access import Reader, ServerAdministrator
+from cairn.service.access.permission import Reader, ServerAdministrator
+from cairn.service.actions.making import roots
 from cairn.service.dependencies import PlaneDependency, RootName
-from cairn.service.http import (
-    NOT_CHANGED,
-    Condition,
-    PermittedRoute,
-    StoreRoute,
-    created_answer,
-    problem_responses,
-    tagged_answer,
-)
+from cairn.service.http.answers import NOT_CHANGED, created_answer, tagged_answer
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.http.preconditions import Condition
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.schemas import AddRootRequest, Root, RootList
 
 router: Final = APIRouter(prefix="/roots", tags=["roots"], route_class=StoreRoute)
@@ -24,7 +20,7 @@ router: Final = APIRouter(prefix="/roots", tags=["roots"], route_class=StoreRout
 @router.get("")
 def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
     """List the store roots of this server, and where each is configured."""
-    return RootList(roots=actions.list_roots(plane, caller))
+    return RootList(roots=roots.list_roots(plane, caller))
 
 
 @router.post("", status_code=201, response_model=Root, responses=problem_responses(409))
@@ -39,7 +35,7 @@ def add_root(
     The folder or bucket must exist and must not overlap another root. Nothing is written to it.
     Only administrators of all roots may add one.
     """
-    made = actions.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
+    made = roots.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
     return created_answer(made, f"{request.url.path}/{made.name}")
 
 
@@ -48,7 +44,7 @@ def get_root(
     caller: Reader, root: RootName, plane: PlaneDependency, if_none_match: Condition = None
 ) -> Response:
     """Get a root."""
-    return tagged_answer(actions.get_root(plane, root), if_none_match)
+    return tagged_answer(roots.get_root(plane, root), if_none_match)
 
 
 def remove_root(caller: ServerAdministrator, root: RootName, plane: PlaneDependency) -> None:
@@ -57,7 +53,7 @@ def remove_root(caller: ServerAdministrator, root: RootName, plane: PlaneDepende
     The request is refused (409) if the settings name the root, or while operations on it have not
     ended. Only administrators of all roots may remove one.
     """
-    actions.remove_root(plane, caller, root)
+    roots.remove_root(plane, caller, root)
 
 
 router.add_api_route(

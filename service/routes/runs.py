@@ -5,9 +5,12 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from cairn.service import actions
-from cairn.service.access import Operator, Reader
-from cairn.service.actions import ControlPlane
+from cairn.service.access.permission import Operator, Reader
+from cairn.service.actions import annotating
+from cairn.service.actions import listing as listing_actions
+from cairn.service.actions.looking import usage
+from cairn.service.actions.making import runs as runs_actions
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.dependencies import (
     Filter,
     OrderBy,
@@ -18,21 +21,14 @@ from cairn.service.dependencies import (
     RootName,
     RunName,
 )
-from cairn.service.filters import RUN_FIELDS, Search
-from cairn.service.http import (
-    NOT_CHANGED,
-    Condition,
-    SeenDependency,
-    StoreReadRoute,
-    StoreRoute,
-    created_answer,
-    decode_token,
-    encode_token,
-    json_answer,
-    named,
-    problem_responses,
-    tagged_answer,
-)
+from cairn.service.filters.fields import RUN_FIELDS
+from cairn.service.filters.search import Search
+from cairn.service.http.answers import NOT_CHANGED, created_answer, json_answer, tagged_answer
+from cairn.service.http.paging import decode_token, encode_token
+from cairn.service.http.path_names import named
+from cairn.service.http.preconditions import Condition, SeenDependency
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
 from cairn.service.schemas import (
     AnnotateRunRequest,
     CreateRunRequest,
@@ -40,7 +36,7 @@ from cairn.service.schemas import (
     RunList,
     RunUsage,
 )
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
@@ -109,7 +105,7 @@ def create_run(
 
     `Location` has the path of the run. The run lists no step until a job saves one.
     """
-    made = actions.create_run(plane, caller, root, body.name, body.labels)
+    made = runs_actions.create_run(plane, caller, root, body.name, body.labels)
     return created_answer(made, f"{request.url.path}/{made.name}")
 
 
@@ -127,7 +123,7 @@ def get_run(
     if_none_match: Condition = None,
 ) -> Response:
     """Get a run."""
-    return tagged_answer(actions.get_run(plane, root, run, refresh=refresh), if_none_match)
+    return tagged_answer(listing_actions.get_run(plane, root, run, refresh=refresh), if_none_match)
 
 
 @router.patch(
@@ -148,7 +144,7 @@ def annotate_run(
     `If-Match` must be the ETag of the run as last seen, or `*`; the ETag changes with every save. A
     stale ETag is answered with 412, with the run as it is now in `current`.
     """
-    changed = actions.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
+    changed = annotating.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
     return tagged_answer(changed)
 
 
@@ -157,7 +153,7 @@ def get_usage(caller: Reader, root: RootName, run: RunName, plane: PlaneDependen
 
     The server counts them now, from the names and sizes that the store lists.
     """
-    return actions.get_usage(plane, root, run)
+    return usage.get_usage(plane, root, run)
 
 
 router.add_api_route(
@@ -175,7 +171,7 @@ def page_of_runs(
     page_token: str | None,
     *,
     of: str | None = None,
-    search: Search = actions.EVERYTHING,
+    search: Search = listing_actions.EVERYTHING,
     refresh: bool = False,
 ) -> RunList:
     """Return a page of runs.
@@ -192,7 +188,7 @@ def page_of_runs(
     """
     listing = ("runs" if of is None else f"runs of {of}") + search.mark
     after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))
-    runs, last = actions.list_runs(
+    runs, last = listing_actions.list_runs(
         plane, roots, search, after=after, limit=page_size, refresh=refresh
     )
     return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

@@ -4,10 +4,10 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions import automations, schedules
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http import PermittedRoute
+from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.schemas import AutomationList, ScheduleList
 
 router: Final = APIRouter(tags=["jobs"], route_class=PermittedRoute)
@@ -20,7 +20,7 @@ def list_automations(caller: Reader, plane: PlaneDependency) -> AutomationList:
     Each has the operation that it started last, unless it also covers roots that the caller may
     not use.
     """
-    return AutomationList(automations=actions.list_automations(plane, caller))
+    return AutomationList(automations=automations.list_automations(plane, caller))
 
 
 @router.get("/schedules")
@@ -29,4 +29,4 @@ def list_schedules(caller: Reader, plane: PlaneDependency) -> ScheduleList:
 
     Each has the times when it was last due and when it is due next.
     """
-    return ScheduleList(schedules=actions.list_schedules(plane, caller))
+    return ScheduleList(schedules=schedules.list_schedules(plane, caller))

@@ -5,8 +5,8 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.looking import diffs, plans, tensors
 from cairn.service.dependencies import (
     MAX_STEP,
     PageSize,
@@ -17,18 +17,14 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import (
-    NOT_CHANGED,
-    Condition,
-    CountedList,
-    StoreReadRoute,
-    ValueRead,
-    ValueStream,
-    json_answer,
-    named,
-    names_etag,
-    problem_responses,
-)
+from cairn.service.http.answers import NOT_CHANGED, json_answer
+from cairn.service.http.entity_tags import names_etag
+from cairn.service.http.paging import CountedList
+from cairn.service.http.path_names import named
+from cairn.service.http.preconditions import Condition
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreReadRoute
+from cairn.service.http.value_streams import ValueRead, ValueStream
 from cairn.service.schemas import (
     ITEM_PATTERN,
     NAME_PATTERN,
@@ -43,7 +39,7 @@ from cairn.service.schemas import (
     TensorStatistics,
     TensorValues,
 )
-from cairn.storage.reading import MOST_READ_BYTES
+from cairn.storage.reading.tensor_parts import MOST_READ_BYTES
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["tensors"], route_class=StoreReadRoute
@@ -134,10 +130,10 @@ def list_tensors(
     page_token: PageToken = None,
 ) -> Response:
     """List the leaves of a listed step, by item and path. No values are read."""
-    found = actions.open_step(plane, root, run, step)
+    found = tensors.open_step(plane, root, run, step)
     asked = found.uri, found.manifest_digest, item, prefix
     listed = CountedList.at("tensors", asked, page_token)
-    page, more = actions.list_tensors(
+    page, more = tensors.list_tensors(
         found, item=item, prefix=prefix, after=listed.after, limit=page_size
     )
     return json_answer(TensorList(tensors=page, next_page_token=listed.token(len(page), more=more)))
@@ -170,20 +166,20 @@ def diff_checkpoints(
     """
     root_of_other = other_root or root
     caller.require(Scope.READ, root_of_other)
-    this = actions.Side.open(plane, root, run, step)
-    that = actions.Side.open(plane, root_of_other, other_run or run, other)
+    this = diffs.Side.open(plane, root, run, step)
+    that = diffs.Side.open(plane, root_of_other, other_run or run, other)
     listed = CountedList.at("diff", (this.name, that.name, item, prefix), page_token)
-    most = actions.MOST_COMPARED_BYTES
-    wanted = actions.Wanted(item, prefix, values, listed.after, page_size, most)
+    most = diffs.MOST_COMPARED_BYTES
+    wanted = diffs.Wanted(item, prefix, values, listed.after, page_size, most)
 
     def answer() -> Response:
-        found, more = actions.diff_steps(this, that, wanted)
+        found, more = diffs.diff_steps(this, that, wanted)
         token = listed.token(len(found.differences), more=more)
         return json_answer(found.model_copy(update={"next_page_token": token}))
 
     if not values:
         return answer()
-    return ValueRead(answer, request, root, actions.COMPARED_HELD_BYTES)
+    return ValueRead(answer, request, root, diffs.COMPARED_HELD_BYTES)
 
 
 @router.post(
@@ -204,12 +200,12 @@ def plan_checkpoint(
     The request changes nothing and reads only the step's index. Leaves that do not fit the mesh
     come first.
     """
-    found = actions.open_step(plane, root, run, step)
+    found = tensors.open_step(plane, root, run, step)
     asked = found.uri, found.manifest_digest, body.model_dump_json()
     listed = CountedList.at("plan", asked, page_token)
     name = StepName(root=root, run=run, step=step)
     uri = f"{plane.place(root, run)}/steps/{step}"
-    plan, more = actions.plan_step(found, name, uri, body, after=listed.after, limit=page_size)
+    plan, more = plans.plan_step(found, name, uri, body, after=listed.after, limit=page_size)
     token = listed.token(len(plan.leaves), more=more)
     return json_answer(plan.model_copy(update={"next_page_token": token}))
 
@@ -250,13 +246,13 @@ def read_tensor(
     long answer is damaged, the answer ends short of its `Content-Length`. Typed PRNG keys are
     returned as their uint32 words, along one more axis.
     """
-    found = actions.open_step(plane, root, run, step)
-    asked = actions.open_part(found.reader(), item, leaf, part)
+    found = tensors.open_step(plane, root, run, step)
+    asked = tensors.open_part(found.reader(), item, leaf, part)
     if stats and format not in {None, "json"}:
         raise InvalidRequestError(f"format={format}: statistics are JSON; leave it away")
     kind = "stats" if stats else format or "npy"
     headers = {
-        "ETag": f'"{actions.version_of(found, item, leaf, part, kind)}"',
+        "ETag": f'"{tensors.version_of(found, item, leaf, part, kind)}"',
         "Cache-Control": "private, no-cache",
         "X-Content-Type-Options": "nosniff",
     }
@@ -264,14 +260,14 @@ def read_tensor(
         return Response(status_code=304, headers=headers)
     if kind == "stats":
         return ValueRead(
-            lambda: json_answer(actions.tensor_statistics(plane, found, asked), headers),
+            lambda: json_answer(tensors.tensor_statistics(plane, found, asked), headers),
             request,
             root,
             asked.held_bytes,
         )
     if kind == "json":
         return ValueRead(
-            lambda: json_answer(actions.tensor_values(asked), headers),
+            lambda: json_answer(tensors.tensor_values(asked), headers),
             request,
             root,
             asked.held_bytes,

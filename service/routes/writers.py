@@ -4,10 +4,11 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from cairn.service import actions
-from cairn.service.access import Administrator, Reader
+from cairn.service.access.permission import Administrator, Reader
+from cairn.service.actions.making import writers
 from cairn.service.dependencies import PlaneDependency, RootName, RunName
-from cairn.service.http import StoreReadRoute, StoreRoute, problem_responses
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
 from cairn.service.schemas import RunTakenOver, RunWriter, TakeOverRequest
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["runs"], route_class=StoreRoute)
@@ -17,7 +18,7 @@ def get_run_writer(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
 ) -> RunWriter:
     """Get the current or last writer of a run, read from the store now."""
-    return actions.get_writer(plane, root, run)
+    return writers.get_writer(plane, root, run)
 
 
 router.add_api_route(
@@ -43,4 +44,4 @@ def take_over_run(
     is started again under its writer's id, since that job takes the run over by itself. Nor is it
     needed once the lease has expired, 75 seconds after its last renewal.
     """
-    return actions.take_run_over(plane, caller, root, run, body)
+    return writers.take_run_over(plane, caller, root, run, body)

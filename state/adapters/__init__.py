@@ -1,5 +1,1 @@
 """Quantized weights and low-rank adapters: settings, arithmetic, and adapted layers."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.adapt.lora import LoraSettings, kernel_delta, make_adapters, output_delta
-from cairn.state.adapt.products import Product, contracted_axes, product_of
-from cairn.state.adapt.quantization import METHODS, Method, QuantizationSettings
-from cairn.state.adapt.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
-from cairn.state.sharding import sharding_of
+from cairn.state.adapters.lora import LoraSettings, kernel_delta, make_adapters, output_delta
+from cairn.state.adapters.products import Product, contracted_axes, product_of
+from cairn.state.adapters.quantization import METHODS, Method, QuantizationSettings
+from cairn.state.adapters.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
+from cairn.state.sharding.mesh import sharding_of
 
 __all__ = [
     "LAYER_TYPES",

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from cairn.state.adapt.adapted_layers import (
+from cairn.interop.errors import ArgumentError
+from cairn.state.adapters.adapted_layers import (
     adapted,
     add_adapters,
     can_be_adapted,
@@ -22,11 +23,10 @@ from cairn.state.adapt.adapted_layers import (
     unadapted,
     unpack_kernel,
 )
-from cairn.state.adapt.lora import LoraSettings
-from cairn.state.adapt.products import contracted_axes
-from cairn.state.adapt.quantization import QuantizationSettings, group_length
-from cairn.state.adapt.quantized_weight import QuantizedWeight
-from cairn.state.errors import ArgumentError
+from cairn.state.adapters.lora import LoraSettings
+from cairn.state.adapters.products import contracted_axes
+from cairn.state.adapters.quantization import QuantizationSettings, group_length
+from cairn.state.adapters.quantized_weight import QuantizedWeight
 
 __all__ = [
     "adaptable_layers",

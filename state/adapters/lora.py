@@ -22,12 +22,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, Sharding
 
-from cairn.state.adapt.products import Product
-from cairn.state.adapt.quantization import check_pattern, settings_from_dict
-from cairn.state.adapt.quantized_weight import axes_of
-from cairn.state.dtypes import floating_dtype
-from cairn.state.errors import ArgumentError
-from cairn.state.sharding import sharding_of, short_spec
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError
+from cairn.state.adapters.products import Product
+from cairn.state.adapters.quantization import check_pattern, settings_from_dict
+from cairn.state.adapters.quantized_weight import axes_of
+from cairn.state.sharding.mesh import sharding_of
+from cairn.state.sharding.specs import short_spec
 
 __all__ = ["LoraSettings", "kernel_delta", "make_adapters", "output_delta"]
 

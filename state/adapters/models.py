@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt.lora import LoraSettings
-from cairn.state.adapt.quantization import QuantizationSettings
+from cairn.state.adapters.lora import LoraSettings
+from cairn.state.adapters.quantization import QuantizationSettings
 
 __all__ = ["abstract_model", "build_model", "module_settings"]
 

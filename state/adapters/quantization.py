@@ -24,8 +24,8 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from cairn.state.errors import ArgumentError
-from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLQuantizationMethods
 
 __all__ = [
     "METHODS",

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from cairn.state.adapt.adapted_layers import pack_kernel
-from cairn.state.adapt.quantization import QuantizationSettings
-from cairn.state.errors import ArgumentError
-from cairn.state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from cairn.state.adapters.adapted_layers import pack_kernel
+from cairn.state.adapters.quantization import QuantizationSettings
 from cairn.state.paths import named_leaves
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "QuantizationRequest", "filled", "quantize_layer"]

@@ -17,12 +17,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state.adapt.quantization import METHODS, QuantizationSettings, group_length
+from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn.interop.placement.decoder_axes import scale_axes
+from cairn.interop.placement.specs import entry_axes
+from cairn.state.adapters.quantization import METHODS, QuantizationSettings, group_length
 from cairn.state.errors import OptimizerError
-from cairn.state.names import EasyDeLQuantizationMethods
 from cairn.state.paths import named_leaves
-from cairn.state.placement import entry_axes, scale_axes
-from cairn.state.sharding import sharding_of, short_spec
+from cairn.state.sharding.mesh import sharding_of
+from cairn.state.sharding.specs import short_spec
 
 __all__ = [
     "PackedParam",

@@ -3,19 +3,15 @@
 import threading
 from collections.abc import Callable
 
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.saves.save_metrics import record_retention, record_withheld
 from cairn.storage.errors import PolicyError, StorageError, translate
-from cairn.storage.runs import (
-    GRACE_SECONDS,
-    RetentionOutcome,
-    RetentionPolicy,
-    Run,
-    apply_retention,
-    collect_garbage,
-    read_tombstones,
-)
-from cairn.storage.store import Clock, Progress, utc_now
-from cairn.storage.training import exit_guard
-from cairn.storage.training.saving import record_retention, record_withheld
+from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.retention import RetentionOutcome, RetentionPolicy, apply_retention
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import GRACE_SECONDS, read_tombstones
+from cairn.storage.store.clock import Clock, utc_now
+from cairn.storage.store.deadlines import Progress
 
 __all__ = ["RunRetention"]
 

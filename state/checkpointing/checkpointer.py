@@ -21,61 +21,48 @@ from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 import jax
 
-from cairn.storage.arrays import Compression
-from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
-from cairn.storage.runs import (
-    LEASE_TTL_SECONDS,
-    Look,
-    ModelInfo,
-    OnDamage,
-    Run,
-    Writer,
-    check_step,
-    default_writer_id,
-    doubtful_steps,
-    step_dir,
-)
-from cairn.storage.store import (
-    Clock,
-    StoreURI,
-    is_above_zero,
-    own_seconds_left,
-    parse_uri,
-    utc_now,
-    within,
-)
-from cairn.storage.training import exit_guard, processes
-from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.loading import StepChoice, load
-from cairn.storage.training.modules import TreePlan
-from cairn.storage.training.saving import (
-    FileOrigins,
-    HeldItems,
-    Item,
-    KeptBuffers,
-    Memory,
-    PinnedGrowth,
-    Save,
-    SaveHandle,
-    SaveJob,
-    SaveState,
-    SharingPolicy,
-    Unchanged,
-    begin_step,
-    failure,
-    job_environment,
-    kinds_of_leaves,
-    orbax_folder,
-    pinned_budget,
-    prepare,
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.loading import StepChoice, load
+from cairn.state.checkpointing.modules import TreePlan
+from cairn.state.checkpointing.processes import agreement, background
+from cairn.state.checkpointing.saves.engine import begin_step, orbax_folder
+from cairn.state.checkpointing.saves.file_origins import FileOrigins
+from cairn.state.checkpointing.saves.kept_buffers import KeptBuffers
+from cairn.state.checkpointing.saves.pinned_growth import PinnedGrowth
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, take_call_time
+from cairn.state.checkpointing.saves.save_job import SaveJob, failure, job_environment
+from cairn.state.checkpointing.saves.save_metrics import (
     prepare_metrics,
     record_outcome,
     record_refusal,
     record_started,
-    take_call_time,
+)
+from cairn.state.checkpointing.saves.saves import (
+    HeldItems,
+    Item,
+    Memory,
+    Save,
+    kinds_of_leaves,
+    prepare,
     to_copy,
 )
-from cairn.storage.training.skipped_damage import take_skip
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.checkpointing.saves.staging import pinned_budget
+from cairn.state.checkpointing.saves.unchanged import Unchanged
+from cairn.state.checkpointing.skipped_damage import take_skip
+from cairn.storage.arrays.value_files import Compression
+from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
+from cairn.storage.runs.damage import OnDamage, doubtful_steps
+from cairn.storage.runs.history import Look
+from cairn.storage.runs.records.layout import check_step, step_dir
+from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS
+from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import Writer, default_writer_id
+from cairn.storage.store.clock import Clock, is_above_zero, utc_now
+from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
@@ -228,7 +215,7 @@ class Checkpointer:
         with self._lock:
             self._refuse_fork()
             self._refuse_closed()
-            processes.agree(self._take_run)
+            agreement.agree(self._take_run)
             exit_guard.guard(self)
             if like is not None and self._pinning is None:
                 arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.Array)]
@@ -333,7 +320,7 @@ class Checkpointer:
     ) -> "tuple[SaveHandle, _BackgroundWork]":
         """Return the save's handle, and its background work, which waits for `go`."""
         with self._locked(), ExitStack() as stack:
-            save, arrays = processes.together(
+            save, arrays = agreement.together(
                 lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
                 same={
                     "run": lambda _: str(self.uri),
@@ -347,11 +334,11 @@ class Checkpointer:
                     "items": lambda made: kinds_of_leaves(made[1]),
                 },
             )
-            number, name = processes.agree(
+            number, name = agreement.agree(
                 lambda: (self._claim(save.step, bool(overwrite)), secrets.token_hex(8))
             )
             folder = self.uri / step_dir(number, save.step)
-            key = processes.save_key(folder, name)
+            key = background.save_key(folder, name)
             handle = SaveHandle(step=save.step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
@@ -387,7 +374,7 @@ class Checkpointer:
                 self._writer.drop()
                 if work is not None:
                     work.go()
-                processes.report_failure(key, exc)
+                background.report_failure(key, exc)
                 if not isinstance(exc, Exception):  # an interrupt is raised unchanged
                     raise
                 raise failure(exc, folder) from exc
@@ -482,7 +469,7 @@ class Checkpointer:
             CorruptionError, UnsupportedFormatError: the run's records are unreadable.
             StoreUnavailableError: the store gives no answer.
         """
-        return processes.agree(self._listed)
+        return agreement.agree(self._listed)
 
     def _listed(self) -> list[int]:
         if not self._run.has_saved():

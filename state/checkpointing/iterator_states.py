@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.store import is_text
+from cairn.storage.store.uri import is_text
 
 __all__ = ["NotStorableError", "state_from_json", "state_to_json"]
 

@@ -15,21 +15,21 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
+from cairn.state.checkpointing.iterator_states import (
+    NotStorableError,
+    state_from_json,
+    state_to_json,
+)
+from cairn.state.checkpointing.processes import agreement, exchange
 from cairn.storage.errors import (
     InvalidURIError,
     IteratorMismatchError,
     UnsupportedFormatError,
     UnsupportedLeafError,
 )
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import iterator_file
-from cairn.storage.store import check_segment, is_text
-from cairn.storage.training import processes
-from cairn.storage.training.iterator_states import (
-    NotStorableError,
-    state_from_json,
-    state_to_json,
-)
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.layout import iterator_file
+from cairn.storage.store.uri import check_segment, is_text
 
 __all__ = [
     "MAX_STATE_BYTES",
@@ -171,7 +171,7 @@ class Positions:
             IteratorMismatchError: an iterator, perhaps on another process, refused its state.
         """
         if self.states:
-            processes.together(self._set)
+            agreement.together(self._set)
 
     def _set(self) -> None:
         for name, (iterator, method, state) in self.states.items():
@@ -244,7 +244,7 @@ def warn_of_left(
     """
     left = sorted(reader.iterators.keys() - (iterators or {}).keys())
     asked_for_none = iterators is not None and not iterators
-    if not left or asked_for_none or where in _told or not processes.is_primary():
+    if not left or asked_for_none or where in _told or not exchange.is_primary():
         return
     _told.add(where)
     logger.warning(

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import FOUR_BITS, StoredForm, pack, packing_axis
+from cairn.storage.arrays.four_bits import FOUR_BITS, pack, packing_axis
+from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.errors import UnsupportedLeafError
 
 __all__ = [

@@ -12,28 +12,22 @@ from typing import Any, SupportsIndex, get_args
 
 import jax
 
+from cairn.state.checkpointing import trees
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
+from cairn.state.checkpointing.modules import OpenedItems, as_items, open_modules
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.restore import FittedItem, fit_item
+from cairn.state.checkpointing.restores.targets import Casts
+from cairn.state.checkpointing.skipped_damage import note_skip
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import (
-    BEST,
-    CheckpointRef,
-    OnDamage,
-    Run,
-    StepInfo,
-    StepState,
-    check_step,
-    damaged_steps,
-    parse_ref,
-    resolve_step,
-)
-from cairn.storage.store import StoreURI
-from cairn.storage.training import processes, trees
-from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.iterators import Positions, find_positions, warn_of_left
-from cairn.storage.training.modules import OpenedItems, as_items, open_modules
-from cairn.storage.training.restore import FittedItem, fit_item
-from cairn.storage.training.restoring import Casts
-from cairn.storage.training.skipped_damage import note_skip
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.damage import OnDamage, damaged_steps
+from cairn.storage.runs.records.layout import BEST, CheckpointRef, check_step, parse_ref
+from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "check_on_damage", "load"]
 
@@ -100,7 +94,7 @@ def load(
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
     """
-    ref, chosen = processes.together(
+    ref, chosen = agreement.together(
         lambda: _named(reference, step),
         same={
             "reference": lambda made: str(made[0]),
@@ -112,7 +106,7 @@ def load(
     run, info = agreed_checkpoint(_chosen(ref, chosen), damaged=damaged)
     with no_collections():
         # An error on one process must reach all: none may wait for another that has given up.
-        given, opened, fitted, positions = processes.together(
+        given, opened, fitted, positions = agreement.together(
             lambda: _fitted(run, info, target, only, cast, iterators),
             same={
                 "target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]],
@@ -139,7 +133,7 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
     Raises:
         StorageError: `find` raised on process 0; raised on every process.
     """
-    return _told(processes.agree(lambda: asdict(find())))
+    return _told(agreement.agree(lambda: asdict(find())))
 
 
 def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
@@ -165,7 +159,7 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
             note_skip(ref.run, damaged_steps(run, above))  # process 0 alone begins attempts
         return {"step": asdict(info), "run": run.id}
 
-    found = processes.agree(opened)
+    found = agreement.agree(opened)
     return Run(ref.run).expected(found["run"]), _told(found["step"])
 
 

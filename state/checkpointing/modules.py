@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
+from cairn.state.checkpointing.trees import flatten, holds, is_variable
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.training.trees import flatten, holds, is_variable
 
 __all__ = ["FlatTrees", "OpenedItems", "TreePlan", "as_items", "open_modules"]
 

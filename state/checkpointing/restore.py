@@ -12,26 +12,27 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from cairn.storage.arrays import META_ITEM
+from cairn.state.checkpointing import trees
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.restores.filling import read_leaves
+from cairn.state.checkpointing.restores.shared_leaves import agreed_shared, read_shared
+from cairn.state.checkpointing.restores.targets import Casts, TargetLeaf, target_leaf
+from cairn.storage.arrays.orbax_tree import META_ITEM
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
     NotFoundError,
     TreeMismatchError,
 )
-from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
-from cairn.storage.runs import Manifest, manifest_file, read_record
-from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
-from cairn.storage.training import processes, trees
-from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.restoring import (
-    Casts,
-    TargetLeaf,
-    agreed_shared,
-    read_leaves,
-    read_shared,
-    target_leaf,
-)
+from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.layout import manifest_file
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import read_record
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.records import canonical_json, sha256_of
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "FittedItem",
@@ -188,7 +189,7 @@ def restore_leaves(
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # An error on one process must reach all: none may wait for another that has given up.
     with no_collections():
-        fitted = processes.together(
+        fitted = agreement.together(
             lambda: _chosen(_fitted(step, item, target, cast, where), paths)
         )
         return fitted.read()
@@ -222,7 +223,7 @@ class FittedItem(NamedTuple):
         """
         shared = agreed_shared(self.infos, self.wanted)
         alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
-        values = processes.together(lambda: read_leaves(self.arrays, self.infos, alone))
+        values = agreement.together(lambda: read_leaves(self.arrays, self.infos, alone))
         values |= read_shared(self.arrays, self.infos, self.wanted, shared)
         return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
 

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 from cairn.storage.errors import InvalidURIError, PolicyError
-from cairn.storage.runs import BestSteps, check_step
-from cairn.storage.store import is_above_zero
+from cairn.storage.runs.records.layout import check_step
+from cairn.storage.runs.retention import BestSteps
+from cairn.storage.store.clock import is_above_zero
 
 __all__ = ["BestSoFar", "DueReason", "SaveFacts", "SavePolicy"]
 

@@ -6,7 +6,7 @@ supersedes the skipped steps, even if they are found sound meanwhile. No JAX.
 
 from collections.abc import Iterable
 
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["note_skip", "take_skip"]
 

@@ -15,9 +15,10 @@ from typing import Any, Final
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from cairn.storage.arrays import array_name, keys_of, path_of
+from cairn.storage.arrays.leaf_paths import keys_of, path_of
+from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
-from cairn.storage.store import is_text
+from cairn.storage.store.uri import is_text
 
 __all__ = ["difference", "flatten", "holds", "is_variable", "nest", "paths", "unflatten", "unnest"]
 

@@ -5,7 +5,3 @@ stored_items         what a step holds, as the manager keeps it
 item_args            Orbax's arguments for items, as trees and JSON, and back
 step_policies        Orbax's options: when to save, what to keep, and which can't be honoured
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -23,7 +23,13 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
-from cairn.storage.drop_in.item_args import (
+from cairn.state.checkpointing.background_retention import RunRetention
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import agreed_step, check_on_damage, load
+from cairn.state.checkpointing.processes import agreement, exchange
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, call_of_save
+from cairn.state.checkpointing.skipped_damage import note_skip
+from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,
     TreeTarget,
     given_items,
@@ -32,14 +38,14 @@ from cairn.storage.drop_in.item_args import (
     tree_target,
     wanted_items,
 )
-from cairn.storage.drop_in.step_policies import (
+from cairn.state.drop_in.step_policies import (
     KnownStep,
     check_options,
     metric_rank,
     preservation_policy,
     save_policy,
 )
-from cairn.storage.drop_in.stored_items import StoredItems, as_meta
+from cairn.state.drop_in.stored_items import StoredItems, as_meta
 from cairn.storage.errors import (
     PolicyError,
     StepDamagedError,
@@ -49,33 +55,16 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import (
-    Annotation,
-    CheckpointRef,
-    OnDamage,
-    RetentionOutcome,
-    Run,
-    StepInfo,
-    check_step,
-    delete_step,
-    doubtful_steps,
-    known_damage,
-    resolve_step,
-    step_facts,
-)
-from cairn.storage.store import StoreURI, from_rfc3339, parse_uri, rfc3339
-from cairn.storage.training import (
-    Checkpointer,
-    RunRetention,
-    SaveHandle,
-    SaveState,
-    agreed_step,
-    call_of_save,
-    check_on_damage,
-    load,
-    note_skip,
-    processes,
-)
+from cairn.storage.runs.damage import OnDamage, doubtful_steps, known_damage
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import CheckpointRef, check_step
+from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.retention import RetentionOutcome, step_facts
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.trash import delete_step
+from cairn.storage.store.clock import from_rfc3339, rfc3339
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["CheckpointManager"]
 
@@ -294,7 +283,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         kept = None if saving is None else self._known.get(saving.step)
         found = [
             KnownStep(step, from_rfc3339(created), metrics or None, attempt, damage)
-            for step, created, metrics, attempt, damage in processes.agree(self._stored_steps)
+            for step, created, metrics, attempt, damage in agreement.agree(self._stored_steps)
         ]
         sound = [one for one in found if not one.damage]
         if self._damaged == "skip" and sound and sound[-1] is not found[-1]:
@@ -388,7 +377,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return False
         if not force and not self.should_save(number):
             return False
-        given = processes.together(lambda: given_items(args, self._kinds, self._is_single))
+        given = agreement.together(lambda: given_items(args, self._kinds, self._is_single))
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -402,7 +391,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
         created = datetime.now(UTC)
         # Asks the caller's functions: before anything is begun, and once for all processes.
-        numbers, when, doomed = processes.agree(lambda: self._decide(number, created, metrics))
+        numbers, when, doomed = agreement.agree(lambda: self._decide(number, created, metrics))
         meta = as_meta(
             json=given.json,
             single=given.single,
@@ -478,11 +467,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def _settle(self) -> None:
         """Once no save is under way; one that failed is raised on all processes, or on none."""
-        processes.together(lambda: self._end(self._checkpointer.wait_until_finished))
+        agreement.together(lambda: self._end(self._checkpointer.wait_until_finished))
         self._hear_deleted()
         if self._callback is not None:
             try:
-                processes.together(self._raise_callback_error)
+                agreement.together(self._raise_callback_error)
             except Exception:
                 self._leaving -= self._going  # on all processes; those that do go are heard of
                 raise
@@ -525,7 +514,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             except Exception as exc:  # as with Orbax, nothing is deleted then
                 self._callback_failure = _Failure(partial(_raise, exc))
                 return
-        if doomed and processes.is_primary():
+        if doomed and exchange.is_primary():
             self._doomed += doomed
             self._retention.start()
 
@@ -545,9 +534,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         if number not in self.all_steps():
             raise self._no_step(number)
-        processes.agree(lambda: self._delete(self._known[number]))
+        agreement.agree(lambda: self._delete(self._known[number]))
         self._known.pop(number)
-        if processes.is_primary():
+        if exchange.is_primary():
             self._retention.start()
 
     def _not_kept(self, new: KnownStep) -> list[int]:
@@ -613,7 +602,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
-        for step, gone, damage in processes.agree(lambda: list(_taken(self._outcomes))):
+        for step, gone, damage in agreement.agree(lambda: list(_taken(self._outcomes))):
             self._leaving.discard(step)
             if gone:
                 self._known.pop(step, None)
@@ -661,7 +650,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         info = self._listed(step)
         # What one process can't read or is asked otherwise must not leave the others waiting.
-        wanted = processes.together(
+        wanted = agreement.together(
             lambda: self._wanted(info, items, restore_kwargs, args),
             same={"args": lambda made: sorted(made.names)},
             error=UnsupportedFormatError,
@@ -694,7 +683,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         wanted = wanted_items(args, kinds, single=None if self._kinds else stored.unnamed)
         left = [name for name in stored.iterators if name not in wanted]
         is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
-        if left and is_unasked and processes.is_primary():
+        if left and is_unasked and exchange.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
                 "CheckpointRestore of the iterator.",
@@ -768,7 +757,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has: as with Orbax, what it was given first."""
         latest = max(self.all_steps(), default=None)
         if not self._has_metadata and latest is not None:
-            self._metadata = processes.agree(lambda: self._stored_metadata(latest))
+            self._metadata = agreement.agree(lambda: self._stored_metadata(latest))
             self._has_metadata = True
         return self._metadata
 
@@ -782,7 +771,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return self._metadata
 
     def _listed(self, step: SupportsIndex | None) -> StepInfo:
-        number = processes.together(
+        number = agreement.together(
             lambda: self._numbered(step), same={"step": int}, error=UnsupportedFormatError
         )
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))

@@ -14,8 +14,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
+from cairn.state.checkpointing.modules import open_modules
+from cairn.state.checkpointing.trees import flatten, nest
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
-from cairn.storage.training import flatten, is_key_dtype, nest, open_modules
 
 __all__ = [
     "SINGLE_ITEM",

@@ -7,17 +7,18 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from cairn.storage.arrays import (
+from cairn.state.checkpointing.restore import open_step, read_meta, stored_tree
+from cairn.state.drop_in.item_args import SINGLE_ITEM, Kind
+from cairn.storage.arrays.orbax_tree import (
     META_ITEM,
     OLD_ROOT_METADATA,
     ROOT_METADATA,
     parse_custom,
     parse_json_object,
 )
-from cairn.storage.drop_in.item_args import SINGLE_ITEM, Kind
-from cairn.storage.runs import Run, StepInfo
-from cairn.storage.store import ObjectStore
-from cairn.storage.training import open_step, read_meta, stored_tree
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["StoredItems", "as_meta"]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cairn.state.logits.parent_process import end_with_parent
-from cairn.state.module import EasyDeLBaseModule
+from cairn.state.models.module.base import EasyDeLBaseModule
 
 
 def write_logits(run: str, tokens: str, logits: str, dtype: str) -> dict[str, str | bool]:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from cairn.storage.training import is_key_dtype
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
 
 __all__ = ["gather_leaf", "gather_tree"]
 

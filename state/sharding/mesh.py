@@ -18,9 +18,9 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from cairn.state import placement
+from cairn.interop.placement import specs
+from cairn.interop.placement.rules import MESH_AXES
 from cairn.state.errors import ShardingError
-from cairn.state.placement import MESH_AXES
 
 __all__ = [
     "compiling_mesh",
@@ -140,7 +140,7 @@ def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int
 
 def mesh_text(mesh: Mesh | AbstractMesh) -> str:
     """Return a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
-    return placement.mesh_text(mesh.shape)
+    return specs.mesh_text(mesh.shape)
 
 
 def mesh_of(tree: Any) -> Mesh | None:

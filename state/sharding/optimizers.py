@@ -23,15 +23,9 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from cairn.interop.placement.mirrors import FACTORED, MIRRORS, REPLICATED, entries_left, mirrored
+from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS
 from cairn.state.paths import named_leaves
-from cairn.state.placement import (
-    FACTORED,
-    LARGE_LEAF_ELEMENTS,
-    MIRRORS,
-    REPLICATED,
-    entries_left,
-    mirrored,
-)
 from cairn.state.sharding.mesh import mesh_text
 from cairn.state.sharding.report import LeafPlacement, leaf_bytes
 from cairn.state.sharding.rules import plan

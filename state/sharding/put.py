@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
+from cairn.state.checkpointing.processes import agreement
 from cairn.state.errors import ShardingError
-from cairn.storage.training import is_key_dtype, processes
 
 __all__ = ["put_leaf", "put_tree"]
 
@@ -51,7 +52,7 @@ def put_tree(tree: Any, places: Any) -> Any:
     if not spread:
         return jax.device_put(tree, places)
     # `jax.device_put` would compare them by sending every leaf of every process to all others.
-    processes.together(
+    agreement.together(
         lambda: [_checksum(leaf) for leaf in spread],
         same={"values": lambda sums: sums},
         error=ShardingError,

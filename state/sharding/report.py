@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
 from cairn.state.errors import ShardingError
 from cairn.state.sharding.mesh import mesh_text
 from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
-from cairn.storage.training import is_key_dtype
 
 __all__ = ["LeafPlacement", "ShardingReport", "leaf_bytes"]
 

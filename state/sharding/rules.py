@@ -25,18 +25,16 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from cairn.state.errors import ArgumentError
-from cairn.state.paths import NamedLeaf, named_leaves
-from cairn.state.placement import (
+from cairn.interop.errors import ArgumentError
+from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
-    Entries,
     FoundRule,
     axis_units,
-    entry_axes,
-    parts_of,
     place,
 )
+from cairn.interop.placement.specs import Entries, entry_axes, parts_of
+from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.mesh import mesh_of
 from cairn.state.sharding.report import LeafPlacement, ShardingReport, leaf_bytes
 

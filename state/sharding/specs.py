@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from cairn.state.placement import short
+from cairn.interop.placement.specs import short
 
 __all__ = ["short_spec"]
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from cairn.state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import NotInitializedError, TreeStructureError
 from cairn.state.paths import named_leaves, own_variables
 from cairn.state.sharding.gather import gather_tree
 from cairn.state.sharding.mesh import home_of, sharding_of

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = ["added_fields", "added_names", "check_added", "refuse_unknown"]
 

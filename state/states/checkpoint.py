@@ -11,41 +11,29 @@ import jax.numpy as jnp
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
+from cairn.interop.weights.export import MODEL_ITEM, served_item
+from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
+from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype
+from cairn.state.checkpointing.loading import agreed_checkpoint
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
 from cairn.state.paths import named_leaves
-from cairn.state.saving.memory_kinds import in_memory
-from cairn.state.weights import MODEL_ITEM, served_item
-from cairn.storage.arrays import dtype_named
+from cairn.state.states.memory_kinds import in_memory
+from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import (
     CorruptionError,
     NotACheckpointError,
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import (
-    CheckpointRef,
-    LeafRecord,
-    Manifest,
-    OnDamage,
-    Run,
-    StepInfo,
-    check_step,
-    parse_ref,
-    read_asset,
-)
-from cairn.storage.training import (
-    Positions,
-    agreed_checkpoint,
-    dtype_name,
-    find_positions,
-    is_key_dtype,
-    processes,
-    read_meta,
-    restore_item,
-    restore_leaves,
-    warn_of_left,
-)
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.damage import OnDamage
+from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.layout import CheckpointRef, check_step, parse_ref
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
 
 __all__ = ["StoredCheckpoint", "run_has_saved", "stored_float"]
 
@@ -62,7 +50,7 @@ def run_has_saved(reference: str | os.PathLike[str]) -> bool:
         ValueError: if the folder is no run, and holds other checkpoints.
         CorruptionError: if records of the run are lost that would tell.
     """
-    return processes.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
+    return agreement.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
 
 
 class _MetaFields(TypedDict, total=False):
@@ -147,13 +135,13 @@ class StoredCheckpoint:
                 )
             return replace(ref, step=number)
 
-        ref = processes.together(
+        ref = agreement.together(
             named,
             same={"load_directory": str, "damaged": lambda _: damaged},
             error=ArgumentError,
         )
         run, info = agreed_checkpoint(ref, damaged=damaged)
-        return processes.together(lambda: cls(run, info))
+        return agreement.together(lambda: cls(run, info))
 
     def served(self) -> "StoredCheckpoint":
         """Return this checkpoint with the model that is served: the merged one, if it is stored.
@@ -265,7 +253,7 @@ class StoredCheckpoint:
             CorruptionError: if stored bytes fail their check.
         """
         where = f"{self.run.uri}, step {self.info.step}"
-        found: Positions = processes.together(
+        found: Positions = agreement.together(
             lambda: find_positions(self._reader, iterators, where=where),
             same={"iterators": lambda positions: positions.names},
             error=ArgumentError,

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import jax
 from flax import nnx
 
-from cairn.state.adapt import module_settings
-from cairn.state.config import FrozenJSON
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.state.adapters.models import module_settings
+from cairn.state.checkpointing.modules import FlatTrees, TreePlan, open_modules
+from cairn.state.model_classes import class_identity
 from cairn.state.paths import variable_paths
-from cairn.state.registry import class_identity
-from cairn.storage.training import FlatTrees, TreePlan, open_modules
 
 __all__ = ["DescribedState", "ModelDescription", "describe", "items_of"]
 

@@ -8,17 +8,13 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.save_policy import BestSoFar, DueReason, SaveFacts, SavePolicy
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs import Run, step_facts
-from cairn.storage.store import StoreURI
-from cairn.storage.training import (
-    BestSoFar,
-    DueReason,
-    SaveFacts,
-    SavePolicy,
-    processes,
-)
+from cairn.storage.runs.retention import step_facts
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["DueSteps", "votes"]
 
@@ -120,9 +116,9 @@ def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
             return [one.metrics[name] for one in facts if name in one.metrics and not one.damaged]
         return []
 
-    return processes.agree(stored)
+    return agreement.agree(stored)
 
 
 def votes(*values: int) -> np.ndarray[Any, Any]:
     """Collect small numbers from every process, one row each. All processes must call this."""
-    return np.asarray(processes.collect([int(value) for value in values]), np.int32)
+    return np.asarray(agreement.collect([int(value) for value in values]), np.int32)

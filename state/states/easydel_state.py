@@ -9,25 +9,20 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
-from cairn.state.added_fields import added_fields, added_names, check_added
-from cairn.state.config import FrozenJSON
-from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
-from cairn.state.lost_draws import Draws, lost_streams, say_lost, streams_of
-from cairn.state.optimizer_step import take_step
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import NotInitializedError, require_optimizer
 from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import own_variables, rebuild
-from cairn.state.saving import StateStorageMixin
-from cairn.state.sharding import (
-    Placement,
-    StateShardingMixin,
-    at_home,
-    home_of,
-    leaf_bytes,
-    params_by_rules,
-    place_step,
-    settled,
-    state_table,
-)
+from cairn.state.sharding.mesh import home_of
+from cairn.state.sharding.report import leaf_bytes
+from cairn.state.sharding.stable_placement import Placement, at_home, settled
+from cairn.state.sharding.state_table import state_table
+from cairn.state.sharding.states import StateShardingMixin, params_by_rules, place_step
+from cairn.state.states.added_fields import added_fields, added_names, check_added
+from cairn.state.states.lost_draws import Draws, lost_streams, say_lost, streams_of
+from cairn.state.states.optimizer_step import take_step
+from cairn.state.states.state_storage import StateStorageMixin
 from cairn.storage.notebooks import never_raises
 
 __all__ = ["EasyDeLState"]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = ["ModuleCall", "check_leaves", "is_equinox", "take_apart"]
 

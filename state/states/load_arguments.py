@@ -9,22 +9,23 @@ import jax
 import optax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
-from cairn.state.dtypes import floating_dtype
-from cairn.state.errors import ArgumentError, require_known, with_nearest
-from cairn.state.names import TaskType
-from cairn.state.placement import MESH_AXES
-from cairn.state.registry import module_class
-from cairn.state.saving.added_fields import FieldTargets
-from cairn.state.saving.load_placement import (
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError, require_known, with_nearest
+from cairn.interop.names import TaskType
+from cairn.interop.placement.rules import MESH_AXES
+from cairn.interop.weights.source_folder import refuse_hub_options
+from cairn.state.adapters.quantization_request import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.model_classes import module_class
+from cairn.state.sharding.mesh import make_mesh
+from cairn.state.sharding.rules import check_rules
+from cairn.state.states.load_placement import (
     as_partition_axis,
     check_mesh_dims,
     named_platform,
     platform_devices,
 )
-from cairn.state.sharding import check_rules, make_mesh
-from cairn.state.weights import refuse_hub_options
-from cairn.storage.runs import OnDamage
+from cairn.state.states.stored_fields import FieldTargets
+from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["LoadArguments"]
 

@@ -7,12 +7,12 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from cairn.state.errors import ArgumentError
-from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.interop.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
-from cairn.state.sharding import mesh_text
-from cairn.storage.arrays import path_of
+from cairn.state.sharding.mesh import mesh_text
+from cairn.storage.arrays.leaf_paths import path_of
 
 __all__ = [
     "apply_shard_fns",

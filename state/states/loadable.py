@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary
 import jax
 from flax import nnx
 
-from cairn.state import registry
-from cairn.state.adapt import abstract_model
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
-from cairn.state.errors import ConfigError
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.state import model_classes
+from cairn.state.adapters.models import abstract_model
 from cairn.state.paths import too_wide, tree_problems
-from cairn.state.saving.description import ModelDescription
+from cairn.state.states.description import ModelDescription
 
 __all__ = ["refuse_unloadable"]
 
@@ -130,7 +131,7 @@ def _warn_of_other(built: Any, own: Any) -> None:
         built: the model as a load builds it, without arrays.
         own: the model that is saved, without arrays.
     """
-    if registry.is_hidden(type(own)):
+    if model_classes.is_hidden(type(own)):
         logger.warning(
             "load_state will make another %s: a class that was defined later has its module and "
             "name; give it another name, or pass model_class= to load_state",

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.storage.training import is_key_dtype
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
 
 __all__ = ["Draws", "Stream", "lost_streams", "say_lost", "streams_of"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import jax
 from jax.sharding import Sharding
 
+from cairn.state.checkpointing.modules import FlatTrees
 from cairn.state.paths import arrays_among, leaves_by_item
-from cairn.storage.training import FlatTrees
 
 __all__ = ["in_memory", "offloaded_leaves"]
 

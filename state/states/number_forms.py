@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cairn.state.checkpointing.leaf_forms import dtype_name
+from cairn.state.checkpointing.modules import FlatTrees
 from cairn.state.paths import arrays_among, leaves_by_item, named_leaves
-from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
-from cairn.storage.arrays import dtype_named
-from cairn.storage.runs import LeafRecord
-from cairn.storage.training import FlatTrees, dtype_name
+from cairn.state.states.checkpoint import StoredCheckpoint, stored_float
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.runs.records.manifest import LeafRecord
 
 __all__ = ["NumberForms", "python_numbers", "weak_leaves"]
 

@@ -16,7 +16,7 @@ import jax
 import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
-from cairn.state.errors import ArgumentError, with_nearest
+from cairn.interop.errors import ArgumentError, with_nearest
 from cairn.state.optimizers import optax_numerics
 from cairn.state.paths import rebuild
 

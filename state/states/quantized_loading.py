@@ -8,10 +8,11 @@ from typing import Any
 
 from flax import nnx
 
-from cairn.state.adapt import QuantizationRequest, filled, layers_to_quantize, quantize_layer
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
+from cairn.state.adapters.layers import layers_to_quantize
+from cairn.state.adapters.quantization_request import QuantizationRequest, filled, quantize_layer
 from cairn.state.paths import named_leaves
-from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.states.checkpoint import StoredCheckpoint
 
 __all__ = [
     "GROUP_BYTES",

@@ -11,38 +11,37 @@ from typing import Any, Final, NamedTuple, Protocol, Self, SupportsIndex
 
 import jax
 
-from cairn.state.errors import ArgumentError
-from cairn.state.saving.due_steps import DueSteps, votes
-from cairn.state.saving.state_saving import check_loadable, check_options
-from cairn.storage.errors import PolicyError, StepExistsError, StorageError
-from cairn.storage.runs import (
-    GRACE_SECONDS,
-    RetentionPolicy,
-    Run,
-    check_names,
-    check_step,
-)
-from cairn.storage.store import StoreURI, is_above_zero, parse_uri, within
-from cairn.storage.training import (
-    Checkpointer,
-    DueReason,
-    Preemption,
-    RunRetention,
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.background_retention import RunRetention
+from cairn.state.checkpointing.checkpointer import Checkpointer, default_writer_id
+from cairn.state.checkpointing.iterators import take_states
+from cairn.state.checkpointing.preemption import Preemption
+from cairn.state.checkpointing.processes import agreement, exchange
+from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
+from cairn.state.checkpointing.saves.save_handle import (
     SaveHandle,
-    SavePolicy,
     SaveState,
-    SharingPolicy,
     call_of_save,
-    default_writer_id,
-    exit_guard,
+    superseded_save,
+)
+from cairn.state.checkpointing.saves.save_metrics import (
     prepare_metrics,
-    processes,
     record_outcome,
     record_refusal,
     record_started,
-    superseded_save,
-    take_states,
 )
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.states.due_steps import DueSteps, votes
+from cairn.state.states.state_saving import check_loadable, check_options
+from cairn.storage.errors import PolicyError, StepExistsError, StorageError
+from cairn.storage.runs.records.layout import check_step
+from cairn.storage.runs.retention import RetentionPolicy, check_names
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import GRACE_SECONDS
+from cairn.storage.store.clock import is_above_zero
+from cairn.storage.store.deadlines import within
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["RunSaver"]
 
@@ -569,8 +568,8 @@ class RunSaver:
                 next_step="Make one, such as RetentionPolicy(keep_last=3).",
             )
         if keep.has_names:
-            processes.agree(lambda: check_names(Run(self.uri), keep, for_later=True))
-        if not processes.is_primary():
+            agreement.agree(lambda: check_names(Run(self.uri), keep, for_later=True))
+        if not exchange.is_primary():
             return None
         return RunRetention(Run(self.uri), keep, by=default_writer_id(), grace=grace)
 

@@ -15,40 +15,35 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, abstract_model
-from cairn.state.config import AutoEasyDeLConfig
-from cairn.state.dtypes import floating_dtype
-from cairn.state.errors import (
-    ArgumentError,
-    OptimizerError,
-    OptimizerNotFoundError,
-    UnknownModelError,
-)
-from cairn.state.names import TaskType
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError, UnknownModelError
+from cairn.interop.names import TaskType
+from cairn.interop.weights.hub_folder import HUB_SCHEME
+from cairn.state.adapters.models import abstract_model
+from cairn.state.adapters.quantized_weight import PackedParam
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.errors import OptimizerError, OptimizerNotFoundError
+from cairn.state.model_classes import find, shipped_decoder
 from cairn.state.optimizers import given_optimizer, init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
-from cairn.state.registry import find, shipped_decoder
-from cairn.state.saving.added_fields import field_targets, static_values
-from cairn.state.saving.checkpoint import StoredCheckpoint
-from cairn.state.saving.load_arguments import LoadArguments
-from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
-from cairn.state.saving.memory_kinds import in_memory
-from cairn.state.saving.number_forms import NumberForms
-from cairn.state.saving.progress import say, size_text
-from cairn.state.saving.quantized_loading import fill_model, quantizes, refuse_float_optimizer
-from cairn.state.sharding import (
-    beside,
-    home_of,
-    module_plan,
-    optimizer_shardings,
-    place_step,
-    settled,
-)
-from cairn.state.weights import HUB_SCHEME
+from cairn.state.sharding.mesh import home_of
+from cairn.state.sharding.optimizers import optimizer_shardings
+from cairn.state.sharding.rules import module_plan
+from cairn.state.sharding.stable_placement import settled
+from cairn.state.sharding.states import beside, place_step
+from cairn.state.states.checkpoint import StoredCheckpoint
+from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_placement import apply_shard_fns, check_shard_fns
+from cairn.state.states.memory_kinds import in_memory
+from cairn.state.states.number_forms import NumberForms
+from cairn.state.states.progress import say, size_text
+from cairn.state.states.quantized_loading import fill_model, quantizes, refuse_float_optimizer
+from cairn.state.states.stored_fields import field_targets, static_values
 from cairn.storage.errors import InvalidURIError, RunNotFoundError
-from cairn.storage.runs import RUN_FILE, parse_ref
-from cairn.storage.store import ObjectStore, StoreURI
-from cairn.storage.training import processes
+from cairn.storage.runs.records.layout import RUN_FILE, parse_ref
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "is_pretrained",
@@ -266,7 +261,7 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
 
 def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
     """Return the target model, once every process has built one and all are alike."""
-    return processes.together(
+    return agreement.together(
         lambda: _target_model(checkpoint, arguments),
         same={"load_state": lambda model: [*map(str, jax.tree.leaves(nnx.state(model)))]},
         error=ArgumentError,

@@ -18,31 +18,35 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, abstract_model, check_mergeable
-from cairn.state.config import FrozenJSON
-from cairn.state.dtypes import floating_dtype
-from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError
+from cairn.interop.weights.export import MERGED_ITEM
+from cairn.state.adapters.layers import check_mergeable
+from cairn.state.adapters.models import abstract_model
+from cairn.state.adapters.quantized_weight import PackedParam
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.modules import FlatTrees
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.errors import TreeStructureError
 from cairn.state.paths import arrays_among, is_variable, tree_problems
-from cairn.state.saving.added_fields import field_forms
-from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
-from cairn.state.saving.description import ModelDescription, describe, items_of
-from cairn.state.saving.loadable import refuse_unloadable
-from cairn.state.saving.memory_kinds import offloaded_leaves
-from cairn.state.saving.number_forms import python_numbers, weak_leaves
-from cairn.state.saving.progress import say, size_text
-from cairn.state.weights import MERGED_ITEM
-from cairn.storage.arrays import Compression
-from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
-from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
-from cairn.storage.training import (
-    Checkpointer,
-    FlatTrees,
-    SaveHandle,
-    call_of_save,
-    flatten,
-    no_collections,
-    processes,
-)
+from cairn.state.states.checkpoint import META_FORMAT, META_VERSION
+from cairn.state.states.description import ModelDescription, describe, items_of
+from cairn.state.states.loadable import refuse_unloadable
+from cairn.state.states.memory_kinds import offloaded_leaves
+from cairn.state.states.number_forms import python_numbers, weak_leaves
+from cairn.state.states.progress import say, size_text
+from cairn.state.states.stored_fields import field_forms
+from cairn.storage.arrays.value_files import Compression
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import check_step, parse_ref
+from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.store.clock import is_above_zero
+from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "SaveArguments",
@@ -264,7 +268,7 @@ def store(
         }
         return _run_uri(save_directory), step, full_meta, enabled
 
-    run, step, full_meta, enabled = processes.together(
+    run, step, full_meta, enabled = agreement.together(
         prepare,
         same={
             "enable": lambda made: made[3],

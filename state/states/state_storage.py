@@ -4,22 +4,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
-from cairn.state.names import TaskType
+from cairn.interop.names import TaskType
+from cairn.interop.placement.rules import MESH_AXES
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.model_classes import module_class, shipped_decoder
 from cairn.state.optimizers import given_optimizer
-from cairn.state.placement import MESH_AXES
-from cairn.state.registry import module_class, shipped_decoder
-from cairn.state.saving.checkpoint import run_has_saved
-from cairn.state.saving.load_arguments import LoadArguments
-from cairn.state.saving.state_loading import (
+from cairn.state.states.checkpoint import run_has_saved
+from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.state_loading import (
     is_pretrained,
     load_easydel_state,
     load_module,
     load_optimizer_into,
     may_be_hub_id,
 )
-from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
-from cairn.storage.arrays import Compression
-from cairn.storage.training import SaveHandle
+from cairn.state.states.state_saving import SaveArguments, save_easydel_state
+from cairn.storage.arrays.value_files import Compression
 
 __all__ = ["StateStorageMixin"]
 

@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from cairn.state.added_fields import refuse_unknown
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
 from cairn.state.paths import named_leaves
-from cairn.state.saving.checkpoint import StoredCheckpoint
-from cairn.state.sharding import optimizer_shardings
-from cairn.storage.arrays import dtype_named
+from cairn.state.sharding.optimizers import optimizer_shardings
+from cairn.state.states.added_fields import refuse_unknown
+from cairn.state.states.checkpoint import StoredCheckpoint
+from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import TreeMismatchError
-from cairn.storage.training import is_key_dtype
 
 __all__ = ["FieldTargets", "field_forms", "field_targets", "static_values"]
 

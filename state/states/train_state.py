@@ -9,23 +9,23 @@ import jax
 import optax
 from flax import struct
 
-from cairn.state.added_fields import added_fields, check_added
-from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
-from cairn.state.errors import ArgumentError, NotInitializedError
-from cairn.state.optimizer_step import take_step
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.errors import NotInitializedError
 from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import own_variables
-from cairn.state.saving import (
-    SaveArguments,
-    load_train_state,
-    run_has_saved,
-    save_train_state,
-)
-from cairn.state.sharding import home_of, place_step, state_table
-from cairn.storage.arrays import Compression
+from cairn.state.sharding.mesh import home_of
+from cairn.state.sharding.state_table import state_table
+from cairn.state.sharding.states import place_step
+from cairn.state.states.added_fields import added_fields, check_added
+from cairn.state.states.checkpoint import run_has_saved
+from cairn.state.states.equinox_module import check_leaves, is_equinox, take_apart
+from cairn.state.states.optimizer_step import take_step
+from cairn.state.states.state_saving import SaveArguments
+from cairn.state.states.train_state_storage import load_train_state, save_train_state
+from cairn.storage.arrays.value_files import Compression
 from cairn.storage.notebooks import never_raises
-from cairn.storage.runs import OnDamage
-from cairn.storage.training import SaveHandle
+from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["TrainState"]
 

@@ -6,13 +6,15 @@ from typing import Any, SupportsIndex
 
 import jax
 
-from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from cairn.state.saving.checkpoint import StoredCheckpoint
-from cairn.state.saving.number_forms import NumberForms, python_numbers, weak_leaves
-from cairn.state.saving.state_saving import SaveArguments, store
-from cairn.state.sharding import home_of, place_step
-from cairn.storage.runs import OnDamage
-from cairn.storage.training import SaveHandle, call_of_save
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
+from cairn.state.errors import OptimizerError, OptimizerNotFoundError
+from cairn.state.sharding.mesh import home_of
+from cairn.state.sharding.states import place_step
+from cairn.state.states.checkpoint import StoredCheckpoint
+from cairn.state.states.number_forms import NumberForms, python_numbers, weak_leaves
+from cairn.state.states.state_saving import SaveArguments, store
+from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["load_train_state", "save_train_state"]
 

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, TreeStructureError, require_optimizer
-from cairn.state.optimizer_step import used_arguments
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import TreeStructureError, require_optimizer
 from cairn.state.paths import named_leaves, rebuild
-from cairn.state.sharding import mesh_of, put_leaf
-from cairn.state.train_state import TrainState
+from cairn.state.sharding.mesh import mesh_of
+from cairn.state.sharding.put import put_leaf
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.optimizer_step import used_arguments
+from cairn.state.states.train_state import TrainState
 
 __all__ = ["TrainStep"]
 

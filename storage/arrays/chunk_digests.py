@@ -17,7 +17,7 @@ import numpy as np
 
 from cairn.storage.arrays import digests
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import refuse_crowded
+from cairn.storage.store.bounds import refuse_crowded
 
 __all__ = ["FILE_PREFIX", "ChunkDigests", "DigestedBox"]
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from cairn.storage.arrays.blocks import boxes
-from cairn.storage.store import splitmix64
+from cairn.storage.store.checksums import splitmix64
 
 __all__ = [
     "ALGORITHM",

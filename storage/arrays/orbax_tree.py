@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.store import refuse_crowded
+from cairn.storage.store.bounds import refuse_crowded
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ROOT_METADATA = "metadata/_ROOT_METADATA"

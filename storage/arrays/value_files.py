@@ -28,7 +28,7 @@ from cairn.storage.arrays.fingerprints import fingerprint
 from cairn.storage.arrays.four_bits import unpack, unpacked_shape
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER, ValueRef
 from cairn.storage.arrays.value_sinks import Pieces, ValueSink
-from cairn.storage.store import CHECKED_PART, ContentSum, combined
+from cairn.storage.store.checksums import CHECKED_PART, ContentSum, combined
 
 if sys.version_info >= (3, 14):
     from compression import zstd

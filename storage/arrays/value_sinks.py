@@ -9,17 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
-from cairn.storage.store import (
-    BLOCK_BYTES,
+from cairn.storage.store.checksums import ContentSum
+from cairn.storage.store.disk.direct_io import (
     DISK_ALIGNMENT,
-    ContentSum,
-    ObjectStore,
-    StoreURI,
     aligned_buffer,
-    open_files,
     set_direct,
     write_from,
 )
+from cairn.storage.store.files import BLOCK_BYTES
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "FILE_BYTES",

@@ -15,16 +15,6 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
-from cairn.storage.adoption.adopted_steps import look_again
-from cairn.storage.adoption.layouts import (
-    FolderContents,
-    find_checkpoints,
-    is_among_checkpoints,
-    link_problem,
-    plain_items,
-)
-from cairn.storage.adoption.model_map import ModelMap
-from cairn.storage.adoption.step_reading import read_step, with_model
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -36,28 +26,26 @@ from cairn.storage.errors import (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import (
-    MANIFESTS,
-    Annotation,
-    Manifest,
-    ObjectRecord,
-    Run,
-    StepInfo,
-    Writer,
-    check_run_name,
-    check_step,
-    default_writer_id,
-    set_aside,
-    step_dir,
+from cairn.storage.orbax_import.adopted_steps import look_again
+from cairn.storage.orbax_import.layouts import (
+    FolderContents,
+    find_checkpoints,
+    is_among_checkpoints,
+    link_problem,
+    plain_items,
 )
-from cairn.storage.store import (
-    Clock,
-    ContentSum,
-    StoreURI,
-    parse_uri,
-    rfc3339,
-    utc_now,
-)
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.orbax_import.step_reading import read_step, with_model
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import set_aside
+from cairn.storage.runs.records.layout import MANIFESTS, check_run_name, check_step, step_dir
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.writer import Writer, default_writer_id
+from cairn.storage.store.checksums import ContentSum
+from cairn.storage.store.clock import Clock, rfc3339, utc_now
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["Adoption", "adopt", "check_adoption"]
 

@@ -4,26 +4,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cairn.storage.adoption.layouts import plain_items
-from cairn.storage.adoption.model_map import ModelMap
-from cairn.storage.adoption.step_reading import is_as_mapped
-from cairn.storage.arrays import holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import (
     CorruptionError,
     PreconditionFailedError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import (
+from cairn.storage.orbax_import.layouts import plain_items
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.orbax_import.step_reading import is_as_mapped
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.step_files import (
     FilePlace,
-    Manifest,
-    Run,
-    StepInfo,
     file_places,
     file_problem,
     is_kept,
     listed_problems,
 )
-from cairn.storage.store import Entry, StoreURI, open_files, read_files
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.file_checksums import read_files
+from cairn.storage.store.files import Entry
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["AdoptedSteps", "look_again"]
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from cairn.storage.adoption.links import links_in, refuse_links
-from cairn.storage.arrays import (
+from cairn.storage.arrays.orbax_tree import (
     JSON_FILES,
     STEP_METADATA,
     TREE_METADATA,
@@ -27,8 +26,13 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import COMMIT_FILE, RUN_FILE, PlainStep
-from cairn.storage.store import Entry, ObjectStore, StoreURI, check_segment, open_files
+from cairn.storage.orbax_import.links import links_in, refuse_links
+from cairn.storage.runs.records.layout import COMMIT_FILE, RUN_FILE
+from cairn.storage.runs.records.manifest import PlainStep
+from cairn.storage.store.files import Entry
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, check_segment
 
 __all__ = [
     "FolderContents",

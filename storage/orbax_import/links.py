@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["links_in", "refuse_links"]
 

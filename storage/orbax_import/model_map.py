@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cairn.storage.arrays import is_floating
+from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.errors import PolicyError, TreeMismatchError
-from cairn.storage.reading import LeafInfo
-from cairn.storage.runs import ModelInfo
+from cairn.storage.reading.item_arrays import LeafInfo
+from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = ["Match", "ModelLeaf", "ModelMap", "match_rules"]
 

@@ -14,32 +14,27 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.storage.adoption.model_map import ModelLeaf, ModelMap
-from cairn.storage.arrays import (
-    ARRAY_METADATA,
-    FILE_PREFIX,
-    PIECE_BYTES,
-    Box,
-    ChunkDigests,
-    DigestedBox,
-    chunk_boxes,
-    digest_chunks,
-    digest_text,
-    holds_values,
-    parse_key_kinds,
-    total,
-)
+from cairn.storage.arrays.blocks import PIECE_BYTES, Box, chunk_boxes
+from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
+from cairn.storage.arrays.digests import digest_chunks, digest_text, total
+from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.orbax_tree import ARRAY_METADATA, parse_key_kinds
 from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
-from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
-from cairn.storage.runs import (
+from cairn.storage.orbax_import.model_map import ModelLeaf, ModelMap
+from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.manifest import (
     LeafRecord,
     ObjectRecord,
     PlainStep,
-    is_kept,
     refuse_crowded_step,
-    removed_by_owner,
 )
-from cairn.storage.store import Entry, Files, ObjectStore, StoreURI, open_files, read_files
+from cairn.storage.runs.records.step_files import is_kept, removed_by_owner
+from cairn.storage.store.file_checksums import read_files
+from cairn.storage.store.files import Entry, Files
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays import (
+from cairn.storage.arrays.blocks import (
     MOST_CHUNKS,
     PIECE_BYTES,
     Box,
-    PackedReads,
     bands,
     boxes,
     chunk_boxes,
     chunk_count,
     copy_permuted,
 )
+from cairn.storage.arrays.four_bits import PackedReads
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads

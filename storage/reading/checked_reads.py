@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays import PIECE_BYTES, Box, chunk_boxes, copy_permuted, digest_chunks
+from cairn.storage.arrays.blocks import PIECE_BYTES, Box, chunk_boxes, copy_permuted
+from cairn.storage.arrays.digests import digest_chunks
 
 __all__ = ["CheckedReads"]
 

@@ -4,9 +4,12 @@ from typing import Any
 
 import tensorstore as ts
 
-from cairn.storage.arrays import ValueRef
+from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import unanswered
-from cairn.storage.store import Progress, StoreURI, check_tree, outcome, store_context
+from cairn.storage.store.deadlines import Progress, outcome
+from cairn.storage.store.disk.confinement import check_tree
+from cairn.storage.store.objects import store_context
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["database_entries"]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays import Box, Region, boxes_touching
+from cairn.storage.arrays.blocks import Box
+from cairn.storage.arrays.regions import Region, boxes_touching
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.checked_reads import CheckedReads, Index
 from cairn.storage.reading.local_shards import LocalShards, StoredCut

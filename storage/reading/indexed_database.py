@@ -10,18 +10,12 @@ from typing import Any, Final
 
 import tensorstore as ts
 
-from cairn.storage.arrays import (
-    MANIFEST_FILE,
-    NODE_FOLDER,
-    ChunkShapes,
-    StoredForm,
-    ValueRef,
-    leaf_node,
-    manifest,
-    stored_layout,
-    zarr_description,
-)
-from cairn.storage.runs import ItemPlaces, LeafRecord
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.zarr_arrays import stored_layout, zarr_description
+from cairn.storage.runs.records.manifest import LeafRecord
+from cairn.storage.runs.records.step_index import ItemPlaces
 
 __all__ = ["MEMORY", "indexed_database", "leaf_entries"]
 

@@ -14,20 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays import (
-    ChunkDigests,
-    ChunkShapes,
-    PackedReads,
-    StoredForm,
-    StoredTree,
-    array_name,
-    chunk_count,
-    digest_text,
-    dtype_named,
-    packed_axis,
-    parse_digest,
-    unpacked_shape,
-)
+from cairn.storage.arrays.blocks import chunk_count
+from cairn.storage.arrays.chunk_digests import ChunkDigests
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.digests import digest_text, parse_digest
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.arrays.four_bits import PackedReads, packed_axis, unpacked_shape
+from cairn.storage.arrays.orbax_tree import StoredForm, StoredTree, array_name
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
@@ -41,8 +34,12 @@ from cairn.storage.reading.indexed_database import indexed_database
 from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
 from cairn.storage.reading.read_ahead import ReadAhead
-from cairn.storage.runs import ItemPlaces, LeafRecord
-from cairn.storage.store import ReadProgress, StoreURI, check_tree, memory_here
+from cairn.storage.runs.records.manifest import LeafRecord
+from cairn.storage.runs.records.step_index import ItemPlaces
+from cairn.storage.store.bounds import memory_here
+from cairn.storage.store.deadlines import ReadProgress
+from cairn.storage.store.disk.confinement import check_tree
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cairn.storage.arrays import Index, Region, boxes_touching, overlap
+from cairn.storage.arrays.regions import Index, Region, boxes_touching, overlap
 from cairn.storage.errors import translate
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.storage.store import Progress, called, outcome
+from cairn.storage.store.calls import called
+from cairn.storage.store.deadlines import Progress, outcome
 
 __all__ = ["LimitedRead", "LimitedReads"]
 

@@ -17,23 +17,23 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.storage.arrays import (
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.digests import box_digest
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.regions import Index, Region, overlap
+from cairn.storage.arrays.value_files import (
     CRC_BYTES,
-    ChunkShapes,
-    Index,
-    Region,
-    ValueRef,
-    box_digest,
     bytes_of,
     crc_bytes,
-    overlap,
     shard_index,
     stored_bytes,
 )
 from cairn.storage.errors import CorruptionError, translate
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
-from cairn.storage.store import StoreURI, open_below, read_into
+from cairn.storage.store.disk.confinement import open_below
+from cairn.storage.store.disk.direct_io import read_into
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "RUN_BYTES",

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from cairn.storage.store import goes_direct
+from cairn.storage.store.disk.direct_io import goes_direct
 
 __all__ = ["AHEAD_BYTES", "ReadAhead", "ask", "asked_ahead"]
 

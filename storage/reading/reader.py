@@ -20,15 +20,14 @@ import google_crc32c
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays import (
-    FILE_PREFIX,
+from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE
+from cairn.storage.arrays.orbax_tree import (
     JSON_FILES,
-    MANIFEST_FILE,
     META_ITEM,
     STEP_METADATA,
     STRINGS_FILE,
     TREE_METADATA,
-    ChunkDigests,
     StepMetadata,
     StoredForm,
     StoredTree,
@@ -53,27 +52,17 @@ from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_
 from cairn.storage.reading.indexed_database import MEMORY
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
-from cairn.storage.runs import (
-    COMMIT_FILE,
-    INDEX_FILE,
-    Manifest,
-    ObjectRecord,
-    PlainStep,
-    StepContents,
-    StepIndex,
-    is_kept,
-    iterator_file,
-    open_contents,
-)
-from cairn.storage.store import (
-    ObjectStore,
-    StoreURI,
-    open_files,
-    refuse_oversized,
-    source_folder,
-    store_context,
-    within,
-)
+from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, iterator_file
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
+from cairn.storage.runs.records.step_contents import StepContents
+from cairn.storage.runs.records.step_files import is_kept
+from cairn.storage.runs.records.step_index import StepIndex, open_contents
+from cairn.storage.store.bounds import refuse_oversized
+from cairn.storage.store.deadlines import within
+from cairn.storage.store.disk.confinement import source_folder
+from cairn.storage.store.objects import ObjectStore, store_context
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays import CRC_BYTES, Index, Region, bytes_of, overlap, shard_index
+from cairn.storage.arrays.regions import Index, Region, overlap
+from cairn.storage.arrays.value_files import CRC_BYTES, bytes_of, shard_index
 from cairn.storage.errors import CorruptionError, unanswered
 from cairn.storage.reading.local_shards import (
     StoredCut,
@@ -31,15 +32,11 @@ from cairn.storage.reading.local_shards import (
     damaged,
     ensure_saved,
 )
-from cairn.storage.store import (
-    GcsRanges,
-    Progress,
-    RangeStream,
-    StoreURI,
-    called,
-    outcome,
-    read_context,
-)
+from cairn.storage.store.calls import called
+from cairn.storage.store.deadlines import Progress, outcome
+from cairn.storage.store.gcs_ranges import GcsRanges, RangeStream
+from cairn.storage.store.objects import read_context
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "BUDGET_BYTES",

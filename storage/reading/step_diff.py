@@ -12,9 +12,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cairn.storage.arrays import RunningStatistics, Statistics, is_floating, path_of
+from cairn.storage.arrays.dtypes import is_floating
+from cairn.storage.arrays.leaf_paths import path_of
+from cairn.storage.arrays.statistics import RunningStatistics, Statistics
 from cairn.storage.reading.tensor_parts import TensorPart
-from cairn.storage.runs import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 
 __all__ = [
     "Change",

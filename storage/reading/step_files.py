@@ -7,17 +7,20 @@ checked here, before any of them is used. Imports no JAX.
 
 from typing import Final
 
-from cairn.storage.arrays import holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import CorruptionError
-from cairn.storage.runs import (
+from cairn.storage.runs.records.manifest import ObjectRecord
+from cairn.storage.runs.records.step_files import (
     FilePlace,
-    ObjectRecord,
     file_places,
     file_problem,
     listed_problems,
     removed_by_owner,
 )
-from cairn.storage.store import OTHERS, StoreURI, bound_of, open_files, read_files
+from cairn.storage.store.bounds import OTHERS, bound_of
+from cairn.storage.store.file_checksums import read_files
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["NEXT_STEP", "check_step_files"]
 

@@ -15,12 +15,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cairn.storage.arrays import BAND_BYTES, RunningStatistics, Statistics, is_floating
+from cairn.storage.arrays.blocks import BAND_BYTES
+from cairn.storage.arrays.dtypes import is_floating
+from cairn.storage.arrays.statistics import RunningStatistics, Statistics
 from cairn.storage.errors import InvalidSliceError, UnsupportedLeafError
 from cairn.storage.reading.array_index import explicit_index
 from cairn.storage.reading.block_stream import in_flight_bytes
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.safetensors import DTYPES, encode_header
+from cairn.storage.safetensors.format import DTYPES, encode_header
 
 __all__ = [
     "MOST_CHUNK_BYTES",

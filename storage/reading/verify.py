@@ -16,21 +16,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, SupportsIndex, TypeGuard, TypeVar
 
-from cairn.storage.arrays import (
-    FILE_PREFIX,
+from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
+from cairn.storage.arrays.digests import digest_text, parse_digest
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, holds_values
+from cairn.storage.arrays.orbax_tree import (
     JSON_FILES,
-    MANIFEST_FILE,
     META_ITEM,
-    NODE_FOLDER,
     STEP_METADATA,
     TREE_METADATA,
-    ChunkDigests,
     StoredTree,
-    ValueRef,
     array_name,
-    digest_text,
-    holds_values,
-    parse_digest,
     parse_step_metadata,
     parse_tree_metadata,
 )
@@ -44,47 +39,42 @@ from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.indexed_database import leaf_entries
 from cairn.storage.reading.item_arrays import DigestSource
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs import (
-    INDEX_FILE,
-    ITERATORS,
+from cairn.storage.runs.annotating import note_shared_damage, note_verified
+from cairn.storage.runs.damage import known_damage, shared_problems
+from cairn.storage.runs.records.annotations import (
     MAX_DAMAGED_LEAVES,
     MAX_PROBLEM_CHARACTERS,
-    UNREADABLE,
     Annotation,
     Damage,
-    FilePlace,
-    LeafRecord,
-    Manifest,
-    ObjectRecord,
-    Run,
-    StepContents,
-    StepIndex,
-    StepInfo,
-    StepState,
+)
+from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.layout import (
+    INDEX_FILE,
+    ITERATORS,
     asset_file,
     check_step,
+    manifest_file,
+)
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ObjectRecord
+from cairn.storage.runs.records.placed import UNREADABLE
+from cairn.storage.runs.records.step_contents import StepContents
+from cairn.storage.runs.records.step_files import (
+    FilePlace,
     file_places,
     file_problem,
-    known_damage,
     listed_problems,
-    manifest_file,
     missing_problem,
-    note_shared_damage,
-    note_verified,
-    read_asset,
     removed_by_owner,
-    shared_problems,
     told_problem,
-    whole_contents,
 )
-from cairn.storage.store import (
-    ObjectStore,
-    StoreURI,
-    forget_cached,
-    open_files,
-    read_files,
-    rfc3339,
-)
+from cairn.storage.runs.records.step_index import StepIndex, whole_contents
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.clock import rfc3339
+from cairn.storage.store.file_checksums import forget_cached, read_files
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["VerifyReport", "verify_step"]
 

@@ -8,23 +8,16 @@ from typing import Any, SupportsIndex
 
 from cairn.storage.errors import PreconditionFailedError, StepChangedError
 from cairn.storage.runs.history import StepKey
-from cairn.storage.runs.records import (
-    RUN_FILE,
-    Annotation,
-    Better,
-    Damage,
-    RunInfo,
-    annotation_file,
-    manifest_file,
-    read_record,
-    trash_file,
-    write_record,
-)
+from cairn.storage.runs.records.annotations import Annotation, Better, Damage
+from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, manifest_file, trash_file
+from cairn.storage.runs.records.placed import read_record, write_record
+from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
-from cairn.storage.store import StoreURI, rfc3339
+from cairn.storage.store.clock import rfc3339
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "annotate",

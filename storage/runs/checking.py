@@ -13,7 +13,11 @@ from typing import TypeVar
 
 from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.history import History, StepKey
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.exports import ExportKey, ExportManifest
+from cairn.storage.runs.records.layout import (
     ALIASES,
     ANNOTATIONS,
     ATTEMPTS,
@@ -22,18 +26,7 @@ from cairn.storage.runs.records import (
     LEASE_FILE,
     RUN_FILE,
     TRASH,
-    UNREADABLE,
-    Alias,
-    Annotation,
-    AssetRecord,
-    ExportKey,
-    ExportManifest,
-    Lease,
-    Manifest,
-    PlainStep,
-    RunInfo,
     asset_file,
-    judge_records,
     manifest_file,
     parse_alias_file,
     parse_annotation_file,
@@ -41,26 +34,22 @@ from cairn.storage.runs.records import (
     parse_export_manifest,
     parse_hold_file,
     parse_intent_file,
-    parse_record,
     parse_trash_file,
-    read_asset,
-    read_run_info,
-    removed_by_owner,
     step_dir,
     trash_file,
 )
+from cairn.storage.runs.records.lease import Lease
+from cairn.storage.runs.records.manifest import AssetRecord, Manifest, PlainStep
+from cairn.storage.runs.records.placed import UNREADABLE, judge_records, parse_record, read_run_info
+from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.runs.records.step_files import removed_by_owner
 from cairn.storage.runs.run import Run, refuse_headless
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store import (
-    Place,
-    Record,
-    Versioned,
-    open_files,
-    place_told,
-    sha256_of,
-    source_folder,
-)
+from cairn.storage.store.disk.confinement import source_folder
+from cairn.storage.store.objects import Versioned
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import Place, Record, place_told, sha256_of
 
 __all__ = ["RunReport", "check_run", "run_ids"]
 

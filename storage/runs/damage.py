@@ -11,18 +11,10 @@ from typing import Final, Literal
 
 from cairn.storage.errors import StepDamagedError
 from cairn.storage.runs.history import History, StepKey
-from cairn.storage.runs.records import (
-    ATTEMPTS,
-    UNREADABLE,
-    Annotation,
-    Damage,
-    Manifest,
-    annotation_file,
-    judge_records,
-    manifest_file,
-    read_record,
-    step_dir,
-)
+from cairn.storage.runs.records.annotations import Annotation, Damage
+from cairn.storage.runs.records.layout import ATTEMPTS, annotation_file, manifest_file, step_dir
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import UNREADABLE, judge_records, read_record
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 

@@ -22,48 +22,46 @@ from cairn.storage.errors import (
     RunNotFoundError,
 )
 from cairn.storage.runs.damage import damage_of, refuse_damaged
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.assets import put_assets, read_asset
+from cairn.storage.runs.records.attempts import Attempt, ensure_newest, list_attempts
+from cairn.storage.runs.records.index_writer import copy_index
+from cairn.storage.runs.records.layout import (
     INDEX_FILE,
     LEASE_FILE,
-    LEASE_TTL_SECONDS,
     MANIFESTS,
     RUN_FILE,
     RUN_FOLDERS,
-    UNREADABLE,
-    Annotation,
-    Attempt,
-    Lineage,
-    Manifest,
-    StepContents,
-    StepIndex,
     annotation_file,
-    begin_attempt,
-    copy_index,
-    ensure_newest,
-    file_places,
-    holds_lease,
-    list_attempts,
     manifest_file,
-    note_durable,
-    place_of,
-    put_assets,
-    put_record,
-    read_asset,
-    read_lease,
-    read_record,
-    release,
-    removed_by_owner,
-    renew,
     step_dir,
     trash_file,
-    whole_contents,
 )
+from cairn.storage.runs.records.lease import (
+    LEASE_TTL_SECONDS,
+    begin_attempt,
+    holds_lease,
+    note_durable,
+    read_lease,
+    release,
+    renew,
+)
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import UNREADABLE, place_of, put_record, read_record
+from cairn.storage.runs.records.run_info import Lineage
+from cairn.storage.runs.records.step_contents import StepContents
+from cairn.storage.runs.records.step_files import file_places, removed_by_owner
+from cairn.storage.runs.records.step_index import StepIndex, whole_contents
 from cairn.storage.runs.run import Run, refuse_headless, refuse_inside_run
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
-from cairn.storage.soundness import is_of_a_probe
-from cairn.storage.store import LOCK_SUFFIX, Clock, Files, StoreURI, open_files, utc_now
+from cairn.storage.store.clock import Clock, utc_now
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
+from cairn.storage.store.files import Files
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.record import is_of_a_probe
 
 __all__ = ["abandon_fork", "fork_run", "refuse_taken"]
 

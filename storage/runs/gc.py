@@ -22,23 +22,17 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.attempts import list_attempts, set_aside
+from cairn.storage.runs.records.exports import ExportKey, find_export, left_tries
+from cairn.storage.runs.records.layout import (
     EXPORTS,
     MAX_NUMBER,
-    ExportKey,
     annotation_file,
-    begin_attempt,
-    find_export,
-    is_dead,
-    left_tries,
-    list_attempts,
     manifest_file,
     parse_export_manifest,
-    read_lease,
-    release,
-    set_aside,
     step_dir,
 )
+from cairn.storage.runs.records.lease import begin_attempt, is_dead, read_lease, release
 from cairn.storage.runs.retention import PolicyJudge
 from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
@@ -50,7 +44,8 @@ from cairn.storage.runs.trash import (
     end_removal,
     read_tombstones,
 )
-from cairn.storage.store import Clock, Entry, Held, utc_now
+from cairn.storage.store.clock import Clock, utc_now
+from cairn.storage.store.files import Entry, Held
 
 __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 

@@ -11,37 +11,36 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from cairn.storage.errors import CorruptionError, StorageError
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.attempts import (
+    Attempt,
+    AttemptsFound,
+    counting,
+    highest_number,
+    judge_attempts,
+    set_aside,
+    told_steps,
+)
+from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     COMMIT_FILE,
     LEASE_FILE,
     MANIFESTS,
     MAX_NUMBER,
     TRASH,
-    UNREADABLE,
-    Attempt,
-    AttemptsFound,
-    Lease,
-    Seen,
     attempt_dir,
     attempt_file,
-    counting,
     forgotten_file,
-    highest_number,
-    judge_attempts,
     manifest_file,
-    misplaced,
     parse_attempt_file,
     parse_manifest_file,
-    parse_record,
     parse_step_folder,
     parse_trash_file,
-    set_aside,
-    told_steps,
     trash_file,
 )
+from cairn.storage.runs.records.lease import Lease, Seen
+from cairn.storage.runs.records.placed import UNREADABLE, misplaced, parse_record
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.store import ObjectStore, Versioned
+from cairn.storage.store.objects import ObjectStore, Versioned
 
 __all__ = [
     "History",

@@ -8,35 +8,30 @@ from typing import NamedTuple, SupportsIndex
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.damage import damage_of, refuse_damaged
 from cairn.storage.runs.history import StepKey, certain_holder, overwriting, saved_among
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.aliases import Alias, AliasEvent, AliasWriter
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.records.attempts import judge_attempts
+from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     LEASE_FILE,
-    UNREADABLE,
-    Alias,
-    AliasEvent,
-    AliasWriter,
-    Damage,
-    Lease,
     alias_file,
     check_step,
-    file_places,
-    judge_attempts,
-    listed_problems,
     manifest_file,
     manifest_files,
     parse_attempt_file,
     parse_manifest_file,
-    parse_record,
     parse_trash_file,
-    read_run_info,
-    removed_by_owner,
     trash_file,
     trash_files,
 )
+from cairn.storage.runs.records.lease import Lease
+from cairn.storage.runs.records.placed import UNREADABLE, parse_record, read_run_info
+from cairn.storage.runs.records.step_files import file_places, listed_problems, removed_by_owner
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
-from cairn.storage.store import Versioned, open_files
+from cairn.storage.store.objects import Versioned
+from cairn.storage.store.opening import open_files
 
 __all__ = ["delete_alias", "promote_step"]
 

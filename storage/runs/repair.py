@@ -14,57 +14,50 @@ from typing import Final
 from cairn.storage.errors import LeaseHeldError, RecordNotLostError
 from cairn.storage.runs.checking import RunReport, check_run, run_ids
 from cairn.storage.runs.history import History, judge_lease, read_history
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import AttemptRecord
+from cairn.storage.runs.records.exports import ExportManifest
+from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     DAMAGED,
     INDEX_FILE,
     LEASE_FILE,
-    LEASE_TTL_SECONDS,
     RUN_FILE,
     RUN_FOLDERS,
-    UNREADABLE,
-    Alias,
-    Annotation,
-    AttemptRecord,
-    ExportManifest,
-    Lease,
-    Manifest,
-    ManifestSummary,
-    RunInfo,
     attempt_file,
-    forget_durable,
     forgotten_file,
-    judge_records,
     manifest_file,
-    misplaced,
     parse_alias_file,
     parse_annotation_file,
     parse_attempt_file,
     parse_export_manifest,
     parse_hold_file,
-    parse_index,
     parse_intent_file,
     parse_manifest_file,
-    parse_record,
     parse_trash_file,
-    place_of,
     step_dir,
     trash_file,
+)
+from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS, Lease, forget_durable
+from cairn.storage.runs.records.manifest import Manifest, ManifestSummary
+from cairn.storage.runs.records.placed import (
+    UNREADABLE,
+    judge_records,
+    misplaced,
+    parse_record,
+    place_of,
     write_record,
 )
+from cairn.storage.runs.records.run_info import RunInfo
+from cairn.storage.runs.records.step_index import parse_index
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
-from cairn.storage.store import (
-    Clock,
-    Oversized,
-    Place,
-    Record,
-    Versioned,
-    open_files,
-    rfc3339,
-    sha256_of,
-    utc_now,
-)
+from cairn.storage.store.bounds import Oversized
+from cairn.storage.store.clock import Clock, rfc3339, utc_now
+from cairn.storage.store.objects import Versioned
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import Place, Record, sha256_of
 
 __all__ = ["Repair", "repair_run"]
 

@@ -16,11 +16,12 @@ from cairn.storage.runs.damage import (
     step_damaged,
 )
 from cairn.storage.runs.history import StepKey
-from cairn.storage.runs.records import Better, CheckpointRef, Damage, manifest_file, parse_ref
+from cairn.storage.runs.records.annotations import Better, Damage
+from cairn.storage.runs.records.layout import CheckpointRef, manifest_file, parse_ref
 from cairn.storage.runs.retention import StepFacts, noted_better, ranked, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger("cairn.restore")
 

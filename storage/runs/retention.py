@@ -29,15 +29,10 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.damage import damaged_steps, doubtful_steps
 from cairn.storage.runs.history import saved_among
-from cairn.storage.runs.records import (
-    Annotation,
-    Attempt,
-    Better,
-    annotation_file,
-    read_record,
-    read_records,
-    trash_file,
-)
+from cairn.storage.runs.records.annotations import Annotation, Better
+from cairn.storage.runs.records.attempts import Attempt
+from cairn.storage.runs.records.layout import annotation_file, trash_file
+from cairn.storage.runs.records.placed import read_record, read_records
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import (
@@ -51,7 +46,8 @@ from cairn.storage.runs.trash import (
     read_tombstones,
     withdraw,
 )
-from cairn.storage.store import Clock, canonical_json, from_rfc3339, is_above_zero, rfc3339, utc_now
+from cairn.storage.store.clock import Clock, from_rfc3339, is_above_zero, rfc3339, utc_now
+from cairn.storage.store.records import canonical_json
 
 __all__ = [
     "BestSteps",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, SupportsIndex, TypeVar
 
-from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
+from cairn.storage.arrays.orbax_tree import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -36,7 +36,10 @@ from cairn.storage.runs.history import (
     saved_among,
     trashed_steps,
 )
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.aliases import Aliases
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import Attempt, judge_attempts, list_attempts
+from cairn.storage.runs.records.layout import (
     ALIASES,
     ANNOTATIONS,
     ATTEMPTS,
@@ -44,52 +47,41 @@ from cairn.storage.runs.records import (
     RUN_FILE,
     RUN_FOLDERS,
     TRASH,
-    UNREADABLE,
-    Aliases,
-    Annotation,
-    Attempt,
-    Lineage,
-    Manifest,
-    ManifestSummary,
-    RunInfo,
-    StepContents,
     check_run_name,
     check_step,
-    expect_run,
     is_run_name,
-    judge_attempts,
-    judge_records,
-    list_attempts,
     manifest_file,
-    misplaced,
-    open_contents,
     parse_attempt_file,
-    parse_record,
-    place_of,
-    read_lease,
-    read_records,
-    read_run_info,
     step_dir,
     step_of,
     trash_file,
+)
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.manifest import Manifest, ManifestSummary
+from cairn.storage.runs.records.placed import (
+    UNREADABLE,
+    expect_run,
+    judge_records,
+    misplaced,
+    parse_record,
+    place_of,
+    read_records,
+    read_run_info,
     write_run_info,
 )
+from cairn.storage.runs.records.run_info import Lineage, RunInfo
+from cairn.storage.runs.records.step_contents import StepContents
+from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
-from cairn.storage.soundness import begin_probe, recall
-from cairn.storage.store import (
-    Clock,
-    Entry,
-    Files,
-    ObjectStore,
-    StoreURI,
-    open_files,
-    parse_uri,
-    rfc3339,
-    sha256_of,
-    source_folder,
-    utc_now,
-    within,
-)
+from cairn.storage.store.clock import Clock, rfc3339, utc_now
+from cairn.storage.store.deadlines import within
+from cairn.storage.store.disk.confinement import source_folder
+from cairn.storage.store.files import Entry, Files
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import sha256_of
+from cairn.storage.store.uri import StoreURI, parse_uri
+from cairn.storage.store_checks.probing import begin_probe, recall
 
 __all__ = [
     "Run",

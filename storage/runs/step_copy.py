@@ -16,17 +16,18 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from cairn.storage.arrays import holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.runs.records import (
-    COMMIT_FILE,
-    ObjectRecord,
+from cairn.storage.runs.records.layout import COMMIT_FILE
+from cairn.storage.runs.records.manifest import ObjectRecord
+from cairn.storage.runs.records.step_files import (
     file_problem,
     listed_problems,
     missing_problem,
     told_problem,
 )
-from cairn.storage.store import Files, read_file
+from cairn.storage.store.file_checksums import read_file
+from cairn.storage.store.files import Files
 
 __all__ = ["CopyReport", "copy_step_files"]
 

@@ -6,20 +6,19 @@ from datetime import datetime
 from enum import StrEnum
 
 from cairn.storage.notebooks import html_table, never_raises, size_cell
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.attempts import Attempt, set_aside
+from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     COMMIT_FILE,
-    UNREADABLE,
-    Attempt,
     attempt_dir,
     parse_attempt_file,
     parse_step_folder,
-    read_lease,
-    set_aside,
     step_dir,
 )
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.step_copy import CopyReport
-from cairn.storage.store import ObjectStore
+from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]
 

@@ -40,45 +40,38 @@ from cairn.storage.errors import (
     StepNotFoundError,
     StorageError,
 )
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.attempts import Attempt
+from cairn.storage.runs.records.layout import (
     TRASH,
-    Attempt,
-    Lease,
     check_attempt,
     check_step,
-    forget_durable,
     hold_file,
     hold_files,
     intent_file,
-    judge_records,
     lifted_file,
     manifest_file,
     parse_hold_file,
     parse_intent_file,
     parse_lifted_file,
-    parse_record,
     parse_trash_file,
-    put_record,
-    read_lease,
-    read_record,
-    read_records,
     step_dir,
     trash_file,
+)
+from cairn.storage.runs.records.lease import Lease, forget_durable, read_lease
+from cairn.storage.runs.records.placed import (
+    judge_records,
+    parse_record,
+    put_record,
+    read_record,
+    read_records,
     write_record,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.store import (
-    Clock,
-    FreeJson,
-    Moment,
-    ObjectStore,
-    Record,
-    Versioned,
-    from_rfc3339,
-    rfc3339,
-    utc_now,
-)
+from cairn.storage.store.bounds import FreeJson
+from cairn.storage.store.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
+from cairn.storage.store.objects import ObjectStore, Versioned
+from cairn.storage.store.records import Record
 
 __all__ = [
     "GRACE_SECONDS",

@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 from cairn.storage.runs.gc import find_garbage
 from cairn.storage.runs.history import StepKey
-from cairn.storage.runs.records import parse_step_folder
+from cairn.storage.runs.records.layout import parse_step_folder
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.store import Held
+from cairn.storage.store.files import Held
 
 __all__ = ["RunUsage", "StepUsage", "Use", "run_usage"]
 

@@ -34,47 +34,41 @@ from cairn.storage.runs.history import (
     read_history,
     seen_in,
 )
-from cairn.storage.runs.records import (
-    LEASE_TTL_SECONDS,
-    Annotation,
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import (
     Attempt,
-    Held,
     Kept,
-    Manifest,
-    Seen,
-    Started,
-    annotation_file,
-    check_step,
     ensure_newest,
-    holds_lease,
-    interrupted_start,
     is_begun,
     judge_attempts,
-    manifest_file,
-    note_begun,
-    note_durable,
-    put_record,
-    release,
-    renew,
     run_removed,
     set_aside,
+)
+from cairn.storage.runs.records.layout import annotation_file, check_step, manifest_file
+from cairn.storage.runs.records.lease import (
+    LEASE_TTL_SECONDS,
+    Held,
+    Seen,
+    Started,
+    holds_lease,
+    interrupted_start,
+    note_begun,
+    note_durable,
+    release,
+    renew,
     start_attempt,
-    write_record,
 )
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import put_record, write_record
 from cairn.storage.runs.run import Run
-from cairn.storage.soundness import Probe
-from cairn.storage.store import (
-    LOCK_SUFFIX,
-    TEMPORARY_PREFIX,
-    Clock,
-    ObjectStore,
-    StoreURI,
-    own_seconds_left,
-    sync_names,
-    sync_path,
-    utc_now,
-    within,
-)
+from cairn.storage.store.clock import Clock, utc_now
+from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.disk.disk_names import sync_names, sync_path
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
+from cairn.storage.store.files_local import TEMPORARY_PREFIX
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.probing import Probe
 
 __all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 

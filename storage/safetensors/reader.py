@@ -14,7 +14,7 @@ from cairn.storage.safetensors.format import (
     decode_header,
     header_length,
 )
-from cairn.storage.store import Files
+from cairn.storage.store.files import Files
 
 __all__ = ["read_elements", "read_header", "read_tensor"]
 

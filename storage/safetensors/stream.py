@@ -21,7 +21,8 @@ from cairn.storage.errors import StorageError, UnsupportedLeafError
 from cairn.storage.safetensors.format import dtype_code, encode_header
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.safetensors.sizes import parse_size
-from cairn.storage.store import Files, prefetched
+from cairn.storage.store.files import Files
+from cairn.storage.store.prefetch import prefetched
 
 __all__ = [
     "BLOCKS_IN_FLIGHT",

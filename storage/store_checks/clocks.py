@@ -5,8 +5,10 @@ import secrets
 from typing import Final
 
 from cairn.storage.errors import translate
-from cairn.storage.soundness.record import probe_name
-from cairn.storage.store import Clock, StoreURI, bucket_time, utc_now
+from cairn.storage.store.clock import Clock, utc_now
+from cairn.storage.store.gcs import bucket_time
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.record import probe_name
 
 __all__ = ["clock_ahead"]
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import Final
 
 from cairn.storage.errors import PreconditionFailedError, StorageError
-from cairn.storage.store import ObjectStore
+from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["Conditions"]
 

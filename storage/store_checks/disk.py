@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from cairn.storage.soundness.mounts import Mount
-from cairn.storage.store import sync_path
+from cairn.storage.store.disk.disk_names import sync_path
+from cairn.storage.store_checks.mounts import Mount
 
 __all__ = ["disk_problems"]
 

@@ -29,24 +29,19 @@ from cairn.storage.errors import (
     UnsoundStoreError,
     translate,
 )
-from cairn.storage.soundness.conditions import Conditions
-from cairn.storage.soundness.disk import disk_problems
-from cairn.storage.soundness.mounts import Mount, mount_of, mount_problems
-from cairn.storage.soundness.record import (
+from cairn.storage.store.clock import rfc3339, utc_now
+from cairn.storage.store.deadlines import own_seconds_left, silence
+from cairn.storage.store.objects import ObjectStore, Versioned
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.conditions import Conditions
+from cairn.storage.store_checks.disk import disk_problems
+from cairn.storage.store_checks.mounts import Mount, mount_of, mount_problems
+from cairn.storage.store_checks.record import (
     RECORD_FILE,
     StoreRecord,
     identity,
     probe_name,
     probed_at,
-)
-from cairn.storage.store import (
-    ObjectStore,
-    StoreURI,
-    Versioned,
-    own_seconds_left,
-    rfc3339,
-    silence,
-    utc_now,
 )
 
 __all__ = ["Probe", "Recalled", "begin_probe", "probe_now", "recall"]

@@ -4,8 +4,10 @@ import os
 import re
 from typing import ClassVar, Final
 
-from cairn.storage.soundness.mounts import Mount
-from cairn.storage.store import Moment, Record, StoreURI
+from cairn.storage.store.clock import Moment
+from cairn.storage.store.records import Record
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.mounts import Mount
 
 __all__ = ["RECORD_FILE", "StoreRecord", "identity", "is_of_a_probe", "probe_name", "probed_at"]
 

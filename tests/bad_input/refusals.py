@@ -4,7 +4,7 @@ import jax
 import pytest
 from flax import nnx
 
-from cairn.state import StateError
+from cairn.state.errors import StateError
 from cairn.storage.errors import StorageError
 from tests.contract.subjects import host
 

@@ -8,15 +8,16 @@ import gguf
 import numpy as np
 import pytest
 
+from cairn.interop.errors import ConversionError
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.state import DecoderForCausalLM, EasyDeLState
-from cairn.state.errors import ConversionError
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import read_meta
+from cairn.state.checkpointing.trees import nest
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage import errors as storage
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import read_meta
-from cairn.storage.training.trees import nest
 from tests.bad_input.conftest import Store, assert_loads_bit_equal, digests, raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state

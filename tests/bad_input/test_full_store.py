@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.service.jobs.kinds.export_job import RESERVE_BYTES
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StoreFullError
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
 from tests.bad_input.disks import can_mount
 from tests.programs.program import run

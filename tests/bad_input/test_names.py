@@ -5,9 +5,10 @@ import pytest
 
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.state import DecoderForCausalLM, EasyDeLState
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage import errors as storage
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.bad_input.conftest import raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state

@@ -6,8 +6,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from tests.state.my_model import my_model

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx, struct
 
-import cairn.state as package
-from cairn.state.easydel_state import EasyDeLState
+import cairn as package
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import (
     TX,
     TX_INIT,

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, ShardingError
-from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.errors import ShardingError
 from cairn.state.sharding.mesh import hybrid_devices, mesh_of
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import RULES, TX, assert_same_bits, make_decoder, specs
 from tests.state.my_model import batch
 

@@ -9,11 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from cairn.state.names import TaskType
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import TaskType
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.errors import OptimizerError, OptimizerNotFoundError
 from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import (
     SAME_MESH,
     SGD,

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cairn.state.easydel_state import EasyDeLState
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.errors import TreeStructureError
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.errors import SaveError, StepExistsError
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import sync_folder
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import SGD, SGD_INIT, assert_same_bits, host
 from tests.programs.interpreter import FINALIZED
 from tests.programs.program import run as run_program
@@ -111,7 +111,7 @@ def gate(monkeypatch):
         assert opened.wait(60)
         return sync_folder(*args, **kwargs)
 
-    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", hold)
+    monkeypatch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", hold)
     yield opened
     opened.set()
 
@@ -147,7 +147,7 @@ def test_a_failure_in_the_background_surfaces_on_wait_and_as_error(state, run, m
         raise OSError("the disk went away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", fail)
+        patch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", fail)
         handle = state.save_state(run, verbose=False)
         with pytest.raises(SaveError, match="the disk went away"):
             handle.wait()
@@ -186,10 +186,10 @@ import sys
 from tests.contract.subjects import SGD
 from tests.state.my_model import my_model
 if sys.argv[2] == "broken":
-    import cairn.storage.training.saving.save_job
+    import cairn.state.checkpointing.saves.save_job
     def fail(*args):
         raise OSError("the disk went away")
-    cairn.storage.training.saving.save_job.sync_folder = fail
+    cairn.state.checkpointing.saves.save_job.sync_folder = fail
 state = my_model((1, 1, 1, 1)).to_state(SGD)
 state.save_state(sys.argv[1])
 """

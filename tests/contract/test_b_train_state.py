@@ -11,11 +11,11 @@ import optax
 import pytest
 from flax import nnx
 
-import cairn.state as package
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.train_state import TrainState
+import cairn as package
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.train_state import TrainState
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import assert_same_bits, make_state
 
 SGD = optax.sgd(0.5, momentum=0.9)

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-import cairn.state as package
-from cairn.state.train_state import TrainState
-from cairn.state.train_step import TrainStep
+import cairn as package
+from cairn.state.states.train_state import TrainState
+from cairn.state.states.train_step import TrainStep
 from tests.contract.subjects import assert_same_bits
 from tests.state.my_model import batch, my_model
 

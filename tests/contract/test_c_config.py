@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 from jax.sharding import PartitionSpec
 
-import cairn.state as package
-from cairn.state.config.auto import AutoEasyDeLConfig
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.errors import ConfigError
+import cairn as package
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.errors import ConfigError
 from tests.contract.subjects import DECODER
 from tests.state.my_model import MyModelConfig
 

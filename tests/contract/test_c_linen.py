@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import cairn.state as package
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.linen.model import EDPretrainedModel
+import cairn as package
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.state.models.linen.model import EDPretrainedModel
 from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import assert_same_bits
 

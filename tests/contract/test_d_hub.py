@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from tests.contract.subjects import DECODER, assert_same_bits, make_decoder, make_state
 from tests.state import hub_server
 from tests.state.hub.test_hub import run_with_hub
@@ -128,7 +128,7 @@ def test_flop_takes_config_batch_size_and_sequence_length(model):
 
 
 ONLINE = """
-from cairn.state.decoder import DecoderForCausalLM
+from cairn.state.models.decoder import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained("org/tiny", auto_shard_model=True)
 assert model.config.num_hidden_layers == 2
 url = model.push_to_hub("org/tiny", commit_message="Upload model")

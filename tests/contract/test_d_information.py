@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import cairn.state as package
-from cairn.state import (
+import cairn as package
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import (
     EasyDeLBackends,
-    EasyDeLBaseModule,
     EasyDeLPlatforms,
     EasyDeLQuantizationMethods,
-    PartitionAxis,
     TaskType,
 )
-from cairn.state.errors import ArgumentError
-from cairn.state.hub.bridge import EasyBridgeMixin
-from cairn.state.module.generation import EasyGenerationMixin
-from cairn.state.module.operation_cache import OperationCacheMixin
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.models.hub.bridge import EasyBridgeMixin
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.module.generation import EasyGenerationMixin
+from cairn.state.models.module.operation_cache import OperationCacheMixin
 from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cairn.state as package
-from cairn.state.errors import ArgumentError
-from cairn.state.module.loss import LossConfig, causal_lm_loss
+import cairn as package
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.module.loss import LossConfig, causal_lm_loss
 from tests.contract.subjects import make_decoder
 from tests.state.my_model import batch, my_model
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError
-from cairn.state.names import EasyDeLQuantizationMethods
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.contract.subjects import SAME_MESH, assert_same_bits, host, make_decoder
 from tests.state.forward import logits_of
 from tests.state.my_model import batch

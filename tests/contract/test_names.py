@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cairn import state
-from cairn.state.saving.load_arguments import LoadArguments
-from cairn.storage.training.saving.save_handle import SaveHandle
+import cairn
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.states.load_arguments import LoadArguments
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -120,9 +120,9 @@ def owner_of(row: Row) -> Any:
     """The callable or class that a row's owner names."""
     if row.owner == "SaveHandle":
         return SaveHandle
-    found: Any = state
+    found: Any = cairn
     for part in row.owner.split("."):
-        found = getattr(found, part) if part != "state" else found
+        found = getattr(found, part)
     return found
 
 

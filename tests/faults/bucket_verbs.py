@@ -28,7 +28,7 @@ from cairn import (
     roll_back,
     undelete_step,
 )
-from cairn.storage.runs import annotate_step, noted_of
+from cairn.storage.runs.annotating import annotate_step, noted_of
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import write_data
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.promotion import delete_alias, promote_step
@@ -46,7 +47,6 @@ from cairn.storage.runs.trash import Tombstone, deletable_step, delete_step
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Place, Record
 from cairn.storage.store.uri import StoreURI
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.gcs.plugin import Gcs
 
 KINDS: Final[dict[str, type[Record]]] = {

@@ -4,6 +4,7 @@ import os
 import re
 from typing import Any
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import RunNotFoundError, StorageError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.checking import check_run
@@ -13,7 +14,6 @@ from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told
 

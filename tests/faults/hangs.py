@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.run import Run
 from cairn.storage.store import deadlines
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
 from tests.faults.gcs_schedules import make_items
 from tests.gcs.plugin import Gcs
 from tests.storage.states import abstract, raws

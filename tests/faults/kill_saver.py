@@ -3,9 +3,9 @@
 import itertools
 import random
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults.contents import KEY, Keyed, contents, placed
 from tests.faults.forked import Told
 

@@ -8,9 +8,9 @@ import random
 import time
 from datetime import UTC, datetime
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import FencedError, LeaseHeldError, StepExistsError
 from cairn.storage.store.clock import Clock
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told
 from tests.faults.kill_saver import latest

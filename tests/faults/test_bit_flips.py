@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from cairn.state.easydel_state import EasyDeLState
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.verify import verify_step

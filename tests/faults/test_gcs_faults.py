@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults import report
 from tests.faults.gcs_schedules import FAULTS, Trial, make_items
 from tests.gcs.impatience import impatient

@@ -17,10 +17,10 @@ from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import Writer
-from cairn.storage.soundness import probing
-from cairn.storage.soundness.record import RECORD_FILE
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
+from cairn.storage.store_checks import probing
+from cairn.storage.store_checks.record import RECORD_FILE
 from tests.faults import report
 from tests.service.stores import make_run
 

@@ -6,13 +6,13 @@ import warnings
 import pytest
 import safetensors
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
 from cairn.storage.errors import StorageError
-from cairn.storage.safetensors import read_header, read_tensor
-from cairn.storage.store import open_files
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.store.opening import open_files
 from tests.field.reports import REPORTS
-from tests.state.families.test_config_fuzz import bases
+from tests.interop.families.test_config_fuzz import bases
 
 
 def load_config(report, tmp_path):

@@ -20,9 +20,14 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
+from cairn.interop.config.decoder import DecoderConfig
 from cairn.service.jobs.kinds import convert
 from cairn.service.jobs.kinds.export_job import export_request
-from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import fork
@@ -30,10 +35,8 @@ from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.exports import ExportKey, find_export
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.trash import delete_step
-from cairn.storage.soundness import probing
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.trees import flatten
+from cairn.storage.store_checks import probing
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"
 

@@ -36,13 +36,13 @@ from cairn import (
     undelete_step,
     verify_step,
 )
+from cairn.state.checkpointing import trees
+from cairn.state.checkpointing.restore import open_step, restore_item, stored_tree
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import read_asset
 from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
 from cairn.storage.runs.records.layout import annotation_file
-from cairn.storage.training import trees
-from cairn.storage.training.restore import open_step, restore_item, stored_tree
 from tests.storage.states import mesh
 
 GOLDEN = Path(__file__).parent

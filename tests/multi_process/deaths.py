@@ -16,14 +16,14 @@ import numpy as np
 from orbax.checkpoint._src.path import async_path
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.processes import background
+from cairn.state.checkpointing.saves import engine, item_writer
+from cairn.state.checkpointing.saves.held_arrays import Transfers
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs import writer
-from cairn.storage.training import processes
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.saving import engine, item_writer
-from cairn.storage.training.saving.held_arrays import Transfers
-from cairn.storage.training.saving.save_handle import SaveHandle
 from tests.storage.counting import Numbers
 
 SAVE_SECONDS = 60
@@ -51,7 +51,7 @@ MOMENTS: Mapping[str, Moment] = {
     "Orbax commits": Moment(execution.atomicity, "on_commit_callback"),
     "the step is published": Moment(writer, "publish_manifest"),
     "the step is listed": Moment(writer, "publish_manifest", "after"),
-    "the outcome is awaited": Moment(processes, "share_outcome"),
+    "the outcome is awaited": Moment(background, "share_outcome"),
 }
 
 
@@ -132,7 +132,7 @@ def fail_midway(run: str, moments: list[tuple[str, int]]) -> dict[str, Any]:
     known = set(threading.enumerate())
     if jax.process_index() == 0:
         try:
-            processes.meet("cairn/nowhere", "the agreed place", seconds=1)
+            background.meet("cairn/nowhere", "the agreed place", seconds=1)
         except SaveError as exc:
             found["alone"] = str(exc)
     for step, (moment, victim) in enumerate(moments, start=1):

@@ -17,9 +17,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import cairn
-from cairn.storage.training import processes
-from cairn.storage.training.processes import background, exchange
-from cairn.storage.training.restoring import shared_leaves
+from cairn.state.checkpointing.processes import agreement, background, exchange
+from cairn.state.checkpointing.restores import shared_leaves
 from tests.gcs.server import client_environment
 from tests.multi_process.scenarios import error_of
 
@@ -126,8 +125,8 @@ def stop(urls: list[str]) -> dict[str, Any]:
     """Process 1 is stopped as it comes to an exchange, and goes on once the other has given up."""
     me = int(jax.process_index())
     os.environ.update(client_environment(urls[me]))
-    (_, other) = processes.collect(os.getpid())
-    real = processes.collective
+    (_, other) = agreement.collect(os.getpid())
+    real = background.collective
 
     def stopped(*given: Any) -> Any:
         if me == 1:
@@ -138,7 +137,7 @@ def stop(urls: list[str]) -> dict[str, Any]:
     with (
         mock.patch.object(exchange, "LATE_SECONDS", 4.0),
         mock.patch.object(background, "LATE_SECONDS", 4.0),
-        mock.patch.object(processes, "collective", stopped),
+        mock.patch.object(background, "collective", stopped),
     ):
         told["stops"] = error_of(lambda: cairn.load(RUN, {"model": target(1)}))
     if me == 0:

@@ -9,9 +9,8 @@ from unittest import mock
 
 import jax
 
-from cairn.storage.training import processes
-from cairn.storage.training.processes import exchange, patience
-from cairn.storage.training.processes.coordination import coordination
+from cairn.state.checkpointing.processes import agreement, background, exchange, patience
+from cairn.state.checkpointing.processes.coordination import coordination
 from tests.multi_process.scenarios import error_of
 
 LATE_SECONDS = 4.0
@@ -32,26 +31,26 @@ def talk(large: int) -> dict[str, Any]:
         began = time.monotonic()
         if index == who:
             time.sleep(3 * LATE_SECONDS)
-        told = error_of(lambda: processes.agree(decided))
+        told = error_of(lambda: agreement.agree(decided))
         time.sleep(max(0.0, 4 * LATE_SECONDS - (time.monotonic() - began)))
         return told
 
     with mock.patch.object(exchange, "LATE_SECONDS", LATE_SECONDS):
-        found["large"] = len(processes.agree(decided))
-        found["collected"] = processes.collect({"index": index})
+        found["large"] = len(agreement.agree(decided))
+        found["collected"] = agreement.collect({"index": index})
         found["process 2 is late"] = late(2)
-        found["after that"] = processes.collect(index)
+        found["after that"] = agreement.collect(index)
         found["process 0 is late"] = late(0)
-        found["and after that"] = processes.collect(index)
+        found["and after that"] = agreement.collect(index)
         call = decided if index else other
-        found["another call"] = error_of(lambda: processes.agree(call))
-        found["interrupted"] = error_of(lambda: processes.together(interrupted(index)))
+        found["another call"] = error_of(lambda: agreement.agree(call))
+        found["interrupted"] = error_of(lambda: agreement.together(interrupted(index)))
     found["warned"] = warned(index)
     for _ in range(50):
-        processes.agree(decided)
-    processes.collect(index)
+        agreement.agree(decided)
+    agreement.collect(index)
     found["kept"] = len(coordination().key_value_dir_get("cairn/round/"))
-    processes.collect(index)  # nobody leaves while another counts
+    agreement.collect(index)  # nobody leaves while another counts
     return found
 
 
@@ -65,10 +64,10 @@ def warned(index: int) -> list[str]:
     with mock.patch.object(patience, "TOLD_SECONDS", 0.5):
         if index == 2:
             time.sleep(LATE_SECONDS)
-        processes.meet("cairn/warned", "start")
+        background.meet("cairn/warned", "start")
         if index == 0:
             time.sleep(LATE_SECONDS)
-        processes.share_outcome("cairn/warned/outcome", None)
+        background.share_outcome("cairn/warned/outcome", None)
     logger.removeHandler(handler)
     return said
 

@@ -13,18 +13,21 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
 from cairn.state.sharding.gather import gather_tree
 from cairn.state.sharding.mesh import mesh_of
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import processes
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving.save_handle import SaveHandle
-from cairn.storage.training.trees import flatten
 from tests.tiny import TINY, batch, compile_step
 
 SMALL = dataclasses.replace(
@@ -274,7 +277,7 @@ def fail_midway(run: str, folder: str) -> Iterator[dict[str, Any]]:
     found["after"] = [after.step, after.attempt]
     stored = save(1, folder)
     stored.wait(SAVE_SECONDS)
-    processes.agree(lambda: flip_bit(Path(stored.uri.local_path)))
+    agreement.agree(lambda: flip_bit(Path(stored.uri.local_path)))
     found["flipped"] = error_of(lambda: restore_item(stored.uri, "model", leaves))
     yield found
     save(4).wait(SAVE_SECONDS)

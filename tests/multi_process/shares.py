@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import held_arrays, saves
+from cairn.state.checkpointing.saves.held_arrays import Transfers
+from cairn.state.checkpointing.trees import flatten
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import held_arrays, saves
-from cairn.storage.training.saving.held_arrays import Transfers
-from cairn.storage.training.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
-from tests.storage.training.restoring.elsewhere import devices_elsewhere
+from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 ROWS, COLUMNS = 512, 1024
 """2 MiB of words: enough to be divided among the processes that hold them all."""

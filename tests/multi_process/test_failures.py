@@ -7,8 +7,8 @@ import signal
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 
 JOB_SECONDS = 240
 SOON_SECONDS = 30

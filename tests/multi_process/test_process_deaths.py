@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
 from tests.faults.report import is_long
 from tests.multi_process.deaths import MOMENTS, SHAPE, position, values
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from cairn.state import EasyDeLState
-from cairn.storage.arrays import holds_values
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.runs.run import Run
 from tests.multi_process.scenarios import digest, host_leaves
 from tests.tiny import batch, compile_step

@@ -37,7 +37,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     [
         "cairn/__init__.pyi",
         "cairn/py.typed",
-        "cairn/storage/runs/__init__.pyi",
+        "cairn/interop/py.typed",
         "cairn/service/catalog/migrations/env.py",
         "cairn/service/catalog/migrations/script.py.mako",
         "cairn/service/dashboard/templates/layout.html",

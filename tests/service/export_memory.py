@@ -13,9 +13,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.trees import nest
 from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.trees import nest
 from tests.service.jobs import CONFIG, serving, shapes_of, watch
 from tests.service.resident import reading
 

@@ -14,7 +14,8 @@ from unittest.mock import patch
 from dbos import DBOS
 from sqlalchemy import Connection, make_url
 
-from cairn.service.catalog import Catalog, engine, migrate
+from cairn.service.catalog import engine, migrate
+from cairn.service.catalog.engine import Catalog
 from cairn.service.jobs.dbos_engine import database
 
 TABLES = "SELECT count(*) FROM sqlite_master"

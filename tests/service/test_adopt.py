@@ -7,8 +7,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn.service.jobs.kinds import adopt as adopt_job
-from cairn.storage.adoption import adopt
-from cairn.storage.runs import Run
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.runs.run import Run
 from tests.plain_orbax import TREE, manager
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import PATIENCE, done, save_llama, serving, watch

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from cairn.service.client import Client
+from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.service.jobs import rule_matching
 from cairn.service.schemas import MOST_LAYERS, MOST_MODEL_BYTES
-from cairn.storage.training.trees import nest
+from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
 from tests.service.jobs import CONFIG, artifact_of, done, leaves_of, serving, watch
 from tests.service.planes import running_plane

@@ -9,7 +9,7 @@ from cairn.service.app import create_app
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.settings import Settings
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 

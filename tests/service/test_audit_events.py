@@ -2,7 +2,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import AuditEntry, Catalog
+from cairn.service.catalog.audit import AuditEntry
+from cairn.service.catalog.engine import Catalog
 from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER

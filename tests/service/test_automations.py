@@ -7,7 +7,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.access import Caller, Scope
+from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions import automations
 from cairn.service.actions.automations import follow_moves, list_automations
 from cairn.service.actions.plane import ControlPlane

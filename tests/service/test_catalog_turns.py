@@ -9,7 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Catalog, queries, refresh
+from cairn.service.catalog import queries, refresh
+from cairn.service.catalog.engine import Catalog
 from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run

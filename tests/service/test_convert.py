@@ -19,7 +19,7 @@ from tests.service.jobs import (
     watch,
 )
 from tests.service.stores import begin_saving
-from tests.state.saving.test_adapted_checkpoints import state_of, tiny
+from tests.state.states.test_adapted_checkpoints import state_of, tiny
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"

@@ -12,7 +12,7 @@ from flax import nnx
 
 from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import artifact_of, done, serving
-from tests.state.saving.test_adapted_checkpoints import state_of, tiny
+from tests.state.states.test_adapted_checkpoints import state_of, tiny
 
 CONVERT = "/v1/roots/default/runs/qlora/checkpoints/1:convert"
 

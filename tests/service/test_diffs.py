@@ -7,12 +7,12 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn.service.actions.looked_into import Known, OpenSteps, StepChanges
-from cairn.storage.adoption.adopt import adopt
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.annotating import annotate_step
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.service.test_tensors import damage
 from tests.storage.plain_steps import as_plain_step
 
@@ -240,7 +240,7 @@ def test_differences_are_cut_by_item_and_prefix(http, unlike):
 
 
 def test_page_ends_where_too_much_would_be_read(http, unlike, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.MOST_COMPARED_BYTES", 300)
+    monkeypatch.setattr("cairn.service.actions.looking.diffs.MOST_COMPARED_BYTES", 300)
     found = diff(http, values=True)
     assert [one["path"] for one in found["differences"]] == ["added", "cast", "grown"]
     token = found["next_page_token"]

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from cairn.service import errors as service_errors
 from cairn.service.errors import InvalidRequestError, ProblemError
-from cairn.service.http import install_handlers, problem_from
+from cairn.service.http.problems import install_handlers, problem_from
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
 from tests.service.conftest import BASE_URL, PEER

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from cairn.state.weights.export import export_sources
+from cairn.interop.weights.export import export_sources
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor

@@ -4,7 +4,7 @@ import pytest
 from dbos import error as dbos_errors
 
 from cairn.service.errors import ProblemError
-from cairn.service.http import problem_from
+from cairn.service.http.problems import problem_from
 from cairn.service.jobs.dbos_engine.errors import translated
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 

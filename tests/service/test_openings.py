@@ -87,16 +87,16 @@ OPENINGS: Final = {
     "service/state_folders.py": {
         "_known: glob": OWN,
     },
-    "storage/adoption/adopt.py": {
+    "storage/orbax_import/adopt.py": {
         "adopt: parse_uri": GIVEN,
         "check_adoption: parse_uri": GIVEN,
         "_sorted_out: parse_uri": COMPARED,
         "_adopts: parse_uri": COMPARED,
     },
-    "storage/adoption/adopted_steps.py": {
+    "storage/orbax_import/adopted_steps.py": {
         "look_again: open_files": CONFINED,
     },
-    "storage/adoption/layouts.py": {
+    "storage/orbax_import/layouts.py": {
         "find_checkpoints: open_files": CONFINED,
         "_others_told: open_files": CONFINED,
         "is_among_checkpoints: open_files": CONFINED,
@@ -106,11 +106,11 @@ OPENINGS: Final = {
         "_described: ObjectStore.open": CONFINED,
         "_refuse_runs: ObjectStore.open": CONFINED,
     },
-    "storage/adoption/links.py": {
+    "storage/orbax_import/links.py": {
         "links_in: os.scandir": NAMES,
         "_links_elsewhere: os.walk": NAMES,
     },
-    "storage/adoption/step_reading.py": {
+    "storage/orbax_import/step_reading.py": {
         "read_step: open_files": CONFINED,
         "_key_kinds: open_files": CONFINED,
         "_key_kinds: ObjectStore.open": CONFINED,
@@ -202,16 +202,16 @@ OPENINGS: Final = {
     "storage/runs/writer.py": {
         "sync_folder: os.walk": SYNCED,
     },
-    "storage/soundness/disk.py": {
+    "storage/store_checks/disk.py": {
         "_create: os.open": PROBE,
         "_locks: os.open": PROBE,
         "_write: open": PROBE,
         "_read: open": PROBE,
     },
-    "storage/soundness/mounts.py": {
+    "storage/store_checks/mounts.py": {
         "mount_of: open": OWN,
     },
-    "storage/soundness/probing.py": {
+    "storage/store_checks/probing.py": {
         "recall: ObjectStore.open": CONFINED,
         "_ask: ObjectStore.open": CONFINED,
         "_look: ObjectStore.open": CONFINED,
@@ -291,7 +291,7 @@ OPENINGS: Final = {
     },
 }
 
-NOT_SERVED: Final = ("service/client", "service/command", "storage/training", "storage/drop_in")
+NOT_SERVED: Final = ("service/client", "service/command", "state/checkpointing", "state/drop_in")
 """What no server runs: clients, commands, and training jobs, who ask with their own rights."""
 
 OPENERS: Final = {

@@ -4,12 +4,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cairn.service import actions
+from cairn.service.actions import listing
+from cairn.service.actions.looking import reclaimable
 from cairn.service.actions.looking.failures import failures_of
 from cairn.service.actions.looking.reclaimable import freed
+from cairn.service.actions.removing import clean_up
 from cairn.service.catalog.outlooks import KnownStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
-from cairn.storage.runs import Damage, StepFacts, annotate_step, note_verified, promote_step
+from cairn.storage.runs.annotating import annotate_step, note_verified
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.retention import StepFacts
 from tests.service.jobs import done, save_llama, serving, until, watch
 from tests.service.stores import make_run
 
@@ -74,7 +79,7 @@ def store(tmp_path):
 def listed(http):
     """The runs of the catalog, and what is said of them."""
     plane = http.app.state.plane
-    runs = actions.list_runs(plane, plane.roots, after=(), limit=100, refresh=True)[0]
+    runs = listing.list_runs(plane, plane.roots, after=(), limit=100, refresh=True)[0]
     return plane, runs
 
 
@@ -103,28 +108,28 @@ def test_list_says_of_a_run_what_its_preview_says(store, tmp_path, policy):
     with serving(store, tmp_path / "data", worker=False) as http:
         assert http.delete("/v1/roots/default/runs/run/checkpoints/4").is_success
         plane, runs = listed(http)
-        found = actions.reclaimable(plane, runs, policy)
+        found = reclaimable.reclaimable(plane, runs, policy)
         names = {}
         for one, other in zip(runs, found, strict=True):
             names[one.name] = other.nbytes
             assert other.schedules == ()
-        preview = actions.plan_retention(plane, "default", "run", policy)
+        preview = clean_up.plan_retention(plane, "default", "run", policy)
         assert names["run"] == preview.delete_bytes
         assert names["empty"] == 0
-        assert actions.reclaimable(plane, runs, policy) == found  # as it is kept
+        assert reclaimable.reclaimable(plane, runs, policy) == found  # as it is kept
 
 
 def test_what_is_kept_goes_with_the_next_change_of_the_run(store, tmp_path):
     save_llama(store / "llama", (1, 2))
     with serving(store, tmp_path / "data", worker=False) as http:
         plane, runs = listed(http)
-        (before,) = actions.reclaimable(plane, runs, KEEP_ONE)
+        (before,) = reclaimable.reclaimable(plane, runs, KEEP_ONE)
         assert before.nbytes > 1000
         path = "/v1/roots/default/runs/llama/checkpoints/1:promote"
         body, new = {"alias": "best"}, {"If-None-Match": "*"}
         assert http.post(path, json=body, headers=new).is_success
         plane, runs = listed(http)
-        (after,) = actions.reclaimable(plane, runs, KEEP_ONE)
+        (after,) = reclaimable.reclaimable(plane, runs, KEEP_ONE)
         assert after.nbytes == 0
 
 
@@ -140,7 +145,7 @@ def test_policies_of_schedules_come_before_the_one_that_is_asked_about(store, tm
     }
     with serving(store, tmp_path / "data", worker=False, schedules=[nightly]) as http:
         plane, runs = listed(http)
-        run, scratch = actions.reclaimable(plane, runs, KEEP_ONE)
+        run, scratch = reclaimable.reclaimable(plane, runs, KEEP_ONE)
         assert run.nbytes == 3 * runs[0].bytes // 4
         assert (scratch.nbytes, scratch.schedules) == (0, ("nightly",))
         page = http.get("/?keep_last=1", headers=HTML)
@@ -154,7 +159,7 @@ def test_run_with_damaged_records_has_nothing_that_retention_frees(store, tmp_pa
     with serving(store, tmp_path / "data", worker=False) as http:
         plane, runs = listed(http)
         assert runs[0].problems
-        (found,) = actions.reclaimable(plane, runs, KEEP_ONE)
+        (found,) = reclaimable.reclaimable(plane, runs, KEEP_ONE)
         assert found.nbytes is None
 
 

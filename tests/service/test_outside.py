@@ -5,11 +5,11 @@ from sqlalchemy import select
 
 from cairn.service.actions import promotion as promoting
 from cairn.service.app import create_app
-from cairn.service.catalog import count_outside, rows
+from cairn.service.catalog import rows
 from cairn.service.catalog.models import AuditRow
+from cairn.service.catalog.outside import count_outside
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.runs import Alias
-from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import Alias, AliasWriter
 from cairn.storage.runs.records.layout import alias_file
 from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.runs.run import Run

@@ -1,11 +1,12 @@
 import pytest
 from fastapi.routing import APIRoute
 
-from cairn.service.access import Allowed, Caller, Scope
+from cairn.service.access.callers import Caller, Scope
+from cairn.service.access.permission import Allowed
 from cairn.service.app import ROUTERS
-from cairn.service.dashboard import ROUTERS as PAGES
+from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.errors import ForbiddenError
-from cairn.service.http import PermittedRoute
+from cairn.service.http.permitted_routes import PermittedRoute
 
 ROUTES = [
     route for router in (*ROUTERS, *PAGES) for route in router.routes if isinstance(route, APIRoute)

@@ -11,20 +11,18 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.interop.weights.adoption import model_map
 from cairn.service.jobs import rule_matching
-from cairn.state import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    EasyDeLState,
-    PartitionAxis,
-    make_optimizer,
-)
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.trees import nest
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
-from cairn.state.weights import model_map
-from cairn.storage.adoption.adopt import adopt
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.trees import nest
 from tests.service.jobs import CONFIG as LLAMA
 from tests.service.jobs import leaves_of
 from tests.service.stores import begin_saving, make_run

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
-from cairn.service import actions
 from cairn.service.access.loopback import LOOPBACK
 from cairn.service.actions import promotion as promoting
+from cairn.service.actions import promotion as promotion_actions
 from cairn.service.catalog.models import AliasRow, AuditRow
 from cairn.storage.runs import promotion
 from cairn.storage.runs.records.aliases import AliasWriter
@@ -265,7 +265,7 @@ def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, 
     monkeypatch.setattr(promoting, "promote_step", die)
     plane = app.state.plane
     with pytest.raises(Killed):
-        actions.promote(
+        promotion_actions.promote(
             plane, LOOPBACK, "default", "run", 3, alias="production", reason="", expect=None
         )
     with plane.catalog.read() as session:

@@ -6,20 +6,16 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, select
 
-from cairn.service.catalog import (
-    Catalog,
-    Happening,
-    advance,
-    positions,
-    prune_events,
-    queries,
-    tell,
-)
+from cairn.service.catalog import queries
+from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events import pruning
+from cairn.service.catalog.events.automations import advance, positions
+from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.events.pruning import prune_events
 from cairn.service.catalog.models import DeliveryRow, EventRow
 from cairn.service.events import sender
 from cairn.service.schemas import EventKind
-from cairn.storage.store import rfc3339, utc_now
+from cairn.storage.store.clock import rfc3339, utc_now
 from tests.service.jobs import serving
 from tests.service.receivers import receiving
 from tests.service.stores import make_run

@@ -11,14 +11,18 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Catalog, Index, Roots, Scanner
+from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
+from cairn.service.catalog.scanner import Scanner
 from cairn.service.command.doctor.databases import added_roots_found
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import RootTakenError
 from cairn.service.http.store_turns import AT_ONCE, STREAMS_AT_ONCE
 from cairn.service.settings import Settings
-from cairn.storage.store import parse_uri, utc_now
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.uri import parse_uri
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, serving, until

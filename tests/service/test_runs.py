@@ -5,7 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Index
+from cairn.service.catalog.refresh import Index
 from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run

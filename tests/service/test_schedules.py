@@ -14,11 +14,11 @@ from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
-from cairn.service.jobs import operation_key
+from cairn.service.jobs.records import operation_key
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.run import Run
-from cairn.storage.store import parse_uri
+from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.service.app import create_app
-from cairn.service.filters import CHECKPOINT_FIELDS, parse_order, quote
+from cairn.service.filters.fields import CHECKPOINT_FIELDS
+from cairn.service.filters.ordering import parse_order
+from cairn.service.filters.quoting import quote
 from cairn.service.schemas import Checkpoint
 from cairn.service.settings import Settings
 from cairn.storage.runs.annotating import note_verified

@@ -7,11 +7,15 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Catalog, engine, upgrade_catalog
+from cairn.service.catalog import engine
+from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.command.processes.backup import back_up
 from cairn.service.errors import BackupError, SettingsError
-from cairn.service.jobs import open_jobs, upgrade_jobs, worker_name, worker_names
+from cairn.service.jobs import worker_names
 from cairn.service.jobs.dbos_engine import database
+from cairn.service.jobs.dbos_engine.database import upgrade_jobs
+from cairn.service.jobs.dbos_engine.jobs import open_jobs
+from cairn.service.jobs.worker_names import worker_name
 from cairn.service.settings import Settings, is_loopback, load_settings
 
 

@@ -12,11 +12,11 @@ import sqlalchemy.exc
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Happening, tell
 from cairn.service.catalog.events import pruning
+from cairn.service.catalog.events.outbox import Happening, tell
 from cairn.service.schemas import EventKind
 from cairn.service.settings import Settings
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama

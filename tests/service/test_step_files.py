@@ -11,9 +11,9 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict
 
-from cairn.storage.adoption import adopt
-from cairn.storage.runs import INDEX_FILE
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.runs.records.layout import INDEX_FILE
 from tests.plain_orbax import manager
 from tests.service.jobs import leaves_of, save_llama, serving
 from tests.service.planes import running_plane

@@ -19,10 +19,11 @@ import pytest
 from cairn.service.actions.looked_into import OpenStep, OpenSteps
 from cairn.service.actions.looking.tensors import list_tensors
 from cairn.service.http.store_turns import StoreTurns
-from cairn.storage.adoption.adopt import adopt
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.digests import box_digest, digest_text
 from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.errors import CorruptionError
+from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading import checked_reads, local_shards
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.reader import CheckpointReader
@@ -33,7 +34,6 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.format import DTYPES
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.service.planes import running_plane
 from tests.storage.indexes import publish_index, shards_of
 from tests.storage.plain_steps import as_plain_step

@@ -3,7 +3,7 @@
 import pytest
 
 from cairn.service.app import create_app
-from cairn.service.client import Client
+from cairn.service.client.client import Client
 from cairn.service.jobs.dbos_engine.database import APPLICATION_VERSION, open_database
 from cairn.service.schemas import Operation
 from cairn.service.settings import Settings

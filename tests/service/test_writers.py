@@ -2,10 +2,11 @@
 
 import pytest
 
-from cairn.service.client import Client
+from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.storage.errors import FencedError
-from cairn.storage.runs import Run, Writer
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import Writer
 from tests.service.access.conftest import Keys, bearer
 from tests.service.jobs import serving
 from tests.service.servers import serve

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.module.base import EasyDeLBaseModule
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.state.models.module.base import EasyDeLBaseModule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import cairn.storage.training.saving.save_job
-from cairn.state.saving.run_saver import RunSaver
-from cairn.state.train_state import TrainState
-from cairn.storage.training.save_policy import SavePolicy
+import cairn.state.checkpointing.saves.save_job
+from cairn.state.checkpointing.save_policy import SavePolicy
+from cairn.state.states.run_saver import RunSaver
+from cairn.state.states.train_state import TrainState
 
 FIRST_STEPS = 10
 
@@ -47,7 +47,7 @@ def main(run: str, how: str, index: str = "", port: str = "") -> None:
             if handle is not None and handle.reason == "at_step":
                 handle.wait()
                 if how == "hangs":
-                    cairn.storage.training.saving.save_job.sync_folder = lambda folder: (
+                    cairn.state.checkpointing.saves.save_job.sync_folder = lambda folder: (
                         threading.Event().wait()
                     )
             if taken <= FIRST_STEPS:

@@ -9,17 +9,12 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import (
-    ArgumentError,
-    NotInitializedError,
-    ShardingError,
-    StateError,
-    TreeStructureError,
-)
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import NotInitializedError, ShardingError, StateError, TreeStructureError
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.my_model import MyModel, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

@@ -8,10 +8,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.compilations import compilations
 from tests.state.my_model import batch as my_batch
 from tests.state.my_model import my_model, train_step
@@ -167,8 +167,8 @@ def test_create_under_eval_shape_gives_an_abstract_state_to_restore_into(tmp_pat
         (leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(real)
     ]
     real.save_state(tmp_path / "run", wait=True, verbose=False)
+    from cairn.state.checkpointing.restore import restore_item
     from cairn.storage.runs.run import Run
-    from cairn.storage.training.restore import restore_item
 
     run = Run.open(tmp_path / "run")
     place = jax.sharding.NamedSharding(make_mesh((2, 4, 1, 1)), PartitionSpec())

@@ -7,10 +7,11 @@ import optax
 import pytest
 from flax import nnx, struct
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, TreeStructureError
-from cairn.state.train_state import TrainState
-from cairn.state.train_step import TrainStep
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import TreeStructureError
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.train_state import TrainState
+from cairn.state.states.train_step import TrainStep
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 
 PLATEAU = optax.chain(

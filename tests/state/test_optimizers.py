@@ -4,8 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.state.config.frozen import FrozenJSON
-from cairn.state.errors import ArgumentError, OptimizerError
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import OptimizerError
 from cairn.state.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}

@@ -11,16 +11,16 @@ from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
+from cairn.interop.errors import ArgumentError
 from cairn.state.errors import (
-    ArgumentError,
     NotInitializedError,
     OptimizerError,
     OptimizerNotFoundError,
     TreeStructureError,
 )
 from cairn.state.sharding.mesh import make_mesh
-from cairn.state.train_state import TrainState
-from cairn.state.train_step import TrainStep
+from cairn.state.states.train_state import TrainState
+from cairn.state.states.train_step import TrainStep
 from cairn.storage.errors import StepNotFoundError, TreeMismatchError
 from tests.state.resnet import images, resnet_loss, resnet_state
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
-from cairn.storage.training.checkpointer import Checkpointer
 
 WRITER = "fork/test"
 LEAF = np.arange(4096, dtype=np.float32).reshape(64, 64)

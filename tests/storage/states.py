@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cairn.storage.training import trees
+from cairn.state.checkpointing import trees
 
 
 def mesh(count: int = 8, dp: int = 2) -> Mesh:

@@ -6,6 +6,8 @@ import math
 import numpy as np
 import tensorstore as ts
 
+from cairn.state.checkpointing.saves import item_writer
+from cairn.state.checkpointing.saves.held_arrays import HeldArray, HeldPart
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, leaf_node, manifest
@@ -13,8 +15,6 @@ from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.arrays.value_files import write_value_files
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.saving import item_writer
-from cairn.storage.training.saving.held_arrays import HeldArray, HeldPart
 
 
 def numbers(shape, dtype, seed=0):

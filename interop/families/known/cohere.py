@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
-from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
-from cairn.state.families.key_kinds import FLAG, NUMBER
-from cairn.state.families.names import Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
+from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.interop.families.key_kinds import FLAG, NUMBER
+from cairn.interop.families.names import Names
 
 _NORMALISED_LAYERS = 64
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, DecoderConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
-from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
-from cairn.state.families.key_kinds import COUNT, FLAG, NUMBER, TEXT
-from cairn.state.families.names import Names
+from cairn.interop.config.decoder import FULL, DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, refuse_own_head
+from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.interop.families.key_kinds import COUNT, FLAG, NUMBER, TEXT
+from cairn.interop.families.names import Names
 
 _PATTERN = 4
 

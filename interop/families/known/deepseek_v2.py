@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options
-from cairn.state.families.deepseek import (
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
+from cairn.interop.families.deepseek import (
     LATENT_KEYS,
     deepseek_names,
     read_experts,
     read_latent,
     write_latent,
 )
-from cairn.state.families.deepseek_gguf import deepseek_gguf
-from cairn.state.families.experts import experts_of
-from cairn.state.families.family import Family
+from cairn.interop.families.deepseek_gguf import deepseek_gguf
+from cairn.interop.families.experts import experts_of
+from cairn.interop.families.family import Family
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm
-from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
-from cairn.state.families.names import SANDWICH, Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
+from cairn.interop.families.gguf_names import NORMS_PLUS_ONE, gguf_names
+from cairn.interop.families.names import SANDWICH, Names
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import (
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import (
     GGUF_WINDOW_BASE,
     GGUFContent,
     GGUFForm,
@@ -21,9 +21,9 @@ from cairn.state.families.gguf_form import (
     gguf_window_layers,
     gguf_windows,
 )
-from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
-from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
-from cairn.state.families.names import SANDWICH, Names
+from cairn.interop.families.gguf_names import NORMS_PLUS_ONE, gguf_names
+from cairn.interop.families.layer_ropes import ropes_by_layer, written_ropes
+from cairn.interop.families.names import SANDWICH, Names
 
 _THETA, _WINDOW_THETA, _PATTERN = 1e6, 1e4, 6
 

@@ -5,14 +5,15 @@ Source: transformers `Glm4Config`, `Glm4ForCausalLM`.
 
 from __future__ import annotations
 
-from cairn.state.config import DecoderConfig, RopeConfig
-from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFForm
-from cairn.state.families.gguf_names import FUSED_MLP, gguf_names
-from cairn.state.families.names import Fused, Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.conversion.ops import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFForm
+from cairn.interop.families.gguf_names import FUSED_MLP, gguf_names
+from cairn.interop.families.names import Fused, Names
 
 
 def _turning(heads: int, config: DecoderConfig, leaf: str) -> Op:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.deepseek import (
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.deepseek import (
     EXPERT_PARTS,
     read_experts,
     without_further_tokens,
     write_experts,
 )
-from cairn.state.families.experts import DENSE_TAKEN_FOR_EXPERTS
-from cairn.state.families.family import Family
-from cairn.state.families.key_kinds import FLAG
-from cairn.state.families.names import Names
+from cairn.interop.families.experts import DENSE_TAKEN_FOR_EXPERTS
+from cairn.interop.families.family import Family
+from cairn.interop.families.key_kinds import FLAG
+from cairn.interop.families.names import Names
 
 _NAMES = Names(parts=EXPERT_PARTS, no_adapters=DENSE_TAKEN_FOR_EXPERTS)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import RENAME
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
-from cairn.state.families.names import Fused, Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import RENAME
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import FUSED_QKV, gguf_names
+from cairn.interop.families.names import Fused, Names
 
 _SIZES = {
     "n_embd": "hidden_size",

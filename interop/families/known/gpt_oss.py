@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, DecoderConfig, ExpertsConfig
-from cairn.state.conversion import Interleaved, Rule
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
-from cairn.state.families.experts import ROUTER_IS_NO_LINEAR, experts_of
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import (
+from cairn.interop.config.decoder import FULL, DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.conversion.ops import Interleaved
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options, windows_from_hf
+from cairn.interop.families.experts import ROUTER_IS_NO_LINEAR, experts_of
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import (
     GGUFContent,
     GGUFForm,
     gguf_sizes,
     gguf_window_layers,
     gguf_windows,
 )
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.hf_config import rope_from_hf
-from cairn.state.families.names import Names
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.hf_config import rope_from_hf
+from cairn.interop.families.names import Names
 
 _THETA = 150000.0
 _YARN = {

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import LLAMA_ENGINE
-from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
-from cairn.state.families.names import Names
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import LLAMA_ENGINE
+from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.interop.families.names import Names
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ Sources: transformers `LlamaConfig` and `LlamaForCausalLM`; llama.cpp's GGUF spe
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import ConfigForm, Refused
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import LLAMA_ENGINE
-from cairn.state.families.gguf_form import GGUFContent, GGUFForm
-from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
-from cairn.state.families.names import Names
+from cairn.interop.families.config_form import ConfigForm, Refused
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import LLAMA_ENGINE
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
+from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.interop.families.names import Names
 
 
 def _plain(content: GGUFContent) -> bool:

@@ -5,12 +5,12 @@ Source: transformers `MistralConfig`, `MistralForCausalLM`.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import LLAMA_ENGINE
-from cairn.state.families.gguf_form import GGUFForm
-from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
-from cairn.state.families.names import Names
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import LLAMA_ENGINE
+from cairn.interop.families.gguf_form import GGUFForm
+from cairn.interop.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.interop.families.names import Names
 
 FAMILY = Family(
     ConfigForm(

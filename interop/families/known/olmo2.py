@@ -5,12 +5,12 @@ Source: transformers `Olmo2Config`, `Olmo2ForCausalLM`; arXiv 2501.00656.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFForm
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.names import SANDWICH, Names
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFForm
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.names import SANDWICH, Names
 
 FAMILY = Family(
     ConfigForm(

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families.config_form import ConfigForm, usual_options, windows_from_hf
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import (
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.config_form import ConfigForm, usual_options, windows_from_hf
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import (
     GGUF_WINDOW_BASE,
     GGUFContent,
     GGUFForm,
     gguf_window_layers,
     gguf_windows,
 )
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.layer_ropes import ropes_by_layer, written_ropes
-from cairn.state.families.names import SANDWICH, Names
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.layer_ropes import ropes_by_layer, written_ropes
+from cairn.interop.families.names import SANDWICH, Names
 
 _THETA, _PATTERN = 5e5, 4
 

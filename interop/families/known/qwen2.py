@@ -5,12 +5,12 @@ Source: transformers `Qwen2Config`, `Qwen2ForCausalLM`.
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFForm
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.names import Names
-from cairn.state.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_form import GGUFForm
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.names import Names
+from cairn.interop.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
 
 FAMILY = Family(
     ConfigForm(

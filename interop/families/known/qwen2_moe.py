@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import FULL, WINDOW, DecoderConfig, ExpertsConfig
-from cairn.state.families.config_form import ConfigForm, usual_options, windows_from_hf
-from cairn.state.families.experts import (
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.families.config_form import ConfigForm, usual_options, windows_from_hf
+from cairn.interop.families.experts import (
     ROUTER_IS_NO_LINEAR,
     SPARSE_KEYS,
     dense_layers,
     experts_of,
     write_dense_layers,
 )
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.names import EXPERTS, Names
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.names import EXPERTS, Names
 
 _SHARED = ("gate_proj", "up_proj", "down_proj")
 

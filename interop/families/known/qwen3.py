@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.families.config_form import ConfigForm, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFForm
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.names import Names
-from cairn.state.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
+from cairn.interop.families.config_form import ConfigForm, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFForm
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.names import Names
+from cairn.interop.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import DecoderConfig, ExpertsConfig
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options
-from cairn.state.families.experts import (
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
+from cairn.interop.families.experts import (
     DENSE_TAKEN_FOR_EXPERTS,
     SPARSE_KEYS,
     dense_layers,
     experts_of,
     write_dense_layers,
 )
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_engine import Engine
-from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.key_kinds import COUNT_OR_ZERO, FLAG
-from cairn.state.families.names import Names
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_engine import Engine
+from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.key_kinds import COUNT_OR_ZERO, FLAG
+from cairn.interop.families.names import Names
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ Source: transformers `Starcoder2Config`, `Starcoder2ForCausalLM`; arXiv 2402.191
 
 from __future__ import annotations
 
-from cairn.state.families.config_form import ConfigForm, Refused, usual_options
-from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
-from cairn.state.families.gguf_names import gguf_names
-from cairn.state.families.key_kinds import FLAG, NUMBER, TEXT
-from cairn.state.families.names import Names
+from cairn.interop.families.config_form import ConfigForm, Refused, usual_options
+from cairn.interop.families.family import Family
+from cairn.interop.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.interop.families.gguf_names import gguf_names
+from cairn.interop.families.key_kinds import FLAG, NUMBER, TEXT
+from cairn.interop.families.names import Names
 
 FAMILY = Family(
     ConfigForm(

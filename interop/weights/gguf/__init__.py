@@ -1,5 +1,1 @@
 """GGUF files: read, written, and their tokenizers. JAX-free."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

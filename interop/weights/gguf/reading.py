@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import DecoderConfig
-from cairn.state.conversion import Array, Box, RuleTable, Shape, whole_box
-from cairn.state.errors import ArgumentError, ConfigError, ConversionError
-from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
-from cairn.state.weights.gguf.tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
-from cairn.state.weights.source_folder import refuse_pointer
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box, whole_box
+from cairn.interop.conversion.rules import RuleTable
+from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
+from cairn.interop.families.family import Family, get_family, get_gguf_family
+from cairn.interop.families.gguf_form import GGUFContent, GGUFForm
+from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER_KINDS, as_it_cuts
+from cairn.interop.weights.source_folder import refuse_pointer
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")

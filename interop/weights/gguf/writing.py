@@ -17,16 +17,20 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import Array, Leaf, count_nonfinite, match, streams
-from cairn.state.errors import ArgumentError, ConfigError, ConversionError
-from cairn.state.families import gguf_head_is_written, gguf_model, gguf_rules
-from cairn.state.weights.export import served_model
-from cairn.state.weights.gguf.reading import gguf_package
-from cairn.state.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import Manifest
-from cairn.storage.safetensors import Shard, TensorSource
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.finite import count_nonfinite
+from cairn.interop.conversion.ops import Array
+from cairn.interop.conversion.rules import match
+from cairn.interop.conversion.tensor_streams import Leaf, streams
+from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
+from cairn.interop.families.gguf_writing import gguf_head_is_written, gguf_model, gguf_rules
+from cairn.interop.weights.export import served_model
+from cairn.interop.weights.gguf.reading import gguf_package
+from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.safetensors.stream import Shard, TensorSource
 
 __all__ = ["GGUF_FILE", "GGUF_TYPES", "gguf_shard", "stored_gguf"]
 

@@ -8,11 +8,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cairn.state.conversion import Array, Box, Shape, whole_box
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.weights.quantized.fp8 import FP8
-from cairn.state.weights.quantized.mxfp4 import MXFP4
-from cairn.state.weights.weight_source import QuantizedTensor, RowSource, WeightSource
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.parts import Box, whole_box
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.weights.quantized.fp8 import FP8
+from cairn.interop.weights.quantized.mxfp4 import MXFP4
+from cairn.interop.weights.weight_source import QuantizedTensor, RowSource, WeightSource
 
 __all__ = ["QUANTIZATION_KEY", "Dequantized", "QuantizationMethod", "quantization_method"]
 

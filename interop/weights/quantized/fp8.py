@@ -16,8 +16,9 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from cairn.state.conversion import Array, Shape, is_floating
-from cairn.state.weights.weight_source import QuantizedTensor, WeightSource
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.conversion.tensor_streams import is_floating
+from cairn.interop.weights.weight_source import QuantizedTensor, WeightSource
 
 __all__ = ["FP8"]
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.state.conversion import Array
-from cairn.state.weights.weight_source import QuantizedTensor, WeightSource
+from cairn.interop.conversion.ops import Array
+from cairn.interop.weights.weight_source import QuantizedTensor, WeightSource
 
 __all__ = ["MXFP4"]
 

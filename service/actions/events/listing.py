@@ -1,8 +1,9 @@
 """Events, in the order in which the catalog noticed them."""
 
-from cairn.service.access import Caller, Scope
+from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import pruned_events, queries
+from cairn.service.catalog import queries
+from cairn.service.catalog.events.pruning import pruned_events
 from cairn.service.errors import EventsPrunedError
 from cairn.service.schemas import Event, EventKind, EventList
 

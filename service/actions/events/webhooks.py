@@ -2,12 +2,12 @@
 
 from datetime import UTC, datetime
 
-from cairn.service import events
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import WebhookRow
+from cairn.service.catalog.models import WebhookRow
 from cairn.service.errors import InvalidRequestError
+from cairn.service.events import deliveries, targets, webhooks
 from cairn.service.schemas import (
     Delivery,
     DeliveryState,
@@ -19,14 +19,14 @@ from cairn.service.schemas import (
 
 def list_webhooks(plane: ControlPlane) -> list[Webhook]:
     """Return all webhooks, without secrets."""
-    counted = events.count_deliveries(plane.catalog)
+    counted = webhooks.count_deliveries(plane.catalog)
     return [
         _body(
             row,
             pending=counted.get((row.id, DeliveryState.PENDING), 0),
             dead=counted.get((row.id, DeliveryState.DEAD), 0),
         )
-        for row in events.list_webhooks(plane.catalog)
+        for row in webhooks.list_webhooks(plane.catalog)
     ]
 
 
@@ -37,11 +37,11 @@ def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest)
         TargetRefusedError: The URL is not allowed.
         InvalidRequestError: A root is unknown.
     """
-    events.parse_target(request.url, plane.settings.networks)
+    targets.parse_target(request.url, plane.settings.networks)
     _refuse_unknown(plane, request)
     asked = request.model_dump(mode="json")
     with audited(plane, caller, "webhook.create", **asked) as entry:
-        row = events.make_webhook(plane.catalog, request, by=caller.name, now=datetime.now(UTC))
+        row = webhooks.make_webhook(plane.catalog, request, by=caller.name, now=datetime.now(UTC))
         entry.complete(id=row.id)
     return NewWebhook(secret=row.secret, details=_body(row))
 
@@ -53,7 +53,7 @@ def delete_webhook(plane: ControlPlane, caller: Caller, webhook: str) -> None:
         UnknownWebhookError: No webhook has this id.
     """
     with audited(plane, caller, "webhook.delete", id=webhook):
-        events.delete_webhook(plane.catalog, webhook)
+        webhooks.delete_webhook(plane.catalog, webhook)
 
 
 def list_deliveries(
@@ -76,7 +76,7 @@ def list_deliveries(
     Raises:
         UnknownWebhookError: No webhook has this id.
     """
-    found = events.list_deliveries(
+    found = deliveries.list_deliveries(
         plane.catalog, webhook, before=before, limit=limit + 1, state=state
     )
     return found[:limit], len(found) > limit
@@ -89,7 +89,7 @@ def redeliver(plane: ControlPlane, caller: Caller, webhook: str, delivery: int) 
         UnknownWebhookError, UnknownDeliveryError: There is no such webhook or delivery.
     """
     with audited(plane, caller, "webhook.redeliver", id=webhook, delivery=delivery):
-        return events.redeliver(plane.catalog, webhook, delivery, datetime.now(UTC))
+        return deliveries.redeliver(plane.catalog, webhook, delivery, datetime.now(UTC))
 
 
 def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
@@ -99,7 +99,7 @@ def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
         UnknownWebhookError: No webhook has this id.
     """
     with audited(plane, caller, "webhook.test", id=webhook):
-        return events.send_test(plane.catalog, webhook, datetime.now(UTC))
+        return deliveries.send_test(plane.catalog, webhook, datetime.now(UTC))
 
 
 def _refuse_unknown(plane: ControlPlane, request: WebhookRequest) -> None:

@@ -18,9 +18,14 @@ from cairn.service.schemas import (
     StepName,
     ValueDifference,
 )
-from cairn.storage import reading
-from cairn.storage.reading import CheckpointReader, TensorPart, json_number
-from cairn.storage.runs import Annotation, Manifest, Run, StepInfo, noted_of
+from cairn.storage.reading import step_diff
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.tensor_parts import TensorPart, json_number
+from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
 
 COMPARED_HELD_BYTES: Final = 512 << 20
 """Memory that a comparison of values may use."""
@@ -171,7 +176,7 @@ def _compared(
             this=None if one.this is None else tensor_of(one.item, one.path, one.this),
             other=None if one.other is None else tensor_of(one.item, one.path, one.other),
         )
-        if wanted.values and reading.has_counterparts(one.change):
+        if wanted.values and step_diff.has_counterparts(one.change):
             parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
             needed = sum(part.stored_bytes for part in parts)
             if read and read + needed > most:
@@ -192,7 +197,7 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
         largest = max(this.chunk_bytes, other.chunk_bytes)
         why = f"chunks of {largest} bytes are too large for an answer"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
-    found = reading.diff_values(this, other)
+    found = step_diff.diff_values(this, other)
     if found is None:
         return {"not_compared": f"no numbers hold both {this.dtype.name} and {other.dtype.name}"}
     change = found.change
@@ -214,4 +219,4 @@ def _config(side: Side) -> dict[str, Any]:
 
 
 def _entries(this: dict[str, Any], other: dict[str, Any]) -> list[EntryDifference]:
-    return [EntryDifference(**asdict(one)) for one in reading.diff_entries(this, other)]
+    return [EntryDifference(**asdict(one)) for one in step_diff.diff_entries(this, other)]

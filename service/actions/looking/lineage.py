@@ -7,7 +7,7 @@ from typing import Final
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries
 from cairn.service.schemas import Run
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 MOST_FORKS: Final = 100
 MOST_PARENTS: Final = 20

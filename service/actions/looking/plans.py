@@ -4,9 +4,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError, ConfigError, InteropError
+from cairn.interop.placement import specs, step_plan
+from cairn.interop.placement.process_grid import ProcessGrid
+from cairn.interop.placement.rules import MESH_AXES, FoundRule, axis_units
+from cairn.interop.placement.rules import Misfit as FoundMisfit
+from cairn.interop.placement.step_plan import Layout
 from cairn.service.actions.looked_into import OpenStep
 from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs import Matches, match_rules
+from cairn.service.jobs.rule_matching import Matches, match_rules
 from cairn.service.schemas import (
     DeviceBytes,
     Misfit,
@@ -17,13 +25,9 @@ from cairn.service.schemas import (
     StepName,
     StepPlan,
 )
-from cairn.state import placement
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
-from cairn.state.errors import ArgumentError, ConfigError, StateError
-from cairn.state.placement import FoundRule, Layout, ProcessGrid
-from cairn.storage.arrays import META_ITEM
+from cairn.storage.arrays.orbax_tree import META_ITEM
 from cairn.storage.errors import LeafNotFoundError
-from cairn.storage.runs import Manifest
+from cairn.storage.runs.records.manifest import Manifest
 
 _STATE_ITEMS: Final = ("model", "optimizer", "fields")
 """Items that `load_state` loads."""
@@ -72,7 +76,7 @@ def plan_step(
         LeafNotFoundError: The step has no such item.
     """
     asked = _asked(step, wanted)
-    plan = placement.plan_step(
+    plan = step_plan.plan_step(
         step.contents.leaves,
         asked.grid,
         asked.layout,
@@ -87,7 +91,7 @@ def plan_step(
     taking = {leaf.rule for leaf in plan.leaves}
     idle = [text for text in asked.particular if text not in taking]
     device = {
-        "model": plan.bytes_per_device(placement.MODEL_ITEMS),
+        "model": plan.bytes_per_device(step_plan.MODEL_ITEMS),
         "optimizer": plan.bytes_per_device({"optimizer"}),
     }
     total = plan.bytes_per_device()
@@ -131,7 +135,7 @@ def plan_leaf(step: OpenStep, item: str, path: str, wanted: PlanRequest) -> Plan
     asked = _asked(step, wanted)
     if asked.placed_by == "nothing" or item not in asked.items:
         return None
-    plan = placement.plan_step(
+    plan = step_plan.plan_step(
         step.contents.leaves, asked.grid, asked.layout, items=[item], param_dtype=wanted.dtype
     )
     found = (leaf for leaf in plan.leaves if leaf.record.path == path)
@@ -154,7 +158,7 @@ def _asked(step: OpenStep, wanted: PlanRequest) -> _Asked:
     more: dict[str, Any] = {}
     if config is not None:
         axis = config.partition_axis
-        more = {"named": True, "units": placement.axis_units(config)}
+        more = {"named": True, "units": axis_units(config)}
         more |= {} if axis is None else {"axis_rules": axis.axis_rules()}
         asked.layout, asked.placed_by = Layout(**more), "axis_names"
         asked.problems += _refusals(config, sizes)
@@ -186,10 +190,10 @@ def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
 
 def _completed(sizes: dict[str, int]) -> dict[str, int]:
     """Add the missing axes to a mesh, at their usual places if it has the usual order."""
-    usual = [axis for axis in placement.MESH_AXES if axis in sizes]
+    usual = [axis for axis in MESH_AXES if axis in sizes]
     if list(sizes) == usual:
-        return {axis: sizes.get(axis, 1) for axis in placement.MESH_AXES}
-    return sizes | {axis: 1 for axis in placement.MESH_AXES if axis not in sizes}
+        return {axis: sizes.get(axis, 1) for axis in MESH_AXES}
+    return sizes | {axis: 1 for axis in MESH_AXES if axis not in sizes}
 
 
 def _refusals(config: DecoderConfig, sizes: dict[str, int]) -> list[str]:
@@ -200,7 +204,7 @@ def _refusals(config: DecoderConfig, sizes: dict[str, int]) -> list[str]:
             sharding_axis_names=tuple(sizes),
             sharding_dcn_axis_dims=None,
         )
-    except StateError as exc:
+    except InteropError as exc:
         return [str(exc)]
     return []
 
@@ -231,7 +235,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
     """
     problems = []
     for number, (text, spec) in enumerate(rules):
-        axes = [axis for entry in spec for axis in placement.entry_axes(entry)]
+        axes = [axis for entry in spec for axis in specs.entry_axes(entry)]
         found = [f"unknown mesh axis {axis!r}" for axis in dict.fromkeys(axes) if axis not in sizes]
         twice = [axis for axis in dict.fromkeys(axes) if axes.count(axis) > 1]
         found += [f"mesh axis {axis!r} twice" for axis in twice]
@@ -240,13 +244,13 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
         ]
     if problems:
         told = "; ".join(one["detail"] for one in problems)
-        have = placement.mesh_text(sizes)
+        have = specs.mesh_text(sizes)
         raise InvalidRequestError(
             f"rules: expected axes of the mesh ({have}), each once: {told}", errors=problems
         )
     leaves = step.contents.leaves
-    items = placement.ruled_items(leaves)
-    paths = {placement.readable(leaf.path) for leaf in leaves if leaf.item in items}
+    items = step_plan.ruled_items(leaves)
+    paths = {step_plan.readable(leaf.path) for leaf in leaves if leaf.item in items}
     return match_rules([text for text, _ in rules], sorted(paths))
 
 
@@ -266,7 +270,7 @@ def _finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], Fou
     return find
 
 
-def _leaf(leaf: placement.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
+def _leaf(leaf: step_plan.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
     record = leaf.record
     return PlannedLeaf(
         item=record.item,
@@ -283,19 +287,19 @@ def _leaf(leaf: placement.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
     )
 
 
-def _misfit(one: placement.Misfit, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
+def _misfit(one: FoundMisfit, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
     known = bool(one.axes) and all(axis in grid.sizes for axis in one.axes)
     return Misfit(
         detail=one.text,
         dimension=one.dimension,
         length=None if one.dimension is None else shape[one.dimension],
         axes=list(one.axes),
-        parts=placement.parts_of(one.axes, grid.sizes) if known else None,
+        parts=specs.parts_of(one.axes, grid.sizes) if known else None,
     )
 
 
 def _notes(
-    manifest: Manifest, wanted: PlanRequest, leaves: Iterable[placement.PlannedLeaf]
+    manifest: Manifest, wanted: PlanRequest, leaves: Iterable[step_plan.PlannedLeaf]
 ) -> list[str]:
     """Return remarks on the numbers of a plan."""
     leaves = list(leaves)
@@ -354,7 +358,7 @@ def _load_call(manifest: Manifest, uri: str, wanted: PlanRequest, asked: _Asked)
     sizes = asked.grid.sizes
     arguments = [repr(uri), "auto_shard_model=True"]
     arguments.append(f"sharding_axis_dims={tuple(sizes.values())!r}")
-    if tuple(sizes) != placement.MESH_AXES:
+    if tuple(sizes) != MESH_AXES:
         arguments.append(f"sharding_axis_names={tuple(sizes)!r}")
     rules = wanted.rules
     if asked.placed_by == "nothing":

@@ -13,10 +13,10 @@ from typing import Final
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import outlooks
 from cairn.service.catalog.outlooks import KnownStep, Version
-from cairn.service.jobs import stored_policy
+from cairn.service.jobs.policies import stored_policy
 from cairn.service.schemas import RetentionPolicy, Run, ScheduledAction
-from cairn.storage.runs import decide
-from cairn.storage.store import utc_now
+from cairn.storage.runs.retention import decide
+from cairn.storage.store.clock import utc_now
 
 _HOUR: Final = 3600
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.making.roots import list_roots
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries

@@ -5,12 +5,12 @@ import hashlib
 from cairn.service.actions.looked_into import OpenStep, ToldLeaf
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
-from cairn.storage import arrays
+from cairn.storage.arrays import statistics
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
-from cairn.storage.reading import (
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.tensor_parts import (
     MOST_CHUNK_BYTES,
     MOST_STATISTICS_BYTES,
-    CheckpointReader,
     TensorPart,
     json_number,
 )
@@ -137,7 +137,7 @@ def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> 
     return statistics_of(part, plane.statistics.get(content, lambda: _read_statistics(part)))
 
 
-def statistics_of(part: TensorPart, found: arrays.Statistics) -> TensorStatistics:
+def statistics_of(part: TensorPart, found: statistics.Statistics) -> TensorStatistics:
     """Return statistics in the form of the API."""
     bins = found.histogram
     return TensorStatistics(
@@ -159,12 +159,12 @@ def statistics_of(part: TensorPart, found: arrays.Statistics) -> TensorStatistic
     )
 
 
-def _histogram(bins: arrays.Histogram) -> Histogram:
+def _histogram(bins: statistics.Histogram) -> Histogram:
     counts = list(bins.counts)
     return Histogram(start=json_number(bins.start), width=float(bins.width), counts=counts)
 
 
-def _read_statistics(part: TensorPart) -> arrays.Statistics:
+def _read_statistics(part: TensorPart) -> statistics.Statistics:
     if part.stored_bytes > MOST_STATISTICS_BYTES:
         raise InvalidSliceError(
             "too large for an answer",

@@ -3,10 +3,12 @@
 from collections.abc import Collection
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import queries, state_of
+from cairn.service.catalog import queries
+from cairn.service.catalog.notes import state_of
 from cairn.service.schemas import RunUsage, StepUsage
-from cairn.storage.runs import Run, run_usage
-from cairn.storage.store import from_rfc3339
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.usage import run_usage
+from cairn.storage.store.clock import from_rfc3339
 
 
 def get_usage(plane: ControlPlane, root: str, run: str) -> RunUsage:

@@ -5,17 +5,18 @@ The folder must be in the run's root, or where an administrator lets that root a
 
 from typing import Final
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
 from cairn.service.catalog import queries
 from cairn.service.errors import AlreadyAdoptedError, RunExistsError
-from cairn.service.jobs import adopt
+from cairn.service.jobs.kinds import adopt
 from cairn.service.schemas import AdoptRequest, Operation
-from cairn.storage import adoption
 from cairn.storage.errors import PreconditionFailedError, StorageError
-from cairn.storage.runs import Run
-from cairn.storage.store import StoreURI, confine, parse_uri, source_folder
+from cairn.storage.orbax_import.adopt import check_adoption
+from cairn.storage.runs.run import Run
+from cairn.storage.store.disk.confinement import confine, source_folder
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 _SHOWN: Final = 10
 
@@ -62,7 +63,7 @@ def _check(
 ) -> None:
     """Refuse an impossible import before anything is written."""
     try:
-        adoption.check_adoption(folder, target, step=step)
+        check_adoption(folder, target, step=step)
     except PreconditionFailedError as exc:
         raise RunExistsError(str(exc)) from exc
     _refuse_adopted(plane, caller, target, folder)

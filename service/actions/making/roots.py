@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from cairn.service import catalog
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import roots
 from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedError
 from cairn.service.schemas import Operation, OperationState, Root
 from cairn.storage.errors import NotFoundError
-from cairn.storage.runs import RUN_FILE
-from cairn.storage.store import StoreURI, lies_within, open_files, parse_uri
+from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.store.disk.confinement import lies_within
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 _SHOWN: Final = 5
 _AT_A_TIME: Final = 1000
@@ -81,7 +83,7 @@ def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
         NotReadyError: Jobs were not launched.
     """
     fixed = plane.roots.is_of_settings(name)
-    added = catalog.added_root(plane.catalog, name) is not None
+    added = roots.added_root(plane.catalog, name) is not None
     if not added:
         plane.root(name)  # raises, unless the settings name it
     with audited(plane, caller, "root.remove", root=name) as entry:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import RunExistsError
 from cairn.service.schemas import Run
-from cairn.storage import runs
 from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs import run as run_runs
 
 
 def create_run(
@@ -28,7 +28,7 @@ def create_run(
     with audited(plane, caller, "run.create", root=root, run=run, labels=dict(labels)) as entry:
         plane.index.refuse_gone(root, plane.root(root))
         try:
-            made = runs.create_run(place, labels=labels)
+            made = run_runs.create_run(place, labels=labels)
         except PreconditionFailedError as exc:
             raise RunExistsError(str(exc)) from exc
         entry.complete(after=made.info().labels)

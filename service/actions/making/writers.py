@@ -1,12 +1,13 @@
 """Writer of a run, and its takeover."""
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import RunTakenOver, RunWriter, TakeOverRequest
-from cairn.storage.runs import read_lease, take_over
-from cairn.storage.store import from_rfc3339, utc_now
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.rollback import take_over
+from cairn.storage.store.clock import from_rfc3339, utc_now
 
 
 def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:

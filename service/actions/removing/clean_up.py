@@ -1,12 +1,13 @@
 """Clean-up of a run: retention policies and garbage collection."""
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
-from cairn.service.jobs import gc, judge, plan_body, retention, stored_policy
+from cairn.service.jobs.kinds import gc, retention
+from cairn.service.jobs.policies import judge, plan_body, stored_policy
 from cairn.service.schemas import ApplyRetentionRequest, Operation, RetentionPlan, RetentionPolicy
-from cairn.storage.runs import check_names
-from cairn.storage.store import utc_now
+from cairn.storage.runs.retention import check_names
+from cairn.storage.store.clock import utc_now
 
 
 def plan_retention(

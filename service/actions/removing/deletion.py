@@ -1,14 +1,16 @@
 """Deletion of a step, and its undoing."""
 
-from cairn.service.access import Caller
+from cairn.service.access.callers import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.listing import get_checkpoint
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import lost_tombstone, rows
+from cairn.service.catalog import rows
+from cairn.service.catalog.events.lost_records import lost_tombstone
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import Checkpoint
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs import Run, deletable_step, delete_step, note_lifted, undelete_step
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import deletable_step, delete_step, note_lifted, undelete_step
 
 
 def delete_checkpoint(

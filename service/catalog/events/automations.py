@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AutomationRow, EventRow
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 
 _LONGEST: Final = 2000  # characters of a stored problem
 

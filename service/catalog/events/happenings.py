@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from cairn.service.catalog.events.outbox import Happening
 from cairn.service.schemas import CheckpointState, EventKind
-from cairn.storage.runs import Alias
-from cairn.storage.store import from_rfc3339, rfc3339
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.store.clock import from_rfc3339, rfc3339
 
 _NAMED: Final = 5
 """Largest number of damaged leaves, and of problems, that an event names."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from cairn.service.catalog.models import AliasRow
 from cairn.service.schemas import LostRecord
-from cairn.storage.runs import Alias, AliasEvent, Tombstone, alias_file, trash_file
-from cairn.storage.store import from_rfc3339, rfc3339
+from cairn.storage.runs.records.aliases import Alias, AliasEvent
+from cairn.storage.runs.records.layout import alias_file, trash_file
+from cairn.storage.runs.trash import Tombstone
+from cairn.storage.store.clock import from_rfc3339, rfc3339
 
 
 def seen_alias(row: AliasRow) -> LostRecord:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 from cairn.service.catalog.engine import lock
 from cairn.service.catalog.models import EventRow
 from cairn.service.schemas import EventKind
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 
 _UID_BYTES: Final = 16
 _AT_ONCE: Final = 500  # identities in one statement

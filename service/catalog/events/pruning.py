@@ -16,7 +16,7 @@ from cairn.service.catalog.models import (
     WebhookRow,
 )
 from cairn.service.schemas import DeliveryState, EventKind
-from cairn.storage.store import from_rfc3339
+from cairn.storage.store.clock import from_rfc3339
 
 AT_ONCE: Final = 500
 """Events that are removed in one transaction."""

@@ -3,14 +3,9 @@
 from collections.abc import Mapping
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
-from cairn.service.client.protocol import (
-    DEFAULT_ROOT,
-    given,
-    idempotency,
-    read_body,
-    run_path,
-    step_path,
-)
+from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
+from cairn.service.client.protocol.requests import given, idempotency
+from cairn.service.client.protocol.responses import read_body
 from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
 
 

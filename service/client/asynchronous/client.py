@@ -17,17 +17,15 @@ from cairn.service.client.asynchronous.download import blocks, download
 from cairn.service.client.asynchronous.events import AsyncEventsConnection
 from cairn.service.client.asynchronous.following import follow_operation
 from cairn.service.client.asynchronous.step_files import AsyncStepFilesConnection
-from cairn.service.client.protocol import (
+from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
-    Patience,
     alias_path,
-    given,
-    idempotency,
-    precondition,
     run_path,
     segment,
     step_path,
 )
+from cairn.service.client.protocol.patience import Patience
+from cairn.service.client.protocol.requests import given, idempotency, precondition
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
     Alias,

@@ -12,7 +12,7 @@ from anyio import AsyncFile
 
 from cairn.service.client.asynchronous.streams import check
 from cairn.service.client.asynchronous.whole_file import whole_file
-from cairn.service.client.protocol import unreachable
+from cairn.service.client.protocol.responses import unreachable
 from cairn.service.errors import DownloadError
 
 ATTEMPTS_WITHOUT_PROGRESS: Final = 5

@@ -8,7 +8,7 @@ from typing import Final
 from cairn.service.client.asynchronous.checked_file import fetch_checked, is_as_recorded
 from cairn.service.client.asynchronous.download import blocks
 from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
-from cairn.service.client.protocol import DEFAULT_ROOT, file_path, plain_parts, step_path
+from cairn.service.client.protocol.paths import DEFAULT_ROOT, file_path, plain_parts, step_path
 from cairn.service.errors import DownloadError
 from cairn.service.schemas import StepFile, StepFileList
 

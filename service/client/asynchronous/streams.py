@@ -2,7 +2,7 @@
 
 import httpx
 
-from cairn.service.client.protocol import raise_for_problem
+from cairn.service.client.protocol.responses import raise_for_problem
 
 
 async def check(response: httpx.Response) -> None:

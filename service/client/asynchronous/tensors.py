@@ -10,7 +10,7 @@ import httpx
 
 from cairn.service.client.asynchronous.download import download
 from cairn.service.client.asynchronous.notes import AsyncNotesConnection
-from cairn.service.client.protocol import DEFAULT_ROOT, leaf_path, step_path
+from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
     PlannedLeaf,
     StepDiff,

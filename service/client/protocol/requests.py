@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from cairn.service.http import etag
+from cairn.service.http.entity_tags import etag
 
 Parameter = str | int | float | bool | None
 

@@ -12,7 +12,7 @@ from cairn.service.command import completion
 from cairn.service.command.options import TIME, FilterOption, UrlOption, console
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.filters import quote
+from cairn.service.filters.quoting import quote
 from cairn.service.schemas import LONGEST_GRACE_SECONDS, AuditEvent, AuditEventList
 
 app: Final = typer.Typer()

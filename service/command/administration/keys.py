@@ -24,8 +24,8 @@ from cairn.service.schemas import (
 )
 
 if TYPE_CHECKING:
-    from cairn.service.access import Caller
-    from cairn.service.actions import ControlPlane
+    from cairn.service.access.callers import Caller
+    from cairn.service.actions.plane import ControlPlane
 
 keys_app: Final = typer.Typer(
     help="Make, list and revoke keys, in the server's database.",
@@ -79,14 +79,14 @@ def create(
     json: JsonOption = False,
 ) -> None:
     """Make a key, and print it: this once."""
-    from cairn.service import actions
+    from cairn.service.actions import keys  # imports what a server needs
 
     request = KeyRequest(
         name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
     )
     # The file first: if it cannot be created, no key is made whose secret nobody sees.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
-        made = actions.create_key(plane, caller, request)
+        made = keys.create_key(plane, caller, request)
         if file is not None:
             file.write(f"{made.key}\n")
     if json:
@@ -102,10 +102,10 @@ def create(
 @keys_app.command("list")
 def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
-    from cairn.service import actions
+    from cairn.service.actions import keys  # imports what a server needs
 
     with _plane(data_dir) as (plane, _):
-        found = actions.list_keys(plane)
+        found = keys.list_keys(plane)
     if json:
         print_document(KeyList(keys=found))
         return
@@ -133,10 +133,10 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Have a key count no more, for good; running servers refuse it within seconds."""
-    from cairn.service import actions
+    from cairn.service.actions import keys  # imports what a server needs
 
     with _plane(data_dir) as (plane, caller):
-        revoked = actions.revoke_key(plane, caller, key)
+        revoked = keys.revoke_key(plane, caller, key)
     if json:
         print_document(revoked)
         return
@@ -146,9 +146,11 @@ def revoke(
 @contextmanager
 def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     """Open the control plane of the settings, without jobs, with the shell's user as caller."""
-    from cairn.service.access import Caller
-    from cairn.service.actions import ControlPlane
-    from cairn.service.catalog import Catalog, Index, Roots
+    from cairn.service.access.callers import Caller
+    from cairn.service.actions.plane import ControlPlane
+    from cairn.service.catalog.engine import Catalog
+    from cairn.service.catalog.refresh import Index
+    from cairn.service.catalog.roots import Roots
 
     settings = administered(data_dir)
     settings.prepare()

@@ -30,7 +30,7 @@ from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 app: Final = typer.Typer()
 

@@ -8,14 +8,15 @@ from typing import Final
 from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.catalog import AddedRootRow, overlap_of
 from cairn.service.catalog.migrate import is_newer_and_works, known_revisions, revisions
+from cairn.service.catalog.models import AddedRootRow
+from cairn.service.catalog.roots import overlap_of
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import root_found
 from cairn.service.private_files import shared_files
 from cairn.service.settings import Settings
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import parse_uri
+from cairn.storage.store.uri import parse_uri
 
 _SERVER_SCHEMA: Final = "dbos"
 _ADDED: Final = "added roots"

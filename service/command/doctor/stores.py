@@ -7,9 +7,12 @@ from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.storage.errors import StorageError, UnsoundStoreError
-from cairn.storage.runs import CLOCK_MARGIN_SECONDS
-from cairn.storage.soundness import clock_ahead, probe_now
-from cairn.storage.store import StoreURI, open_files, own_seconds_left, within
+from cairn.storage.runs.records.lease import CLOCK_MARGIN_SECONDS
+from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
+from cairn.storage.store_checks.clocks import clock_ahead
+from cairn.storage.store_checks.probing import probe_now
 
 _CLOCK_WARN_SECONDS: Final = CLOCK_MARGIN_SECONDS / 3
 _REACH: Final = "check address, credentials and network"

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import CheckpointState, Operation, OperationState, Run
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command import completion
 from cairn.service.command.options import (
     RootOption,

@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.looking.tensors import axis_text

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.looking.tensors import (
     ItemOption,
     PrefixOption,

@@ -4,18 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.actions import (
-    OpenStep,
-    OpenSteps,
-    Side,
-    Wanted,
-    diff_steps,
-    list_tensors,
-    plan_step,
-    statistics_of,
-    tensor_values,
-)
-from cairn.service.catalog import verification_of
+from cairn.service.actions.looked_into import OpenStep, OpenSteps
+from cairn.service.actions.looking.diffs import Side, Wanted, diff_steps
+from cairn.service.actions.looking.plans import plan_step
+from cairn.service.actions.looking.tensors import list_tensors, statistics_of, tensor_values
+from cairn.service.catalog.notes import verification_of
 from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
     Checkpoint,
@@ -27,9 +20,10 @@ from cairn.service.schemas import (
     TensorStatistics,
     TensorValues,
 )
-from cairn.storage.reading import TensorPart
-from cairn.storage.runs import noted_of, resolve_checkpoint
-from cairn.storage.store import from_rfc3339
+from cairn.storage.reading.tensor_parts import TensorPart
+from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.store.clock import from_rfc3339
 
 _STEPS = OpenSteps()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.options import (
     PlacedArgument,
@@ -29,7 +29,7 @@ from cairn.service.schemas import (
     TensorValues,
 )
 from cairn.service.sizes import Size
-from cairn.storage.arrays import keys_of
+from cairn.storage.arrays.leaf_paths import keys_of
 
 if TYPE_CHECKING:
     from cairn.service.command.looking.stored_steps import StoredStep

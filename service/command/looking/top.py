@@ -23,7 +23,7 @@ from cairn.service.command.printing.listings import subject
 from cairn.service.command.printing.tables import Cell, print_table, table_of
 from cairn.service.errors import ClientError
 from cairn.service.sizes import Size, size_text
-from cairn.storage.runs import check_run_name
+from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()
 

@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.protocol import DEFAULT_ROOT
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
@@ -28,8 +28,8 @@ def usage(
     URI, or a path with ./ or / in front, in the store itself.
     """
     if is_in_store(run):
-        from cairn.service.actions import usage_of
-        from cairn.storage.runs import Run
+        from cairn.service.actions.looking.usage import usage_of
+        from cairn.storage.runs.run import Run
 
         found_run = Run.open(run)
         found = usage_of(found_run, str(found_run.uri.parent))

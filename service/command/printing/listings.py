@@ -12,7 +12,7 @@ from cairn.service.schemas import Checkpoint, Operation, Run
 from cairn.service.sizes import Size
 
 if TYPE_CHECKING:
-    from cairn.storage.runs import Garbage  # imports TensorStore
+    from cairn.storage.runs.gc import Garbage  # imports TensorStore
 
 
 def list_runs(console: Console, runs: Iterable[Run]) -> None:

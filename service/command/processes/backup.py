@@ -8,10 +8,10 @@ from typing import Final
 from sqlalchemy import make_url
 
 from cairn.service.errors import BackupError
-from cairn.service.observing import redact
+from cairn.service.observing.redaction import redact
 from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
-from cairn.storage.store import sync_path
+from cairn.storage.store.disk.disk_names import sync_path
 
 UNFINISHED: Final = ".unfinished"
 _FOR_POSTGRESQL: Final = (

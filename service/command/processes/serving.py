@@ -14,13 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from cairn.service.actions import ControlPlane
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.app import create_app
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError, ServiceError
-from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
+from cairn.service.http.connections import MAX_HEAD_BYTES, BoundedConnection
 from cairn.service.jobs.process_memory import keep_one_arena
-from cairn.service.observing import start_logging
+from cairn.service.observing.logs import start_logging
 from cairn.service.settings import DEFAULT_ROOT, Settings
 from cairn.service.state_folders import folders_beside
 from cairn.storage.errors import StorageError

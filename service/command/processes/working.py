@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cairn.installation import installed_version
-from cairn.service.catalog import Catalog, Roots
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.roots import Roots
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
-from cairn.service.events import Sender
-from cairn.service.jobs import open_jobs, start_worker
+from cairn.service.events.sender import Sender
+from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.jobs.process_memory import keep_one_arena
-from cairn.service.observing import WorkerMetrics, WorkerPort, start_logging, traced
+from cairn.service.jobs.work import start_worker
+from cairn.service.observing.logs import start_logging
+from cairn.service.observing.metrics import WorkerMetrics
+from cairn.service.observing.tracing import traced
+from cairn.service.observing.worker_port import WorkerPort
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,18 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import ServerAdministrator
+from cairn.service.access.permission import ServerAdministrator
+from cairn.service.actions import keys as keys_actions
+from cairn.service.actions import workers
+from cairn.service.actions.events import webhooks as webhooks_actions
+from cairn.service.actions.making import roots
 from cairn.service.dashboard.forms import FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName
-from cairn.service.http import PermittedRoute
-from cairn.service.routes import keys, webhooks
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.routes import keys
+from cairn.service.routes.events import webhooks
 from cairn.service.schemas import AddRootRequest, KeyRequest, WebhookRequest
 
 _DAY: Final = 86_400.0
@@ -36,7 +40,7 @@ def create_key_form(
         roots=form.texts("roots") or None,
         expires_seconds=None if days is None else days * _DAY,
     )
-    made = actions.create_key(plane, caller, wanted)
+    made = keys_actions.create_key(plane, caller, wanted)
     return page(request, "administration/new_key.html", made=made)
 
 
@@ -45,7 +49,7 @@ def revoke_key_form(
     caller: ServerAdministrator, key: keys.KeyId, plane: PlaneDependency
 ) -> Response:
     """Revoke a key."""
-    actions.revoke_key(plane, caller, key)
+    keys_actions.revoke_key(plane, caller, key)
     return _to("/keys")
 
 
@@ -61,7 +65,7 @@ def create_webhook_form(
         roots=form.texts("roots") or None,
         runs=form.text("runs") or "*",
     )
-    made = actions.create_webhook(plane, caller, wanted)
+    made = webhooks_actions.create_webhook(plane, caller, wanted)
     return page(request, "administration/new_webhook.html", made=made)
 
 
@@ -70,7 +74,7 @@ def delete_webhook_form(
     caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
     """Delete a webhook."""
-    actions.delete_webhook(plane, caller, webhook)
+    webhooks_actions.delete_webhook(plane, caller, webhook)
     return _to("/webhooks")
 
 
@@ -79,7 +83,7 @@ def send_test_form(
     caller: ServerAdministrator, webhook: webhooks.WebhookId, plane: PlaneDependency
 ) -> Response:
     """Send a test event to a webhook."""
-    actions.send_test(plane, caller, webhook)
+    webhooks_actions.send_test(plane, caller, webhook)
     return _to(f"/webhooks/{webhook}")
 
 
@@ -91,7 +95,7 @@ def redeliver_form(
     plane: PlaneDependency,
 ) -> Response:
     """Try the delivery of an event again."""
-    actions.redeliver(plane, caller, webhook, delivery)
+    webhooks_actions.redeliver(plane, caller, webhook, delivery)
     return _to(f"/webhooks/{webhook}")
 
 
@@ -101,7 +105,7 @@ def add_root_form(
 ) -> Response:
     """Add a root while the server runs."""
     wanted = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
-    actions.add_root(plane, caller, wanted.name, wanted.uri)
+    roots.add_root(plane, caller, wanted.name, wanted.uri)
     return _to("/health")
 
 
@@ -109,7 +113,7 @@ def remove_root_form(
     caller: ServerAdministrator, root: RootName, plane: PlaneDependency
 ) -> Response:
     """Remove an added root from service. Its store stays as it is."""
-    actions.remove_root(plane, caller, root)
+    roots.remove_root(plane, caller, root)
     return _to("/health")
 
 
@@ -128,7 +132,7 @@ def take_over_form(
     plane: PlaneDependency,
 ) -> Response:
     """Hand the unfinished jobs of a dead worker over to other workers."""
-    actions.take_over_worker(plane, caller, worker)
+    workers.take_over_worker(plane, caller, worker)
     return _to("/operations")
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions.making import adoption
 from cairn.service.dashboard.forms import Form, FormDependency, body_of, invalid
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
@@ -35,7 +35,7 @@ def adopt_form(
         step=form.number("step"),
         model=_model(form),
     )
-    started = actions.adopt_folder(plane, caller, root, wanted, idempotency_key=None)
+    started = adoption.adopt_folder(plane, caller, root, wanted, idempotency_key=None)
     return page(request, "operations/card.html", operation=started)
 
 

@@ -6,8 +6,10 @@ from typing import Final
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Administrator, Operator
+from cairn.service.access.permission import Administrator, Operator
+from cairn.service.actions import annotating, promotion, verification
+from cairn.service.actions.making import writers
+from cairn.service.actions.removing import clean_up
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.acting.policies import PolicyFields, policy_of
 from cairn.service.dashboard.asked import OfRun
@@ -15,7 +17,7 @@ from cairn.service.dashboard.forms import FormDependency, body_of, invalid
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dependencies import AliasName
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import Seen
+from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import (
     AnnotateRunRequest,
     ApplyRetentionRequest,
@@ -35,7 +37,7 @@ router: Final = APIRouter(
 def labels_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLResponse:
     """Set a label of the run, or remove it."""
     wanted = body_of(AnnotateRunRequest, labels={form.text("name"): form.text("value") or None})
-    changed = actions.annotate_run_labels(
+    changed = annotating.annotate_run_labels(
         asked.plane,
         caller,
         *asked.names,
@@ -53,7 +55,7 @@ def delete_alias_form(
     sequence = form.number("sequence")
     if sequence is None:
         raise InvalidRequestError("sequence: expected that of the alias as last seen, found none")
-    actions.delete_alias(asked.plane, caller, *asked.names, alias, expect=sequence)
+    promotion.delete_alias(asked.plane, caller, *asked.names, alias, expect=sequence)
     headers = {"HX-Redirect": addresses.run(*asked.names, "aliases")}
     return Response(status_code=HTTPStatus.OK, headers=headers)
 
@@ -63,7 +65,7 @@ def retention_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTML
     """Start to delete the steps that a policy does not keep."""
     policy = policy_of(PolicyFields.of(form))
     wanted = body_of(ApplyRetentionRequest, policy=policy, dry_run=False)
-    started = actions.apply_retention(
+    started = clean_up.apply_retention(
         asked.plane, caller, *asked.names, wanted, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -72,7 +74,7 @@ def retention_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTML
 @router.post("/gc")
 def collect_garbage_form(caller: Operator, asked: OfRun) -> HTMLResponse:
     """Start to remove the garbage of the run."""
-    started = actions.collect_garbage(
+    started = clean_up.collect_garbage(
         asked.plane, caller, *asked.names, dry_run=False, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -82,7 +84,7 @@ def collect_garbage_form(caller: Operator, asked: OfRun) -> HTMLResponse:
 def verify_run_form(caller: Operator, asked: OfRun, form: FormDependency) -> HTMLResponse:
     """Start to verify the run: all of its steps, or those that the form names."""
     wanted = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
-    started = actions.verify_run(
+    started = verification.verify_run(
         asked.plane, caller, *asked.names, steps=wanted.steps, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -94,5 +96,5 @@ def take_over_form(caller: Administrator, asked: OfRun, form: FormDependency) ->
     if not form.checked("sure"):
         raise invalid("sure", "expected it to be ticked, found that it is not")
     wanted = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
-    taken = actions.take_run_over(asked.plane, caller, *asked.names, wanted)
+    taken = writers.take_run_over(asked.plane, caller, *asked.names, wanted)
     return asked.page("run/taken_over.html", root=asked.root, name=asked.run, taken=taken)

@@ -6,14 +6,16 @@ from typing import Final
 from fastapi import APIRouter, BackgroundTasks, Response
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions import annotating, exports, listing, promotion, restoring, verification
+from cairn.service.actions.removing import deletion
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.forms import Form, FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.errors import AliasMovedError, InvalidRequestError
-from cairn.service.http import Seen, body_etag
+from cairn.service.http.entity_tags import body_etag
+from cairn.service.http.preconditions import Seen
 from cairn.service.schemas import (
     GRACE_SECONDS,
     Alias,
@@ -39,7 +41,7 @@ def promote_form(
     """Point an alias at the step, if neither has changed since the page showed them."""
     body = body_of(PromoteRequest, alias=form.text("alias"), reason=form.text("reason"))
     try:
-        moved = actions.promote(
+        moved = promotion.promote(
             asked.plane,
             caller,
             *asked.names,
@@ -68,7 +70,7 @@ def promote_form(
         root=asked.root,
         name=asked.run,
         checkpoint=asked.checkpoint(),
-        aliases=actions.list_aliases(asked.plane, asked.root, asked.run, refresh=False),
+        aliases=listing.list_aliases(asked.plane, asked.root, asked.run, refresh=False),
     )
     answer.background = background
     return answer
@@ -91,7 +93,7 @@ def notes_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLRes
         wanted = body_of(AnnotateRequest, metrics={name: form.decimal("value")})
     else:
         wanted = body_of(AnnotateRequest, labels={name: text or None})
-    changed = actions.annotate_checkpoint(
+    changed = annotating.annotate_checkpoint(
         asked.plane,
         caller,
         *asked.names,
@@ -118,7 +120,7 @@ def convert_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLR
         check_logits=form.checked("check_logits"),
         despite_damage=form.text("despite_damage") or None,
     )
-    started = actions.convert_checkpoint(
+    started = exports.convert_checkpoint(
         asked.plane, caller, *asked.names, wanted, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -134,7 +136,7 @@ def fork_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTMLResp
         run=form.text("run"),
         despite_damage=form.text("despite_damage") or None,
     )
-    started = actions.restore_checkpoint(
+    started = restoring.restore_checkpoint(
         asked.plane, caller, *asked.names, wanted, seen=None, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -150,14 +152,14 @@ def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTML
         strand=form.texts("strand"),
         despite_damage=form.text("despite_damage") or None,
     )
-    known = actions.get_run(asked.plane, asked.root, asked.run, refresh=True)
+    known = listing.get_run(asked.plane, asked.root, asked.run, refresh=True)
     if known.latest_step != form.number("latest"):
         raise InvalidRequestError(
             f"{asked.run}: expected step {form.text('latest')} as the latest, as the page showed, "
             f"found {known.latest_step}. Reload the page to see what would be set aside."
         )
     seen = Seen(frozenset({body_etag(known)}))
-    started = actions.restore_checkpoint(
+    started = restoring.restore_checkpoint(
         asked.plane, caller, *asked.names, wanted, seen=seen, idempotency_key=None
     )
     return asked.page("operations/card.html", operation=started)
@@ -166,14 +168,16 @@ def rollback_form(caller: Operator, asked: OfStep, form: FormDependency) -> HTML
 @router.post("/verify")
 def verify_step_form(caller: Operator, asked: OfStep) -> HTMLResponse:
     """Start to verify the step."""
-    started = actions.verify_checkpoint(asked.plane, caller, *asked.names, idempotency_key=None)
+    started = verification.verify_checkpoint(
+        asked.plane, caller, *asked.names, idempotency_key=None
+    )
     return asked.page("operations/card.html", operation=started)
 
 
 @router.post("/delete")
 def delete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Response:
     """Move the step to the trash, and show it there."""
-    actions.delete_checkpoint(
+    deletion.delete_checkpoint(
         asked.plane,
         caller,
         *asked.names,
@@ -187,7 +191,7 @@ def delete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Respon
 @router.post("/undelete")
 def undelete_form(caller: Operator, asked: OfStep, form: FormDependency) -> Response:
     """Undelete the step, and show its page again."""
-    actions.undelete_checkpoint(asked.plane, caller, *asked.names, form.number("attempt"))
+    deletion.undelete_checkpoint(asked.plane, caller, *asked.names, form.number("attempt"))
     return _anew(*asked.names)
 
 

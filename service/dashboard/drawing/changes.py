@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cairn.service.schemas import LeafDifference
-from cairn.storage.arrays import keys_of
+from cairn.storage.arrays.leaf_paths import keys_of
 
 
 @dataclass(frozen=True)

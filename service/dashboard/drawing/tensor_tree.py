@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cairn.storage.runs import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,17 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import ServerAdministrator
+from cairn.service.access.permission import ServerAdministrator
+from cairn.service.actions import audit_trail, keys
+from cairn.service.actions.events import webhooks as webhooks_actions
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import Filter, PageToken, PlaneDependency
 from cairn.service.errors import UnknownWebhookError
-from cairn.service.filters import AUDIT_FIELDS, Search
-from cairn.service.http import decode_token, encode_token
-from cairn.service.routes import webhooks
+from cairn.service.filters.fields import AUDIT_FIELDS
+from cairn.service.filters.search import Search
+from cairn.service.http.paging import decode_token, encode_token
+from cairn.service.routes.events import webhooks
 from cairn.service.schemas import DeliveryState, EventKind, Scope
 
 ROWS: Final = 50
@@ -35,7 +37,7 @@ def audit_page(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    found, more = actions.list_audit_events(plane, search, after=after, limit=ROWS)
+    found, more = audit_trail.list_audit_events(plane, search, after=after, limit=ROWS)
     return page(
         request,
         "administration/audit.html",
@@ -53,7 +55,7 @@ def webhooks_page(
     return page(
         request,
         "administration/webhooks.html",
-        webhooks=actions.list_webhooks(plane),
+        webhooks=webhooks_actions.list_webhooks(plane),
         kinds=[one.value for one in EventKind if one is not EventKind.WEBHOOK_TEST],
         roots=list(plane.roots),
     )
@@ -71,7 +73,7 @@ def webhook_page(
     """Show a webhook and its deliveries."""
     wanted = DeliveryState(state) if state in list(DeliveryState) else None
     found = webhooks.list_deliveries(caller, webhook, plane, wanted, ROWS, page_token)
-    known = [one for one in actions.list_webhooks(plane) if one.id == webhook]
+    known = [one for one in webhooks_actions.list_webhooks(plane) if one.id == webhook]
     if not known:
         raise UnknownWebhookError(f"webhook {webhook!r}: expected one that is entered, found none")
     return page(
@@ -93,7 +95,7 @@ def keys_page(
     return page(
         request,
         "administration/keys.html",
-        keys=actions.list_keys(plane),
+        keys=keys.list_keys(plane),
         scopes=list(Scope),
         roots=list(plane.roots),
         needed=plane.settings.auth == "keys",

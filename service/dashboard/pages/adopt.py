@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency

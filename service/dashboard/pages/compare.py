@@ -7,17 +7,20 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from cairn.service import actions
-from cairn.service.access import Caller, Reader, Scope
-from cairn.service.actions import ControlPlane, Side, Wanted
+from cairn.service.access.callers import Caller, Scope
+from cairn.service.access.permission import Reader
+from cairn.service.actions import listing
+from cairn.service.actions.looking import diffs
+from cairn.service.actions.looking.diffs import Side, Wanted
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
-from cairn.service.http import ValueRead
-from cairn.service.routes import page_of_runs
+from cairn.service.http.value_streams import ValueRead
+from cairn.service.routes.runs import page_of_runs
 from cairn.service.schemas import ALIAS_PATTERN, PLAIN_PATTERN, RUN_PATTERN
 from cairn.storage.errors import StepChangedError
 
@@ -109,7 +112,7 @@ def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse
     """Show the differences of two steps by their digests, without reading values."""
     this, that = _sides(asked.plane, caller, asked.names, other.names)
     wanted = Wanted(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
-    found, more = actions.diff_steps(this, that, wanted)
+    found, more = diffs.diff_steps(this, that, wanted)
     item = _weighed(this)
     changed = [
         one for one in found.differences if one.change == "values" and item in (None, one.item)
@@ -136,11 +139,11 @@ def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse
 def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
     """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(asked.plane, caller, asked.names, other.names)
-    most = actions.MOST_COMPARED_BYTES
+    most = diffs.MOST_COMPARED_BYTES
     wanted = Wanted(_weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most)
 
     def answer() -> Response:
-        found, more = actions.diff_steps(this, that, wanted)
+        found, more = diffs.diff_steps(this, that, wanted)
         return asked.page(
             "compare/bars.html",
             layers=layers_of(found.differences),
@@ -148,7 +151,7 @@ def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
             more=more,
         )
 
-    return ValueRead(answer, asked.request, asked.root, actions.COMPARED_HELD_BYTES)
+    return ValueRead(answer, asked.request, asked.root, diffs.COMPARED_HELD_BYTES)
 
 
 for _path, _endpoint in (
@@ -169,8 +172,8 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
     if chosen.isdecimal():
         return int(chosen)
     caller.require(Scope.READ, root)
-    alias = actions.get_alias(plane, root, run, chosen, refresh=True)
-    listed = actions.get_checkpoint(plane, root, run, alias.step, refresh=False)
+    alias = listing.get_alias(plane, root, run, chosen, refresh=True)
+    listed = listing.get_checkpoint(plane, root, run, alias.step, refresh=False)
     if listed.attempt != alias.attempt:
         raise StepChangedError(
             "the step was saved anew after the alias was moved to it",

@@ -5,9 +5,9 @@ from typing import Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
 from cairn.service.dashboard.rendering import page
-from cairn.service.http import PermittedRoute
+from cairn.service.http.permitted_routes import PermittedRoute
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute

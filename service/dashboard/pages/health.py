@@ -5,12 +5,13 @@ from typing import Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions import automations, schedules
+from cairn.service.actions.looking import root_health
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
-from cairn.service.http import PermittedRoute
+from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.routes import health
 
 router: Final = APIRouter(
@@ -33,8 +34,8 @@ def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTM
         "administration/health.html",
         problems=problems,
         parts=[name for name, state in checks.items() if state == "ok"],
-        roots=actions.root_health(plane, caller),
-        schedules=actions.list_schedules(plane, caller),
-        automations=actions.list_automations(plane, caller),
+        roots=root_health.root_health(plane, caller),
+        schedules=schedules.list_schedules(plane, caller),
+        automations=automations.list_automations(plane, caller),
         version=request.app.version,
     )

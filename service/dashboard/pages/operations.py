@@ -5,13 +5,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Operator, Reader
+from cairn.service.access.permission import Operator, Reader
+from cairn.service.actions import exports, workers
+from cairn.service.actions import operations as operations_actions
 from cairn.service.dashboard.asked import OfOperation
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PageToken, PlaneDependency
-from cairn.service.http import PermittedRoute
-from cairn.service.jobs import ARTIFACT_PATTERN
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.jobs.artifacts import ARTIFACT_PATTERN
 from cairn.service.routes import operations
 from cairn.service.schemas import OperationState
 
@@ -44,35 +45,35 @@ def operations_page(
         next_page_token=found.next_page_token,
         state=wanted,
         states=list(OperationState),
-        workers=actions.list_workers(plane, caller),
+        workers=workers.list_workers(plane, caller),
     )
 
 
 @router.get("/operations/{operation}")
 def operation_page(caller: Reader, asked: OfOperation) -> HTMLResponse:
     """Show a job: its progress, request and result."""
-    found = actions.get_operation(asked.plane, caller, asked.operation)
+    found = operations_actions.get_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/operation.html", operation=found)
 
 
 @router.get("/operations/{operation}/card")
 def operation_card(caller: Reader, asked: OfOperation) -> HTMLResponse:
     """Show a job as a card of the list."""
-    found = actions.get_operation(asked.plane, caller, asked.operation)
+    found = operations_actions.get_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/cancel")
 def cancel_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
     """Cancel a job."""
-    found = actions.cancel_operation(asked.plane, caller, asked.operation)
+    found = operations_actions.cancel_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/resume")
 def resume_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
     """Run a failed or cancelled job again."""
-    found = actions.resume_operation(asked.plane, caller, asked.operation)
+    found = operations_actions.resume_operation(asked.plane, caller, asked.operation)
     return asked.page("operations/card.html", operation=found)
 
 
@@ -81,7 +82,7 @@ def artifact_page(
     request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
 ) -> HTMLResponse:
     """Show an artifact: its files with checksums and downloads, and how to load them."""
-    found = actions.get_artifact(plane, caller, artifact)
+    found = exports.get_artifact(plane, caller, artifact)
     return page(
         request,
         "operations/artifact.html",

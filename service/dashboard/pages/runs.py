@@ -5,13 +5,16 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.looking import activity, reclaimable
+from cairn.service.actions.looking import failures as failures_actions
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
-from cairn.service.filters import RUN_FIELDS, Search, quote
-from cairn.service.routes import page_of_runs
+from cairn.service.filters.fields import RUN_FIELDS
+from cairn.service.filters.quoting import quote
+from cairn.service.filters.search import Search
+from cairn.service.routes.runs import page_of_runs
 from cairn.service.schemas import PLAIN_PATTERN, RetentionPolicy
 
 ROWS: Final = 50
@@ -63,9 +66,9 @@ def runs_page(
     roots = caller.visible(plane.roots)
     search = Search.parse(run_filter(q, owner, label, state), order_by, RUN_FIELDS)
     found = page_of_runs(plane, roots, ROWS, page_token, search=search)
-    activities = actions.run_activity(plane, found.runs)
-    failures = actions.run_failures(plane, found.runs)
-    freed = actions.reclaimable(plane, found.runs, RetentionPolicy(keep_last=keep_last))
+    activities = activity.run_activity(plane, found.runs)
+    failures = failures_actions.run_failures(plane, found.runs)
+    freed = reclaimable.reclaimable(plane, found.runs, RetentionPolicy(keep_last=keep_last))
     asked: dict[str, Any] = {"q": q, "owner": owner, "label": label, "state": state}
     return page(
         request,

@@ -4,7 +4,3 @@
 A job's operation id is DBOS's workflow id, its progress is a workflow event, and its steps are DBOS
 steps, so finished steps are not repeated after a crash.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,10 +18,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from cairn.service.catalog import use_wal
+from cairn.service.catalog.engine import use_wal
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.records import PART
-from cairn.service.observing import redact
+from cairn.service.observing.redaction import redact
 from cairn.service.private_files import make_private
 from cairn.service.schemas import OperationKind
 

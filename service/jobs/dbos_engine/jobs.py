@@ -44,7 +44,7 @@ from cairn.service.jobs.records import (
 )
 from cairn.service.schemas import Operation, OperationState, Progress
 from cairn.service.settings import Settings
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 SMALLEST_CHUNK: Final = 50
 NAMES_SECONDS: Final = 30.0

@@ -20,7 +20,7 @@ from dbos import (
 from dbos import error as dbos_errors
 from sqlalchemy.exc import DBAPIError
 
-from cairn.service.http import problem_from
+from cairn.service.http.problems import problem_from
 from cairn.service.jobs.context import (
     JobCancelled,
     JobInterrupt,
@@ -52,10 +52,10 @@ from cairn.service.jobs.records import (
     workflow_name,
 )
 from cairn.service.jobs.worker_names import WorkerName, worker_name
-from cairn.service.observing import JobMetrics
+from cairn.service.observing.metrics import JobMetrics
 from cairn.service.schemas import OperationKind
 from cairn.service.settings import Settings
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 
 class ExpectedEndings(logging.Filter):

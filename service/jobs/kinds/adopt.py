@@ -4,16 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from cairn.interop.errors import InteropError
+from cairn.interop.weights.adoption import model_map
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.errors import NotAllAdoptedError
 from cairn.service.jobs.rule_matching import rename
 from cairn.service.schemas import AdoptedModel
-from cairn.state.errors import StateError
-from cairn.state.weights import model_map
-from cairn.storage import adoption
 from cairn.storage.errors import RunNotFoundError
-from cairn.storage.store import StoreURI, confine, source_folder
+from cairn.storage.orbax_import.adopt import Adoption, adopt
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.store.disk.confinement import confine, source_folder
+from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "adopt"
 PROBLEMS_KEPT: Final = 100
@@ -45,7 +47,7 @@ def adopt_request(
     return request
 
 
-def model_of(request: Mapping[str, Any]) -> adoption.ModelMap | None:
+def model_of(request: Mapping[str, Any]) -> ModelMap | None:
     """Return the model map of a request; its rules are matched in a process of their own.
 
     Raises:
@@ -56,7 +58,7 @@ def model_of(request: Mapping[str, Any]) -> adoption.ModelMap | None:
         return None
     try:
         found = model_map(wanted["config"], {})
-    except StateError as exc:
+    except InteropError as exc:
         errors = [{"field": "body.model.config", "detail": str(exc)}]
         raise InvalidRequestError(f"model.config: {exc}", errors=errors) from exc
     return replace(found, rules=dict(wanted["map"]), match=rename)
@@ -85,7 +87,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
 
     context.check()
     run = confine(context.roots[root], request["run"])
-    found = adoption.adopt(
+    found = adopt(
         source_folder(run, request["folder"]),
         run,
         step=request.get("step"),
@@ -97,7 +99,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
     return _result(request, found)
 
 
-def _result(request: Request, found: adoption.Adoption) -> Result:
+def _result(request: Request, found: Adoption) -> Result:
     """Return the result of the import, if the whole folder is listed, unchanged.
 
     Raises:

@@ -5,6 +5,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.tensor_streams import float_dtype
+from cairn.interop.errors import InteropError
+from cairn.interop.weights.adapter_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from cairn.interop.weights.export import adapter_sources, export_sources, stored_config
+from cairn.interop.weights.files import CONFIG_FILE
+from cairn.interop.weights.gguf.writing import GGUF_TYPES, stored_gguf
+from cairn.interop.weights.weight_files import INDEX_FILE
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.kinds.export_job import (
@@ -15,24 +24,13 @@ from cairn.service.jobs.kinds.export_job import (
     write_part,
 )
 from cairn.service.jobs.kinds.logits_check import REPORT_FILE, LogitsCheck, check_installed
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import float_dtype
-from cairn.state.errors import StateError
-from cairn.state.weights import (
-    ADAPTER_CONFIG_FILE,
-    ADAPTER_FILE,
-    CONFIG_FILE,
-    GGUF_TYPES,
-    INDEX_FILE,
-    adapter_sources,
-    export_sources,
-    stored_config,
-    stored_gguf,
-)
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
-from cairn.storage.safetensors import Shard, parse_size, plan_shards
-from cairn.storage.store import StoreURI, check_segment
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.manifest import AssetRecord, Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.safetensors.sizes import parse_size
+from cairn.storage.safetensors.stream import Shard, plan_shards
+from cairn.storage.store.uri import StoreURI, check_segment
 
 KIND: Final = "convert"
 # Part of every artifact's identity. Raise it when the same checkpoint and options give other bytes,
@@ -169,7 +167,7 @@ def _as_invalid_request() -> Iterator[None]:
     """Raise errors of `state` as invalid requests: the request asks for something impossible."""
     try:
         yield
-    except StateError as exc:
+    except InteropError as exc:
         raise InvalidRequestError(
             str(exc), extra={"problems": list(exc.problems)} if exc.problems else None
         ) from exc

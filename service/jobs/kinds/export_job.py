@@ -24,11 +24,11 @@ import google_crc32c
 import numpy as np
 
 from cairn.installation import installed_version
+from cairn.interop.conversion.finite import count_nonfinite
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.context import JobContext, Request, Result, step_request
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
-from cairn.state.conversion import count_nonfinite
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
@@ -36,43 +36,39 @@ from cairn.storage.errors import (
     StorageError,
     StoreFullError,
 )
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import (
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.runs.records.exports import (
     ExportFile,
     ExportKey,
     ExportManifest,
     LeftFile,
     LeftTry,
-    Manifest,
-    Run,
-    StepInfo,
-    StepState,
     delete_left,
     delete_tries,
     find_export,
     leave_try,
     left_tries,
     publish_export,
-    refuse_damaged,
     withdraw_export,
 )
-from cairn.storage.safetensors import (
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.safetensors.stream import (
     Shard,
     TensorSource,
     peak_bytes,
     shard_header,
     write_shard,
 )
-from cairn.storage.store import (
-    Files,
-    ObjectStore,
-    StoreURI,
-    confine,
-    open_files,
-    read_crc32c,
-    rfc3339,
-    utc_now,
-)
+from cairn.storage.store.clock import rfc3339, utc_now
+from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.file_checksums import read_crc32c
+from cairn.storage.store.files import Files
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

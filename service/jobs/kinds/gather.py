@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
+from cairn.interop.errors import ArgumentError
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.kinds.export_job import (
@@ -18,11 +20,12 @@ from cairn.service.jobs.kinds.export_job import (
     run_export,
     write_part,
 )
-from cairn.state.conversion import float_dtype, is_floating
-from cairn.state.errors import ArgumentError
-from cairn.storage.reading import CheckpointReader, LeafInfo
-from cairn.storage.runs import Manifest, Run, StepInfo
-from cairn.storage.safetensors import TensorSource, plan_shards
+from cairn.storage.reading.item_arrays import LeafInfo
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.safetensors.stream import TensorSource, plan_shards
 
 KIND: Final = "gather"
 RULE_VERSION: Final = 1

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
-from cairn.storage.runs import Garbage, Run, collect_garbage, find_garbage
-from cairn.storage.store import StoreURI
+from cairn.storage.runs.gc import Garbage, collect_garbage, find_garbage
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "gc"
 ENTRIES_KEPT: Final = 1000

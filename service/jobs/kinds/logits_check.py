@@ -17,11 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from cairn.interop.config.decoder import DecoderConfig
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext
-from cairn.state.config import DecoderConfig
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import StoreURI, check_tree, open_files, parse_uri
+from cairn.storage.store.disk.confinement import check_tree
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"
 TOLERANCE: Final = 1e-4

@@ -5,8 +5,12 @@ from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs import Run, StepInfo, StepState, abandon_fork, fork_run, roll_back
-from cairn.storage.store import StoreURI, confine
+from cairn.storage.runs.fork import abandon_fork, fork_run
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "restore"
 FORK: Final = "fork"

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cairn.service.catalog import read_deletions
+from cairn.service.catalog.notes import read_deletions
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
 from cairn.service.jobs.policies import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy
-from cairn.storage.runs import Run, StepInfo, apply_retention
-from cairn.storage.store import StoreURI
+from cairn.storage.runs.retention import apply_retention
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "retention"
 

@@ -8,9 +8,11 @@ from typing import Any, Final
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
 from cairn.service.jobs.errors import DamagedError
 from cairn.storage.errors import StepNotFoundError, StorageError
-from cairn.storage.reading import VerifyReport, verify_step
-from cairn.storage.runs import Run, StepInfo, StepState, check_run
-from cairn.storage.store import StoreURI
+from cairn.storage.reading.verify import VerifyReport, verify_step
+from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,1 @@
 """Events, and the webhooks that they are sent to."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,16 +4,13 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.events import listing as listing_actions
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.http import (
-    StoreRoute,
-    decode_token,
-    encode_token,
-    json_answer,
-    problem_responses,
-)
+from cairn.service.http.answers import json_answer
+from cairn.service.http.paging import decode_token, encode_token
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, RUN_PATTERN, EventKind, EventList
 
 router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
@@ -48,7 +45,7 @@ def list_events(
     listing = f"events, {root}, {run}, {kind}"
     known = decode_token(listing, page_token, kinds=(int,))
     since = max(after, int(known[0]) if known else 0)
-    page, more = actions.list_events(
+    page, more = listing_actions.list_events(
         plane, caller, after=since, limit=page_size, root=root, run=run, kind=kind
     )
     if more:

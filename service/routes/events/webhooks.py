@@ -4,10 +4,13 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Response
 
-from cairn.service import actions
-from cairn.service.access import ServerAdministrator
+from cairn.service.access.permission import ServerAdministrator
+from cairn.service.actions.events import webhooks
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.http import PermittedRoute, decode_token, encode_token, named, problem_responses
+from cairn.service.http.paging import decode_token, encode_token
+from cairn.service.http.path_names import named
+from cairn.service.http.permitted_routes import PermittedRoute
+from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import (
     LARGEST_NUMBER,
     Delivery,
@@ -30,7 +33,7 @@ StateFilter = Annotated[
 @router.get("")
 def list_webhooks(caller: ServerAdministrator, plane: PlaneDependency) -> WebhookList:
     """List the webhooks, without their secrets."""
-    return WebhookList(webhooks=actions.list_webhooks(plane))
+    return WebhookList(webhooks=webhooks.list_webhooks(plane))
 
 
 @router.post("", status_code=201, responses=problem_responses())
@@ -43,13 +46,13 @@ def create_webhook(
     secret.
     """
     response.headers["Cache-Control"] = "no-store"
-    return actions.create_webhook(plane, caller, body)
+    return webhooks.create_webhook(plane, caller, body)
 
 
 @router.delete("/" + named("webhook"), status_code=204, responses=problem_responses(404))
 def delete_webhook(caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency) -> None:
     """Delete a webhook. Events that it has not received yet are dropped."""
-    actions.delete_webhook(plane, caller, webhook)
+    webhooks.delete_webhook(plane, caller, webhook)
 
 
 @router.post("/{webhook}:test", status_code=202, responses=problem_responses(404))
@@ -57,7 +60,7 @@ def test_webhook(
     caller: ServerAdministrator, webhook: WebhookId, plane: PlaneDependency
 ) -> Delivery:
     """Send a `webhook.test` event to this webhook, signed and delivered like any other event."""
-    return actions.send_test(plane, caller, webhook)
+    return webhooks.send_test(plane, caller, webhook)
 
 
 @router.get("/{webhook}/deliveries", responses=problem_responses(404))
@@ -72,7 +75,7 @@ def list_deliveries(
     """List the deliveries to a webhook, newest first."""
     listing = f"deliveries of {webhook}, {state}"
     token = decode_token(listing, page_token, kinds=(int,))
-    page, more = actions.list_deliveries(
+    page, more = webhooks.list_deliveries(
         plane,
         webhook,
         before=int(token[0]) if token else None,
@@ -94,4 +97,4 @@ def redeliver(
     caller: ServerAdministrator, webhook: WebhookId, delivery: DeliveryId, plane: PlaneDependency
 ) -> Delivery:
     """Try a delivery again, whatever its state. Later deliveries of its run wait for it."""
-    return actions.redeliver(plane, caller, webhook, delivery)
+    return webhooks.redeliver(plane, caller, webhook, delivery)

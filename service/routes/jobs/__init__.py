@@ -1,5 +1,1 @@
 """Routes that start jobs on checkpoints and runs."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,10 +4,11 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions.making import adoption
 from cairn.service.dependencies import IdempotencyKey, PlaneDependency, RootName
-from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import AdoptRequest, Operation
 
@@ -30,5 +31,5 @@ def adopt_folder(
     since it was imported, the operation fails with `urn:cairn:problem:not-all-adopted`, which names
     it; the other checkpoints stay listed.
     """
-    started = actions.adopt_folder(plane, caller, root, body, idempotency_key=idempotency_key)
+    started = adoption.adopt_folder(plane, caller, root, body, idempotency_key=idempotency_key)
     return accepted(started, response)

@@ -5,10 +5,11 @@ from typing import Final
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions.removing import clean_up
 from cairn.service.dependencies import IdempotencyKey, PlaneDependency, RootName, RunName
-from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import (
     ApplyRetentionRequest,
@@ -45,8 +46,8 @@ def apply_retention(
     undeleted until the grace time is over. Cancelling ends the operation but undeletes nothing.
     """
     if body.dry_run:
-        return actions.plan_retention(plane, root, run, body.policy)
-    operation = actions.apply_retention(
+        return clean_up.plan_retention(plane, root, run, body.policy)
+    operation = clean_up.apply_retention(
         plane, caller, root, run, body, idempotency_key=idempotency_key
     )
     response = JSONResponse(operation.model_dump(mode="json"), status_code=202)
@@ -70,7 +71,7 @@ def collect_run_garbage(
     exports of steps that are gone. A job may keep writing the run meanwhile. The result has the
     counts and the first thousand `entries`.
     """
-    started = actions.collect_garbage(
+    started = clean_up.collect_garbage(
         plane, caller, root, run, dry_run=body.dry_run, idempotency_key=idempotency_key
     )
     return accepted(started, response)

@@ -4,8 +4,8 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions import exports
 from cairn.service.dependencies import (
     IdempotencyKey,
     PlaneDependency,
@@ -13,7 +13,8 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
-from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import GatherRequest, Operation
 
@@ -38,7 +39,7 @@ def gather_checkpoint(
     The result of the operation names the artifact. A damaged step is refused with 409,
     `step-damaged`, unless `despite_damage` gives a reason.
     """
-    started = actions.gather_checkpoint(
+    started = exports.gather_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )
     return accepted(started, response)

@@ -4,8 +4,8 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service import actions
-from cairn.service.access import Operator
+from cairn.service.access.permission import Operator
+from cairn.service.actions import restoring
 from cairn.service.dependencies import (
     IdempotencyKey,
     PlaneDependency,
@@ -13,7 +13,9 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
-from cairn.service.http import MaybeSeenDependency, StoreRoute, problem_responses
+from cairn.service.http.preconditions import MaybeSeenDependency
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import Operation, RestoreRequest
 
@@ -43,7 +45,7 @@ def restore_checkpoint(
     bytes of the copy were checked, and what was compared. A damaged step is refused with 409,
     `step-damaged`, unless `despite_damage` gives a reason.
     """
-    started = actions.restore_checkpoint(
+    started = restoring.restore_checkpoint(
         plane, caller, root, run, step, body, seen=seen, idempotency_key=idempotency_key
     )
     return accepted(started, response)

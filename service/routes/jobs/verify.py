@@ -4,8 +4,8 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service import actions
-from cairn.service.access import Administrator, Operator
+from cairn.service.access.permission import Administrator, Operator
+from cairn.service.actions import verification
 from cairn.service.dependencies import (
     IdempotencyKey,
     PlaneDependency,
@@ -13,7 +13,8 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
-from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.http.problems import problem_responses
+from cairn.service.http.store_turns import StoreRoute
 from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import Operation, RepairReport, RepairRequest, VerifyRunRequest
 
@@ -40,7 +41,7 @@ def verify_checkpoint(
     then stays `damaged` until a verification of it succeeds. A failed verification can't be
     resumed; start a new one.
     """
-    started = actions.verify_checkpoint(
+    started = verification.verify_checkpoint(
         plane, caller, root, run, step, idempotency_key=idempotency_key
     )
     return accepted(started, response)
@@ -62,7 +63,7 @@ def verify_run(
     written or does not fit the others, and checkpoint folders that no record names.
     """
     steps = (body or VerifyRunRequest()).steps
-    started = actions.verify_run(
+    started = verification.verify_run(
         plane, caller, root, run, steps=steps, idempotency_key=idempotency_key
     )
     return accepted(started, response)
@@ -82,6 +83,6 @@ def repair_records(
     stay as they are unless `forget` names them. Replaced records are kept below `damaged/`. The
     request is refused while a writer is alive.
     """
-    return actions.repair_records(
+    return verification.repair_records(
         plane, caller, root, run, dry_run=body.dry_run, forget=body.forget
     )

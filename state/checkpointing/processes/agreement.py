@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import jax
 
+from cairn.state.checkpointing.processes.exchange import exchange, is_primary, named
 from cairn.storage import errors
 from cairn.storage.errors import SaveError, StorageError
-from cairn.storage.training.processes.exchange import exchange, is_primary, named
 
 __all__ = ["agree", "as_json", "collect", "compare", "from_json", "together"]
 

@@ -12,10 +12,9 @@ from typing import Final, TypeVar
 
 import jax
 
-from cairn.storage.errors import LateProcessError, SaveError
-from cairn.storage.training.processes.agreement import as_json, from_json
-from cairn.storage.training.processes.coordination import Coordination, coordination
-from cairn.storage.training.processes.exchange import (
+from cairn.state.checkpointing.processes.agreement import as_json, from_json
+from cairn.state.checkpointing.processes.coordination import Coordination, coordination
+from cairn.state.checkpointing.processes.exchange import (
     LATE_SECONDS,
     MOST_NAMED,
     POLL_SECONDS,
@@ -24,7 +23,8 @@ from cairn.storage.training.processes.exchange import (
     is_set,
     named,
 )
-from cairn.storage.training.processes.patience import Patience
+from cairn.state.checkpointing.processes.patience import Patience
+from cairn.storage.errors import LateProcessError, SaveError
 
 __all__ = [
     "MEET_SECONDS",

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import jax
 
+from cairn.state.checkpointing.processes.coordination import Coordination, coordination
+from cairn.state.checkpointing.processes.patience import TOLD_SECONDS, Patience
 from cairn.storage.errors import LateProcessError
-from cairn.storage.training.processes.coordination import Coordination, coordination
-from cairn.storage.training.processes.patience import TOLD_SECONDS, Patience
 
 __all__ = [
     "LATE_SECONDS",

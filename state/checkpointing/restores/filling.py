@@ -6,9 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
-from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece, WholeChunk
-from cairn.storage.training.restoring.host_memory import HostMemory
-from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
+from cairn.state.checkpointing.restores.host_memory import HostMemory
+from cairn.state.checkpointing.restores.targets import PlacedLeaf, TargetLeaf
+from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
+from cairn.storage.reading.leaf_reads import LeafReads, WholeChunk
+from cairn.storage.reading.remote_shards import Piece
 
 __all__ = ["Filling", "read_leaves"]
 

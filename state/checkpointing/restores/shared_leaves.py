@@ -11,20 +11,23 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from cairn.storage.arrays import ALIGNMENT, Region, aligned_empty
-from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece
-from cairn.storage.store import sha256_of
-from cairn.storage.training import processes
-from cairn.storage.training.restoring.filling import Filling
-from cairn.storage.training.restoring.host_memory import HostMemory
-from cairn.storage.training.restoring.read_plan import (
+from cairn.state.checkpointing.processes import agreement, background, gathering
+from cairn.state.checkpointing.processes import holders as holders_processes
+from cairn.state.checkpointing.restores.filling import Filling
+from cairn.state.checkpointing.restores.host_memory import HostMemory
+from cairn.state.checkpointing.restores.read_plan import (
     Part,
     SharedLeaf,
     batch_bytes,
     batches,
     shared_parts,
 )
-from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
+from cairn.state.checkpointing.restores.targets import PlacedLeaf, TargetLeaf
+from cairn.storage.arrays.regions import ALIGNMENT, Region, aligned_empty
+from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
+from cairn.storage.reading.leaf_reads import LeafReads
+from cairn.storage.reading.remote_shards import Piece
+from cairn.storage.store.records import sha256_of
 
 __all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
 
@@ -48,7 +51,7 @@ def agreed_shared(
     if jax.process_count() == 1:
         return {}
     none = os.environ.get(READ_ONCE) == "0"
-    shared, alike = processes.compare(
+    shared, alike = agreement.compare(
         lambda: {} if none else _shared(infos, wanted),
         lambda found: [none, sha256_of(repr(found).encode())],
     )
@@ -63,7 +66,7 @@ def _shared(
         info, sharding = infos[path], target.sharding
         if info.chunks is None or sharding is None or sharding.is_fully_addressable:
             continue
-        slices = processes.holders_of_slices(sharding, info.shape)
+        slices = holders_processes.holders_of_slices(sharding, info.shape)
         if any(len(holders) > 1 for holders in slices.values()):
             shape = sharding.shard_shape(info.shape)
             found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
@@ -97,9 +100,9 @@ def read_shared(
         def gather() -> None:
             for members in sorted(streams):
                 if len(members) > 1:
-                    processes.gather_bytes(members, [*streams[members].bytes.values()])
+                    gathering.gather_bytes(members, [*streams[members].bytes.values()])
 
-        processes.collective(gather, "an exchange of what was read")
+        background.collective(gather, "an exchange of what was read")
         for part in batch:
             one = filling.get(part.path)
             if one is None:
@@ -115,8 +118,8 @@ def read_shared(
 
     def take(batch: Sequence[Part]) -> None:
         # A collective has no deadline: enter it only once every process has read its share.
-        streams = processes.together(lambda: _read_streams(arrays, infos, batch))
-        processes.together(lambda: share(batch, streams))
+        streams = agreement.together(lambda: _read_streams(arrays, infos, batch))
+        agreement.together(lambda: share(batch, streams))
 
     for batch in batches(parts, batch_bytes(parts, BATCH_BYTES)):
         take(batch)

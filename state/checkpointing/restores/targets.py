@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import Region, aligned_empty, origin_of
+from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
+from cairn.state.checkpointing.restores.host_memory import HostMemory, Slot
+from cairn.state.checkpointing.weak_types import weakly_typed
+from cairn.storage.arrays.regions import Region, aligned_empty, origin_of
 from cairn.storage.errors import TreeMismatchError
-from cairn.storage.reading import LeafInfo
-from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
-from cairn.storage.training.restoring.host_memory import HostMemory, Slot
-from cairn.storage.training.weak_types import weakly_typed
+from cairn.storage.reading.item_arrays import LeafInfo
 
 __all__ = ["Casts", "PlacedLeaf", "TargetLeaf", "target_leaf"]
 

@@ -6,10 +6,16 @@ fails: damage on the way never passes as what was saved. Imports no JAX.
 
 from collections.abc import Iterator, Mapping
 
-from cairn.storage.arrays import StoredFile, holds_values, stored_file
+from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.value_files import StoredFile, stored_file
 from cairn.storage.errors import SaveError
-from cairn.storage.runs import COMMIT_FILE, ObjectRecord
-from cairn.storage.store import Entry, FileChecksum, ObjectStore, StoreURI, open_files, read_files
+from cairn.storage.runs.records.layout import COMMIT_FILE
+from cairn.storage.runs.records.manifest import ObjectRecord
+from cairn.storage.store.file_checksums import FileChecksum, read_files
+from cairn.storage.store.files import Entry
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["check_files"]
 

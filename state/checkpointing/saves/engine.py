@@ -14,49 +14,39 @@ from typing import Any, Final, TypeVar
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from cairn.storage.arrays import (
-    CUSTOM_KEY,
-    JSON_FILES,
-    META_ITEM,
-    STEP_METADATA,
-    StoredFile,
-    stored_file,
-)
-from cairn.storage.errors import (
-    InvalidURIError,
-    SaveError,
-    StoreUnavailableError,
-    UnsupportedFormatError,
-)
-from cairn.storage.runs import COMMIT_FILE, iterator_file
-from cairn.storage.store import (
-    ObjectStore,
-    Progress,
-    StoreURI,
-    WatchedCall,
-    canonical_json,
-    limit_etils,
-    open_files,
-    parse_uri,
-    sha256_of,
-)
-from cairn.storage.training import exit_guard, processes
-from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.iterators import TakenState
-from cairn.storage.training.saving.item_parts import (
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.iterators import TakenState
+from cairn.state.checkpointing.processes import background, exchange
+from cairn.state.checkpointing.saves.item_parts import (
     ItemPart,
     part_file,
     parts_to_bytes,
     read_parts,
     remove_parts,
 )
-from cairn.storage.training.saving.item_writer import (
+from cairn.state.checkpointing.saves.item_writer import (
     HeldItem,
     WrittenItem,
     complete_item,
     write_files,
     write_item,
 )
+from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
+from cairn.storage.arrays.value_files import StoredFile, stored_file
+from cairn.storage.errors import (
+    InvalidURIError,
+    SaveError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs.records.layout import COMMIT_FILE, iterator_file
+from cairn.storage.store.deadlines import Progress, WatchedCall
+from cairn.storage.store.gcs import limit_etils
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import canonical_json, sha256_of
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["TEMPORARY", "StepWrite", "begin_step", "commit_text", "orbax_folder"]
 
@@ -141,11 +131,11 @@ class StepWrite:
             SaveError: the step's folder exists already; nothing was written.
             StoreUnavailableError: the store gives no answer.
         """
-        if processes.is_primary():
+        if exchange.is_primary():
             _refuse_taken(self._folder)
         self.begun = True
         # Orbax's start uses the devices of all processes, and would wait for a failed one.
-        processes.meet(self.key, "start")
+        background.meet(self.key, "start")
         self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenItem]:
@@ -159,7 +149,7 @@ class StepWrite:
         assert self._response is not None
         self._watched(self._response.result)
         self.committed = True
-        if processes.is_primary():
+        if exchange.is_primary():
             self._record_readers()
         return self._written
 
@@ -241,7 +231,7 @@ class StepWrite:
         """Write all items; when this returns or raises, no write runs any more."""
         if self.given_up:
             raise SaveError("the save was given up", path=self._folder)
-        processes.meet(self.key, "made")
+        background.meet(self.key, "made")
         trees = {name: item for name, item in self._items.items() if item.arrays}
         with ThreadPoolExecutor(len(trees) + 2, "cairn-item") as pool:
             checked = pool.submit(self._check or _nothing)
@@ -262,13 +252,13 @@ class StepWrite:
             self._complete(folder, [])
             return
         # Processes without a shared memory tell process 0 through the store what they wrote.
-        if not processes.is_primary():
+        if not exchange.is_primary():
             parts = {name: one.parts[0] for name, one in self._written.items()}
             told = parts_to_bytes(parts | {META_ITEM: ItemPart(beside.result(), {})})
             write_files(folder, {part_file(int(jax.process_index())): told})
         # After this barrier all records are in the store, and only process 0 still writes.
-        processes.meet(self.key, "written")
-        if not processes.is_primary():
+        background.meet(self.key, "written")
+        if not exchange.is_primary():
             return
         others = range(1, jax.process_count())
         with no_collections(), ThreadPoolExecutor(1, "cairn-parts") as pool:
@@ -288,7 +278,7 @@ class StepWrite:
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
         """Write the JSON item and the states of iterators."""
         files = []
-        if processes.is_primary():
+        if exchange.is_primary():
             text = json.dumps(self._meta).encode()
             files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
         if self._iterators:

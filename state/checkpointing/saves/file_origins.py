@@ -6,7 +6,7 @@ shared with it, whichever process linked it. Imports no JAX.
 
 from collections.abc import Iterable
 
-from cairn.storage.arrays import holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 
 __all__ = ["FileOrigins"]
 

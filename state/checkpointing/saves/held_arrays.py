@@ -18,17 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import (
-    ChunkShapes,
-    dtype_named,
-    inner_chunk_shape,
-    origin_of,
-    outer_shard_shape,
-)
+from cairn.state.checkpointing.leaf_forms import is_key_dtype, store_form
+from cairn.state.checkpointing.processes import holders as holders_processes
+from cairn.state.checkpointing.saves.kept_buffers import copy_all
+from cairn.storage.arrays.chunks import ChunkShapes, inner_chunk_shape, outer_shard_shape
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.arrays.regions import origin_of
 from cairn.storage.errors import SaveError, UnsupportedLeafError
-from cairn.storage.training import processes
-from cairn.storage.training.leaf_forms import is_key_dtype, store_form
-from cairn.storage.training.saving.kept_buffers import copy_all
 
 __all__ = [
     "ArrayLayout",
@@ -524,7 +520,7 @@ def _layout(
     shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
 ) -> ArrayLayout:
     """Return the layout, cached by shape and sharding."""
-    holders = processes.holders_of_slices(sharding, shape)
+    holders = holders_processes.holders_of_slices(sharding, shape)
     first: dict[tuple[int, ...], int] = {}
     for number, index in enumerate(sharding.addressable_devices_indices_map(shape).values()):
         first.setdefault(origin_of(index), number)

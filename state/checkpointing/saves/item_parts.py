@@ -11,10 +11,13 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from cairn.storage.arrays import StoredFile, ValueRef
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import SaveError
-from cairn.storage.runs import PlacedShard
-from cairn.storage.store import ObjectStore, Record, StoreURI
+from cairn.storage.runs.records.index_writer import PlacedShard
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.records import Record
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "ItemPart",

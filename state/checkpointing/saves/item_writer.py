@@ -26,42 +26,35 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from cairn.storage.arrays import (
-    MANIFEST_FILE,
-    NODE_FOLDER,
-    TREE_METADATA,
-    Compression,
-    Fingerprints,
-    ShardToWrite,
-    StoredFile,
-    StoredForm,
-    StoredLayout,
-    UploadMemory,
-    ValueRef,
-    WrittenFile,
-    array_name,
-    keys_of,
-    leaf_node,
-    manifest,
-    open_sink,
-    packed_axis,
-    stored_file,
-    write_value_files,
-    zarr_description,
-)
-from cairn.storage.runs import PlacedShard
-from cairn.storage.store import ObjectStore, StoreURI
-from cairn.storage.training.device_digests import DeviceDigests, Place, compile_digests
-from cairn.storage.training.saving.held_arrays import DeferredLeaf, HeldArray
-from cairn.storage.training.saving.item_parts import ItemPart, WrittenShard
-from cairn.storage.training.saving.staging import StagedItem
-from cairn.storage.training.saving.unchanged import (
+from cairn.state.checkpointing.device_digests import DeviceDigests, Place, compile_digests
+from cairn.state.checkpointing.saves.held_arrays import DeferredLeaf, HeldArray
+from cairn.state.checkpointing.saves.item_parts import ItemPart, WrittenShard
+from cairn.state.checkpointing.saves.staging import StagedItem
+from cairn.state.checkpointing.saves.unchanged import (
     LeafLayout,
     LinkedFile,
     SavedItem,
     SavedShard,
     Unchanged,
 )
+from cairn.storage.arrays.four_bits import packed_axis
+from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
+from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
+from cairn.storage.arrays.value_files import (
+    Compression,
+    Fingerprints,
+    ShardToWrite,
+    StoredFile,
+    WrittenFile,
+    stored_file,
+    write_value_files,
+)
+from cairn.storage.arrays.value_sinks import UploadMemory, open_sink
+from cairn.storage.arrays.zarr_arrays import StoredLayout, zarr_description
+from cairn.storage.runs.records.index_writer import PlacedShard
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "HeldItem",

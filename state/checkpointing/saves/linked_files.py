@@ -13,11 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
-from cairn.storage.arrays import VALUE_FOLDER, StoredFile
+from cairn.state.checkpointing.saves.save_metrics import record_damage, record_sharing
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.storage.arrays.ocdbt import VALUE_FOLDER
+from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI, open_files, read_files
-from cairn.storage.training.saving.save_metrics import record_damage, record_sharing
-from cairn.storage.training.saving.sharing_policy import SharingPolicy
+from cairn.storage.store.file_checksums import read_files
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["LinkedFile", "link_files", "new_files"]
 

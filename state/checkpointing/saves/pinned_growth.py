@@ -12,9 +12,9 @@ from typing import Final
 import jax
 import numpy as np
 
-from cairn.storage.training.leaf_forms import is_key_dtype
-from cairn.storage.training.saving.held_arrays import array_layout, is_in_host_memory, on_gpu
-from cairn.storage.training.saving.staging import note_pinned
+from cairn.state.checkpointing.leaf_forms import is_key_dtype
+from cairn.state.checkpointing.saves.held_arrays import array_layout, is_in_host_memory, on_gpu
+from cairn.state.checkpointing.saves.staging import note_pinned
 
 __all__ = ["PinnedGrowth"]
 

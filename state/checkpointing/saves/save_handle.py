@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from cairn.storage.errors import SaveError, StorageError
-from cairn.storage.store import StoreURI
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "SaveHandle",

@@ -19,34 +19,27 @@ from typing import Any, Final
 
 import jax
 
-from cairn.storage.arrays import StoredFile, ValueRef
+from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.processes import background, exchange
+from cairn.state.checkpointing.saves import listeners
+from cairn.state.checkpointing.saves.arrival import check_files
+from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_text
+from cairn.state.checkpointing.saves.file_origins import FileOrigins
+from cairn.state.checkpointing.saves.item_writer import WrittenItem
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.saves.saves import HeldItems, Save, leaf_records
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate
-from cairn.storage.runs import (
-    INDEX_FILE,
-    Manifest,
-    PlacedShard,
-    Writer,
-    make_index,
-    place_of,
-    put_assets,
-    step_dir,
-    sync_folder,
-)
-from cairn.storage.store import (
-    Clock,
-    ObjectStore,
-    rfc3339,
-    within,
-)
-from cairn.storage.training import processes
-from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.saving import listeners
-from cairn.storage.training.saving.arrival import check_files
-from cairn.storage.training.saving.engine import TEMPORARY, StepWrite, commit_text
-from cairn.storage.training.saving.file_origins import FileOrigins
-from cairn.storage.training.saving.item_writer import WrittenItem
-from cairn.storage.training.saving.save_handle import SaveHandle
-from cairn.storage.training.saving.saves import HeldItems, Save, leaf_records
+from cairn.storage.runs.records.assets import put_assets
+from cairn.storage.runs.records.index_writer import PlacedShard, make_index
+from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.placed import place_of
+from cairn.storage.runs.writer import Writer, sync_folder
+from cairn.storage.store.clock import Clock, rfc3339
+from cairn.storage.store.deadlines import within
+from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["SaveJob", "failure", "job_environment"]
 
@@ -92,8 +85,8 @@ class SaveJob:
         try:
             with no_collections():
                 self.items.describe()
-            written = processes.wait_for(self.write.result, key)
-            if processes.is_primary():
+            written = background.wait_for(self.write.result, key)
+            if exchange.is_primary():
                 with no_collections():
                     self._publish(written)
         except BaseException as exc:
@@ -102,10 +95,10 @@ class SaveJob:
             _let_go(exc)
             # Others may still wait in `result`; after it they wait in `share_outcome` instead.
             if written is None:
-                processes.report_failure(key, error)
+                background.report_failure(key, error)
         try:
-            if processes.is_primary() or error is None:
-                processes.share_outcome(key, error)
+            if exchange.is_primary() or error is None:
+                background.share_outcome(key, error)
         except BaseException as exc:
             error = error or failure(exc, handle.uri)
         if error is None and written is not None:
@@ -120,7 +113,7 @@ class SaveJob:
                 for held in self.items.values():
                     held.unchanged.forget()
         handle.finish(error)
-        if error is None and processes.is_primary():
+        if error is None and exchange.is_primary():
             listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:

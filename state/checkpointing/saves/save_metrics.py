@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 from weakref import WeakSet
 
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, refused_save
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI
-from cairn.storage.training.saving.save_handle import SaveHandle, SaveState, refused_save
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "prepare_metrics",

@@ -16,41 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import (
-    JSON_FILES,
-    META_ITEM,
-    ChunkShapes,
-    Compression,
-    StoredForm,
-    UploadMemory,
-    digest_text,
-    packed_axis,
-    total,
-    unpacked_shape,
-)
-from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
-from cairn.storage.runs import (
-    COMMIT_FILE,
-    INDEX_FILE,
-    Annotation,
-    LeafRecord,
-    ModelInfo,
-    PlacedShard,
-    check_step,
-    checked_assets,
-    refuse_crowded_step,
-)
-from cairn.storage.store import canonical_json, check_segment, ensure_within, is_text
-from cairn.storage.training.device_digests import DeviceDigests, Place, has_digest, start_digests
-from cairn.storage.training.iterators import TakenState, take_states
-from cairn.storage.training.leaf_forms import (
+from cairn.state.checkpointing.device_digests import DeviceDigests, Place, has_digest, start_digests
+from cairn.state.checkpointing.iterators import TakenState, take_states
+from cairn.state.checkpointing.leaf_forms import (
     dtype_name,
     is_computed,
     is_key_dtype,
     store_form,
 )
-from cairn.storage.training.modules import TreePlan
-from cairn.storage.training.saving.held_arrays import (
+from cairn.state.checkpointing.modules import TreePlan
+from cairn.state.checkpointing.saves.held_arrays import (
     DeferredLeaf,
     HeldArray,
     HostView,
@@ -63,14 +38,14 @@ from cairn.storage.training.saving.held_arrays import (
     on_host,
     viewed,
 )
-from cairn.storage.training.saving.item_writer import HeldItem
-from cairn.storage.training.saving.kept_buffers import (
+from cairn.state.checkpointing.saves.item_writer import HeldItem
+from cairn.state.checkpointing.saves.kept_buffers import (
     LEAST_COPIED_BYTES,
     KeptBuffers,
     places,
 )
-from cairn.storage.training.saving.save_handle import StagingKind
-from cairn.storage.training.saving.staging import (
+from cairn.state.checkpointing.saves.save_handle import StagingKind
+from cairn.state.checkpointing.saves.staging import (
     StagedItem,
     Staging,
     copier,
@@ -80,7 +55,22 @@ from cairn.storage.training.saving.staging import (
     pinned_budget,
     planned_waves,
 )
-from cairn.storage.training.saving.unchanged import Unchanged
+from cairn.state.checkpointing.saves.unchanged import Unchanged
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.digests import digest_text, total
+from cairn.storage.arrays.four_bits import packed_axis, unpacked_shape
+from cairn.storage.arrays.orbax_tree import JSON_FILES, META_ITEM, StoredForm
+from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.value_sinks import UploadMemory
+from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.assets import checked_assets
+from cairn.storage.runs.records.index_writer import PlacedShard
+from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, check_step
+from cairn.storage.runs.records.manifest import LeafRecord, ModelInfo, refuse_crowded_step
+from cairn.storage.store.bounds import ensure_within
+from cairn.storage.store.records import canonical_json
+from cairn.storage.store.uri import check_segment, is_text
 
 __all__ = [
     "HeldItems",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cairn.storage.errors import PolicyError
-from cairn.storage.store import is_above_zero
+from cairn.storage.store.clock import is_above_zero
 
 __all__ = ["SharingPolicy"]
 

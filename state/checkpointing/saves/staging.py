@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.checkpointing.saves.held_arrays import HeldPart, PinnedPart, Transfers
 from cairn.storage.errors import SaveError
-from cairn.storage.store import free_memory
-from cairn.storage.training import processes
-from cairn.storage.training.saving.held_arrays import HeldPart, PinnedPart, Transfers
+from cairn.storage.store.bounds import free_memory
 
 __all__ = [
     "Granted",
@@ -158,7 +158,7 @@ def note_pinned(nbytes: int) -> None:
 @functools.cache
 def _processes_on_this_host() -> int:
     host = socket.gethostname()
-    return processes.collect(host).count(host)
+    return agreement.collect(host).count(host)
 
 
 def pinned_budget(host_memory: int | None) -> int:

@@ -11,21 +11,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from cairn.storage.arrays import (
-    ChunkShapes,
+from cairn.state.checkpointing.saves.linked_files import LinkedFile, link_files, new_files
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.storage.arrays.chunk_digests import DigestedBox
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.value_files import (
     Compression,
-    DigestedBox,
     Fingerprints,
     ShardToWrite,
     StoredFile,
-    StoredForm,
-    ValueRef,
     has_fingerprints,
 )
 from cairn.storage.errors import StorageError
-from cairn.storage.store import Clock, StoreURI
-from cairn.storage.training.saving.linked_files import LinkedFile, link_files, new_files
-from cairn.storage.training.saving.sharing_policy import SharingPolicy
+from cairn.storage.store.clock import Clock
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["LeafLayout", "LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
 

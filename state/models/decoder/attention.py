@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from cairn.state.config import DecoderConfig, Part
-from cairn.state.decoder.attention_placement import place_keys, place_queries
-from cairn.state.decoder.parts import make_part
-from cairn.state.decoder.positions import rotate
-from cairn.state.module import KVCache
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import Part
+from cairn.state.models.decoder.attention_placement import place_keys, place_queries
+from cairn.state.models.decoder.parts import make_part
+from cairn.state.models.decoder.positions import rotate
+from cairn.state.models.module.kv_cache import KVCache
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 

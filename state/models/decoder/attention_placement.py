@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from cairn.state.partition_axis import AxisEntry, PartitionAxis
-from cairn.state.placement import entry_axes
-from cairn.state.sharding import compiling_mesh
+from cairn.interop.partition_axis import AxisEntry, PartitionAxis
+from cairn.interop.placement.specs import entry_axes
+from cairn.state.sharding.mesh import compiling_mesh
 
 __all__ = ["place_keys", "place_queries"]
 

@@ -10,22 +10,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from cairn.state.config import DecoderConfig, decoder_parts, layer_parts, parts_below
-from cairn.state.decoder.attention import Angles, Attention
-from cairn.state.decoder.latent_attention import LatentAttention
-from cairn.state.decoder.mlp import MLP, MixtureOfExperts
-from cairn.state.decoder.parts import make_part
-from cairn.state.decoder.per_layer import PerLayer, Run, find_runs, make_per_layer
-from cairn.state.decoder.positions import rotary_angles
-from cairn.state.errors import ArgumentError
-from cairn.state.module import (
-    CausalLMOutput,
-    EasyDeLBaseModule,
-    KVCache,
-    LossConfig,
-    causal_mask,
-    load_balancing_loss,
-)
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import decoder_parts, layer_parts, parts_below
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.attention import Angles, Attention
+from cairn.state.models.decoder.latent_attention import LatentAttention
+from cairn.state.models.decoder.mlp import MLP, MixtureOfExperts
+from cairn.state.models.decoder.parts import make_part
+from cairn.state.models.decoder.per_layer import PerLayer, Run, find_runs, make_per_layer
+from cairn.state.models.decoder.positions import rotary_angles
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.module.kv_cache import KVCache, causal_mask
+from cairn.state.models.module.loss import LossConfig
+from cairn.state.models.module.outputs import CausalLMOutput
+from cairn.state.models.module.router_loss import load_balancing_loss
 
 
 class Block(nnx.Module):

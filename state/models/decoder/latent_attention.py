@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from cairn.state.config import DecoderConfig, LatentAttentionConfig, Part
-from cairn.state.decoder.attention import Angles, Attention
-from cairn.state.decoder.positions import rotate
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import Part
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.state.models.decoder.attention import Angles, Attention
+from cairn.state.models.decoder.positions import rotate
 
 __all__ = ["LatentAttention"]
 

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from cairn.state.config import DecoderConfig, ExpertsConfig, Part, parts_below
-from cairn.state.decoder.parts import make_part
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import Part, parts_below
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.state.models.decoder.parts import make_part
 
 _CLAMPED_SHARPNESS = 1.702
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from cairn.state.config import DecoderConfig, Part, PartKind
-from cairn.state.decoder.norms import LayerNorm, RMSNorm
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import Part, PartKind
+from cairn.state.models.decoder.norms import LayerNorm, RMSNorm
 
 __all__ = ["ExpertsLinear", "Untrained", "make_part"]
 

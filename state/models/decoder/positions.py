@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from cairn.state.config import RopeConfig, attention_factor, inverse_frequencies
+from cairn.interop.config.frequencies import attention_factor, inverse_frequencies
+from cairn.interop.config.rope import RopeConfig
 
 
 def rotary_angles(

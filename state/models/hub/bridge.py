@@ -13,17 +13,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
-from cairn.state.config import EDPretrainedConfig
-from cairn.state.conversion import float_dtype, whole
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.hub.hf_folder import model_streams, write_folder
-from cairn.state.hub.peft_folder import read_adapter, write_adapter
-from cairn.state.hub.pretrained import load_weights, placement
-from cairn.state.saving import LoadArguments, is_run, load_module, say
-from cairn.state.weights import GENERATION_FILE, Pretrained, open_pretrained, parse_json
-from cairn.storage.store import StoreURI
-from cairn.storage.training import processes
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.conversion.tensor_streams import float_dtype, whole
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.files import GENERATION_FILE, Pretrained, open_pretrained
+from cairn.interop.weights.source_folder import parse_json
+from cairn.state.adapters.quantization_request import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.models.hub.hf_folder import model_streams, write_folder
+from cairn.state.models.hub.peft_folder import read_adapter, write_adapter
+from cairn.state.models.hub.pretrained import load_weights, placement
+from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.progress import say
+from cairn.state.states.state_loading import is_run, load_module
+from cairn.storage.store.uri import StoreURI
 
 
 class EasyBridgeMixin:
@@ -169,7 +172,7 @@ class EasyBridgeMixin:
         )
         if auto_shard_model and (mesh is None or mesh.is_multi_process):
             # What each process reads follows from what it has found: that has to be the same.
-            found = processes.together(find, same={"from_pretrained": _found}, error=ArgumentError)
+            found = agreement.together(find, same={"from_pretrained": _found}, error=ArgumentError)
         else:
             found = find()
         say(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
@@ -329,7 +332,7 @@ class EasyBridgeMixin:
                 )
                 return str(commit.commit_url)
 
-            return processes.agree(upload)
+            return agreement.agree(upload)
 
     def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
         """Return the weights as PyTorch tensors, for transformers' `load_state_dict(strict=True)`.

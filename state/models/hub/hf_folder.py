@@ -14,17 +14,24 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, QuantizedWeight, adaptable_layers
-from cairn.state.conversion import Array, MemoryLeaf, Rule, RuleTable, float_dtype, match, streams
-from cairn.state.errors import ConversionError
-from cairn.state.hub.pretrained import is_weight
-from cairn.state.hub.whole_folder import WholeFolder
+from cairn.interop.conversion.ops import Array
+from cairn.interop.conversion.rules import Rule, RuleTable, match
+from cairn.interop.conversion.tensor_streams import MemoryLeaf, float_dtype, streams
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.export import hf_config, rule_table
+from cairn.interop.weights.files import CONFIG_FILE
+from cairn.interop.weights.weight_files import INDEX_FILE
+from cairn.state.adapters.layers import adaptable_layers
+from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.models.hub.pretrained import is_weight
+from cairn.state.models.hub.whole_folder import WholeFolder
 from cairn.state.paths import named_leaves, too_wide
-from cairn.state.sharding import gather_leaf
-from cairn.state.weights import CONFIG_FILE, INDEX_FILE, hf_config, rule_table
-from cairn.storage.safetensors import TensorSource, index_bytes, plan_shards
-from cairn.storage.store import Files, StoreURI, open_files, parse_uri
-from cairn.storage.training import processes
+from cairn.state.sharding.gather import gather_leaf
+from cairn.storage.safetensors.stream import TensorSource, index_bytes, plan_shards
+from cairn.storage.store.files import Files
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 _WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
 """Names that `plan_shards` gives."""
@@ -149,7 +156,7 @@ def _on_first(write: Callable[[], object]) -> None:
     def written() -> None:
         write()
 
-    processes.agree(written)
+    agreement.agree(written)
 
 
 def _streams(

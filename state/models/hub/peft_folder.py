@@ -17,32 +17,33 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import LoraSettings, QuantizedWeight, adaptable_layers
-from cairn.state.conversion import Array, Shape
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.hub.pretrained import put
-from cairn.state.hub.whole_folder import WholeFolder
-from cairn.state.names import TaskType
-from cairn.state.paths import named_leaves
-from cairn.state.sharding import gather_leaf
-from cairn.state.weights import (
+from cairn.interop.conversion.ops import Array, Shape
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.names import TaskType
+from cairn.interop.weights.adapter_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     PEFT_PREFIX,
-    AdaptedModule,
-    Pair,
-    PeftConfig,
-    SourceFolder,
     adapter_content,
     array_source,
-    find_folder,
-    modules_of,
-    parse_json,
 )
+from cairn.interop.weights.hub_folder import find_folder
+from cairn.interop.weights.peft_config import PeftConfig
+from cairn.interop.weights.peft_names import AdaptedModule, Pair, modules_of
+from cairn.interop.weights.source_folder import SourceFolder, parse_json
+from cairn.state.adapters.layers import adaptable_layers
+from cairn.state.adapters.lora import LoraSettings
+from cairn.state.adapters.quantized_weight import QuantizedWeight
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.models.hub.pretrained import put
+from cairn.state.models.hub.whole_folder import WholeFolder
+from cairn.state.paths import named_leaves
+from cairn.state.sharding.gather import gather_leaf
 from cairn.storage.errors import NotFoundError
-from cairn.storage.safetensors import Shard, read_header, read_tensor
-from cairn.storage.store import StoreURI, open_files, parse_uri
-from cairn.storage.training import processes
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.safetensors.stream import Shard
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "read_adapter", "write_adapter"]
 
@@ -96,7 +97,7 @@ def write_adapter(
             folder.write(CONFIG_FILE, content.encode())
             folder.check()
 
-    processes.agree(write)
+    agreement.agree(write)
     return [WEIGHTS_FILE, CONFIG_FILE]
 
 

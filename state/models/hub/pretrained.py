@@ -14,16 +14,22 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
-from cairn.state.config import EDPretrainedConfig
-from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
-from cairn.state.hub.slices import one_dtype
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.conversion.ops import Array
+from cairn.interop.conversion.rules import Rule, match
+from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.export import rule_table
+from cairn.interop.weights.files import Pretrained
+from cairn.interop.weights.weight_source import WeightSource
+from cairn.state.adapters.layers import layers_to_quantize
+from cairn.state.adapters.quantization import QuantizationSettings
+from cairn.state.adapters.quantization_request import filled, quantize_layer
+from cairn.state.checkpointing.processes import agreement
+from cairn.state.models.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
+from cairn.state.models.hub.slices import one_dtype
 from cairn.state.paths import NamedLeaf, named_leaves
-from cairn.state.sharding import module_plan
-from cairn.state.weights import Pretrained, WeightSource, rule_table
-from cairn.storage.training import processes
+from cairn.state.sharding.rules import module_plan
 
 _TOGETHER_BYTES: Final = 1 << 30
 """Bytes of weights, over all processes, that are read before the processes meet."""
@@ -119,7 +125,7 @@ def load_weights(
     for batch in _batches(targets, _TOGETHER_BYTES if spread else 0):
         read = partial(_read, found.weights, [(rules[n], targets[n]) for n in batch])
         # What one process can't read fails in all: none waits for it in an exchange.
-        arrays = processes.together(read) if spread else read()
+        arrays = agreement.together(read) if spread else read()
         for aim in (one for n in batch for one in targets[n]):
             array = exchanged(arrays.pop(aim.path), aim)
             if aim.path in layers and quantization is not None:

@@ -17,10 +17,14 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
-from cairn.state.conversion import Array, Box, Rule, is_floating
-from cairn.state.hub.slices import Slice, read_slices, slice_bytes
-from cairn.state.weights import WeightSource
-from cairn.storage.arrays import aligned_empty, fill
+from cairn.interop.conversion.ops import Array
+from cairn.interop.conversion.parts import Box
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.conversion.tensor_streams import is_floating
+from cairn.interop.weights.weight_source import WeightSource
+from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
+from cairn.storage.arrays.blocks import fill
+from cairn.storage.arrays.regions import aligned_empty
 
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 

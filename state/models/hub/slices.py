@@ -13,8 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.state.conversion import Array, Box, Part, Rule, box_shape, elements, merged
-from cairn.state.weights import WeightSource
+from cairn.interop.conversion.box_reads import merged
+from cairn.interop.conversion.ops import Array
+from cairn.interop.conversion.parts import Box, Part, box_shape, elements
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.weights.weight_source import WeightSource
 
 __all__ = ["Slice", "one_dtype", "read_slices", "slice_bytes"]
 

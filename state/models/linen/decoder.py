@@ -11,12 +11,16 @@ from flax import linen, nnx
 from flax.core import unfreeze
 from flax.nnx.bridge import wrappers
 
-from cairn.state.adapt import abstract_model, build_model, module_settings
-from cairn.state.config import DecoderConfig, FrozenJSON
-from cairn.state.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError
-from cairn.state.linen.model import EDPretrainedModel
-from cairn.state.module import CausalLMOutput, EasyDeLBaseModule, GenerationOutput, KVCache
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.frozen import FrozenJSON
+from cairn.interop.errors import ArgumentError
+from cairn.state.adapters.models import abstract_model, build_model, module_settings
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.linen.model import EDPretrainedModel
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.module.generation import GenerationOutput
+from cairn.state.models.module.kv_cache import KVCache
+from cairn.state.models.module.outputs import CausalLMOutput
 from cairn.state.paths import rebuild
 
 __all__ = ["LinenDecoderForCausalLM", "linen_decoder"]
@@ -31,7 +35,7 @@ def linen_decoder(config: DecoderConfig, settings: Any) -> linen.Module:
 
     Args:
         config: shape and options.
-        settings: result of `cairn.state.adapt.models.module_settings`.
+        settings: result of `cairn.state.adapters.models.module_settings`.
     """
     return nnx.bridge.to_linen(_build, config, settings=FrozenJSON(settings), metadata_fn=None)
 
@@ -73,7 +77,7 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
             _do_init: make new parameters.
             param_dtype: dtype of the parameters.
             precision: of matrix multiplications.
-            settings: all settings at once, as `cairn.state.adapt.models.module_settings` returns
+            settings: all settings at once, as `cairn.state.adapters.models.module_settings` returns
                 them; instead of `dtype`, `param_dtype` and `precision`.
         """
         if settings is None:

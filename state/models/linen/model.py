@@ -15,17 +15,19 @@ from flax.core import meta, unfreeze
 from flax.errors import FlaxError
 from jax.sharding import Mesh, NamedSharding
 
-from cairn.state.adapt import abstract_model
-from cairn.state.config import EDPretrainedConfig
-from cairn.state.dtypes import floating_dtype
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, NotInitializedError
-from cairn.state.linen.twin import linen_model, make_twin
-from cairn.state.module import EasyDeLBaseModule
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError
+from cairn.interop.placement.rules import axis_units
+from cairn.state.adapters.models import abstract_model
+from cairn.state.errors import NotInitializedError
+from cairn.state.models.linen.twin import linen_model, make_twin
+from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.paths import named_leaves, rebuild
-from cairn.state.placement import axis_units
-from cairn.state.sharding import check_rules, leaf_bytes, plan
-from cairn.storage.store import StoreURI
+from cairn.state.sharding.report import leaf_bytes
+from cairn.state.sharding.rules import check_rules, plan
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.storage.store.uri import StoreURI
 
 __all__ = ["EDPretrainedModel", "model_markdown"]
 

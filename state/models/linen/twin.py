@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.errors import ArgumentError, ConfigError
-from cairn.state.module import EasyDeLBaseModule
+from cairn.interop.errors import ArgumentError, ConfigError
+from cairn.state.models.module.base import EasyDeLBaseModule
 
 __all__ = ["LinenTwin", "linen_model", "make_twin"]
 

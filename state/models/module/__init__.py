@@ -1,5 +1,1 @@
 """Capabilities of every NNX model: sharding, adaptation, loss, generation, state."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

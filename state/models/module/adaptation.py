@@ -7,10 +7,9 @@ from typing import Any, Self
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.adapt import (
-    LoraSettings,
-    PackedParam,
-    QuantizationSettings,
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn.state.adapters.layers import (
     check_mergeable,
     dequantize_layers,
     give_adapters,
@@ -18,8 +17,9 @@ from cairn.state.adapt import (
     quantize_layers,
     unwrap_layers,
 )
-from cairn.state.errors import ArgumentError
-from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.state.adapters.lora import LoraSettings
+from cairn.state.adapters.quantization import QuantizationSettings
+from cairn.state.adapters.quantized_weight import PackedParam
 from cairn.state.paths import has_variables, own_variables, rebuild
 
 __all__ = ["ModuleAdaptationMixin"]
@@ -63,7 +63,7 @@ class ModuleAdaptationMixin:
 
         Args:
             method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the module
-                `cairn.state.adapt.quantization` has the table of what they stand for.
+                `cairn.state.adapters.quantization` has the table of what they stand for.
             group_size: inputs that share a scale, -1 for all; a layer with fewer is one group.
             quantization_pattern: regular expression, searched in the "/"-joined path of each layer.
 

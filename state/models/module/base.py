@@ -17,23 +17,24 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from cairn.state.adapt import PackedParam
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
-from cairn.state.dtypes import floating_dtype
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError
-from cairn.state.hub import EasyBridgeMixin
-from cairn.state.module.adaptation import ModuleAdaptationMixin
-from cairn.state.module.calls import ModuleCallMixin
-from cairn.state.module.flops import FlopsMixin
-from cairn.state.module.generation import EasyGenerationMixin
-from cairn.state.module.loss import LossConfig, causal_lm_loss, with_loss
-from cairn.state.module.operation_cache import OperationCacheMixin
-from cairn.state.module.sharding import ModuleShardingMixin
-from cairn.state.names import TaskType
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.dtypes import floating_dtype
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import TaskType
+from cairn.state.adapters.quantized_weight import PackedParam
+from cairn.state.model_classes import register, shipped_decoder
+from cairn.state.models.hub.bridge import EasyBridgeMixin
+from cairn.state.models.module.adaptation import ModuleAdaptationMixin
+from cairn.state.models.module.calls import ModuleCallMixin
+from cairn.state.models.module.flops import FlopsMixin
+from cairn.state.models.module.generation import EasyGenerationMixin
+from cairn.state.models.module.loss import LossConfig, causal_lm_loss, with_loss
+from cairn.state.models.module.operation_cache import OperationCacheMixin
+from cairn.state.models.module.sharding import ModuleShardingMixin
 from cairn.state.paths import named_leaves, own_variables, rebuild
-from cairn.state.registry import register, shipped_decoder
-from cairn.state.sharding import mesh_of
+from cairn.state.sharding.mesh import mesh_of
+from cairn.state.states.easydel_state import EasyDeLState
 
 __all__ = ["EasyDeLBaseModule"]
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from cairn.state.config import EDPretrainedConfig
-from cairn.state.errors import ArgumentError
-from cairn.state.module.loss import LossConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.module.loss import LossConfig
 from cairn.state.paths import rebuild
 
 __all__ = ["ModuleCallMixin", "static_arguments"]

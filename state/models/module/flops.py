@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from cairn.state.adapt import abstract_model, module_settings
-from cairn.state.config import DecoderConfig, EDPretrainedConfig, PartKind, layer_parts
-from cairn.state.errors import ArgumentError
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.decoder_parts import PartKind, layer_parts
+from cairn.interop.errors import ArgumentError
+from cairn.state.adapters.models import abstract_model, module_settings
 
 __all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state.errors import ArgumentError
-from cairn.state.module.generation_loop import Sampling
-from cairn.state.module.sampling import Biases, Rules
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.module.generation_loop import Sampling
+from cairn.state.models.module.sampling import Biases, Rules
 
 HostArray = np.ndarray[Any, Any]
 

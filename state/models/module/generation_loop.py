@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from cairn.state.module.sampling import NO_TOKEN, Rules, greedy, sample
+from cairn.state.models.module.sampling import NO_TOKEN, Rules, greedy, sample
 
 Made = tuple[jax.Array, jax.Array]
 """New tokens (batch, room), and how many each row has."""

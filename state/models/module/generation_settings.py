@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
-from cairn.state.errors import ArgumentError, with_nearest
-from cairn.state.module.generation_arguments import config_value
-from cairn.state.weights import GENERATION_FILE, parse_json
+from cairn.interop.errors import ArgumentError, with_nearest
+from cairn.interop.weights.files import GENERATION_FILE
+from cairn.interop.weights.source_folder import parse_json
+from cairn.state.models.module.generation_arguments import config_value
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
 """Settings that take effect where tokens are drawn at random."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 
 class KVCache(struct.PyTreeNode):

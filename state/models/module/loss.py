@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cairn.state.errors import ArgumentError, require_known
-from cairn.state.module.outputs import CausalLMOutput
+from cairn.interop.errors import ArgumentError, require_known
+from cairn.state.models.module.outputs import CausalLMOutput
 
 __all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss", "with_loss"]
 

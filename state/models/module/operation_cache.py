@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
-from cairn.state.errors import ArgumentError
-from cairn.state.module.kv_cache import KVCache
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.module.kv_cache import KVCache
 
 
 class OperationCacheMixin:

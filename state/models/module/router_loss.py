@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from cairn.state.errors import ArgumentError
+from cairn.interop.errors import ArgumentError
 
 __all__ = ["load_balancing_loss"]
 

@@ -8,17 +8,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cairn.state.paths import named_leaves
-from cairn.state.sharding import (
-    PartitionRules,
-    ShardingReport,
-    check_rules,
-    gather_leaf,
-    gather_tree,
-    mesh_of,
-    module_plan,
-    put_leaf,
-    put_tree,
-)
+from cairn.state.sharding.gather import gather_leaf, gather_tree
+from cairn.state.sharding.mesh import mesh_of
+from cairn.state.sharding.put import put_leaf, put_tree
+from cairn.state.sharding.report import ShardingReport
+from cairn.state.sharding.rules import PartitionRules, check_rules, module_plan
 
 __all__ = ["ModuleShardingMixin"]
 

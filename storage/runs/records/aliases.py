@@ -20,16 +20,9 @@ from cairn.storage.runs.records.placed import (
     read_record,
     write_record,
 )
-from cairn.storage.store import (
-    Clock,
-    Moment,
-    ObjectStore,
-    Place,
-    Record,
-    Versioned,
-    rfc3339,
-    utc_now,
-)
+from cairn.storage.store.clock import Clock, Moment, rfc3339, utc_now
+from cairn.storage.store.objects import ObjectStore, Versioned
+from cairn.storage.store.records import Place, Record
 
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 

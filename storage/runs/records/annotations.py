@@ -11,7 +11,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store import Moment, Record, few, is_text
+from cairn.storage.store.bounds import few
+from cairn.storage.store.clock import Moment
+from cairn.storage.store.records import Record
+from cairn.storage.store.uri import is_text
 
 __all__ = [
     "LONGEST_LABEL",

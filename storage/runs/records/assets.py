@@ -6,7 +6,9 @@ from hashlib import sha256
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
 from cairn.storage.runs.records.layout import ASSETS, asset_file
 from cairn.storage.runs.records.manifest import AssetRecord
-from cairn.storage.store import ObjectStore, check_segment, ensure_within, refuse_oversized
+from cairn.storage.store.bounds import ensure_within, refuse_oversized
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import check_segment
 
 __all__ = ["checked_assets", "put_assets", "read_asset"]
 

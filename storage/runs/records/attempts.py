@@ -51,7 +51,8 @@ from cairn.storage.runs.records.placed import (
     read_record,
     write_record,
 )
-from cairn.storage.store import ObjectStore, Record
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.records import Record
 
 __all__ = [
     "Attempt",

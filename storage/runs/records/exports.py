@@ -32,16 +32,12 @@ from cairn.storage.runs.records.placed import (
     read_records,
     write_record,
 )
-from cairn.storage.store import (
-    FreeJson,
-    Moment,
-    ObjectStore,
-    Record,
-    StoreURI,
-    canonical_json,
-    from_rfc3339,
-    open_files,
-)
+from cairn.storage.store.bounds import FreeJson
+from cairn.storage.store.clock import Moment, from_rfc3339
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import Record, canonical_json
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "ExportFile",

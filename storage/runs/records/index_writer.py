@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.storage.arrays import StoredForm, TablePlace, ValueRef, table_place
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.paged_table import TablePlace, table_place
 from cairn.storage.errors import SaveError, UnsupportedFormatError
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import (
@@ -35,7 +37,8 @@ from cairn.storage.runs.records.step_index import (
     shard_grid,
     too_many_parts,
 )
-from cairn.storage.store import Place, ensure_within
+from cairn.storage.store.bounds import ensure_within
+from cairn.storage.store.records import Place
 
 __all__ = ["PlacedShard", "copy_index", "make_index"]
 

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, SupportsIndex
 
-from cairn.storage.arrays import META_ITEM
+from cairn.storage.arrays.orbax_tree import META_ITEM
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import RUN_NAME, RUN_NAME_RULE, StoreURI, parse_uri
+from cairn.storage.store.uri import RUN_NAME, RUN_NAME_RULE, StoreURI, parse_uri
 
 __all__ = [
     "ALIASES",

@@ -28,8 +28,10 @@ from cairn.storage.runs.records.attempts import (
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, MAX_NUMBER
 from cairn.storage.runs.records.placed import read_record, write_record
-from cairn.storage.soundness import Probe, begin_probe
-from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
+from cairn.storage.store.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.records import Record
+from cairn.storage.store_checks.probing import Probe, begin_probe
 
 __all__ = [
     "CLOCK_MARGIN_SECONDS",

@@ -20,10 +20,12 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from cairn.storage.arrays import Compression
+from cairn.storage.arrays.value_files import Compression
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store import FreeJson, Moment, Place, Record, few, from_rfc3339, sha256_of
+from cairn.storage.store.bounds import FreeJson, few
+from cairn.storage.store.clock import Moment, from_rfc3339
+from cairn.storage.store.records import Place, Record, sha256_of
 
 __all__ = [
     "CONTENT_FIELDS",

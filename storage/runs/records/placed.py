@@ -21,7 +21,9 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned, place_told
+from cairn.storage.store.objects import ObjectStore, Versioned
+from cairn.storage.store.records import Place, Record, place_told
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "UNREADABLE",

@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.runs.records.annotations import Labels
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store import FreeJson, Moment, Record
+from cairn.storage.store.bounds import FreeJson
+from cairn.storage.store.clock import Moment
+from cairn.storage.store.records import Record
 
 __all__ = ["Lineage", "RunInfo"]
 

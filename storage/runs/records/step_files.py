@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from cairn.storage.arrays import FILE_PREFIX
+from cairn.storage.arrays.chunk_digests import FILE_PREFIX
 from cairn.storage.errors import StepNotFoundError
 from cairn.storage.runs.records.manifest import ObjectRecord
-from cairn.storage.store import Entry, FileChecksum, StoreURI, source_folder
+from cairn.storage.store.disk.confinement import source_folder
+from cairn.storage.store.file_checksums import FileChecksum
+from cairn.storage.store.files import Entry
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "FilePlace",

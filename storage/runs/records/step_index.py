@@ -30,14 +30,10 @@ import numpy as np
 from pydantic import Field, ValidationError
 from typing_extensions import override
 
-from cairn.storage.arrays import (
-    PagedTable,
-    StoredForm,
-    TablePlace,
-    ValueRef,
-    damaged_index,
-    total,
-)
+from cairn.storage.arrays.digests import total
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.paged_table import PagedTable, TablePlace, damaged_index
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
 from cairn.storage.runs.records.manifest import (
@@ -59,18 +55,12 @@ from cairn.storage.runs.records.manifest import (
 )
 from cairn.storage.runs.records.placed import place_of
 from cairn.storage.runs.records.step_contents import InlineContents, StepContents
-from cairn.storage.store import (
-    FreeJson,
-    Moment,
-    ObjectStore,
-    Oversized,
-    Place,
-    Record,
-    StoreURI,
-    bound_of,
-    open_files,
-    refuse_oversized,
-)
+from cairn.storage.store.bounds import FreeJson, Oversized, bound_of, refuse_oversized
+from cairn.storage.store.clock import Moment
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.records import Place, Record
+from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "CONTENT",

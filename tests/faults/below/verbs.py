@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.storage.adoption.adopt import adopt
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import (
     AliasNotFoundError,
     LeaseHeldError,
@@ -26,12 +26,13 @@ from cairn.storage.errors import (
     StepExistsError,
     StepNotFoundError,
 )
+from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.annotating import annotate_run, annotate_step, note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.records import Damage
+from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.exports import (
     ExportFile,
     ExportKey,
@@ -44,8 +45,9 @@ from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back, take_over
 from cairn.storage.runs.run import Run, create_run
 from cairn.storage.runs.trash import delete_step, undelete_step
-from cairn.storage.store import open_files, parse_uri, utc_now
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 from tests.faults.forked import Forked, Told
 
 Act = Callable[[], Any]

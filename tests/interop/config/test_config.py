@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-import cairn.state
-from cairn.state.config.auto import AutoEasyDeLConfig
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.config.decoder import DecoderConfig, RopeConfig
-from cairn.state.config.experts import ExpertsConfig
-from cairn.state.errors import ConfigError
+import cairn.interop
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig, RopeConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.errors import ConfigError
 
 TINY = {
     "vocab_size": 64,
@@ -245,15 +245,15 @@ def test_mesh_follows_the_dims():
     }
 
 
-STATE = Path(cairn.state.__file__).parent
-JAX_FREE = ("config", "conversion", "families", "weights")
+INTEROP = Path(cairn.interop.__file__).parent
+ROOMS = ("config", "conversion", "families", "placement", "weights")
 MODULES = [
     *("dtypes", "errors", "names", "partition_axis", "registry"),
-    *JAX_FREE,
+    *ROOMS,
     *(
         f"{room}.{file.stem}"
-        for room in JAX_FREE
-        for file in sorted((STATE / room).glob("[!_]*.py"))
+        for room in ROOMS
+        for file in sorted((INTEROP / room).glob("[!_]*.py"))
     ),
 ]
 
@@ -263,9 +263,9 @@ def test_reading_configs_and_rules_needs_no_jax():
         "import importlib, sys\n"
         "heavy = {'jax', 'flax', 'optax', 'orbax', 'torch', 'transformers'}\n"
         f"for module in {MODULES!r}:\n"
-        "    importlib.import_module(f'cairn.state.{module}')\n"
+        "    importlib.import_module(f'cairn.interop.{module}')\n"
         "    assert not heavy & set(sys.modules), (module, heavy & set(sys.modules))\n"
-        "from cairn.state.config import AutoEasyDeLConfig\n"
+        "from cairn import AutoEasyDeLConfig\n"
         f"AutoEasyDeLConfig.from_hf({TINY_HF!r}).to_hf()\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )

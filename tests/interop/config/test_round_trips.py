@@ -12,16 +12,14 @@ from flax import nnx
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from cairn.state import (
-    AutoEasyDeLConfig,
-    DecoderConfig,
-    DecoderForCausalLM,
-    EasyDeLBaseModule,
-    EasyDeLState,
-    EDPretrainedConfig,
-)
-from cairn.state.errors import ConfigError
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.tiny import TINY
 
 
@@ -219,5 +217,5 @@ def test_a_familys_config_of_another_class_is_saved_with_a_warning(tmp_path, cap
     fields = {entry.name: getattr(TINY, entry.name) for entry in dataclasses.fields(TINY)}
     model = DecoderForCausalLM(RuledDecoderConfig(**fields), rngs=nnx.Rngs(0))
     model.to_state().save_state(tmp_path / "run", wait=True, verbose=False)
-    assert "load_state will make a cairn.state.config.decoder.DecoderConfig of" in caplog.text
+    assert "load_state will make a cairn.interop.config.decoder.DecoderConfig of" in caplog.text
     assert "RuledDecoderConfig" in caplog.text

@@ -8,8 +8,11 @@ import jax
 import pytest
 from flax import nnx
 
-from cairn.state import AutoEasyDeLConfig, EasyDeLBaseModule, EasyDeLState, EDPretrainedConfig
-from cairn.state.errors import ArgumentError, ConfigError
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.errors import ArgumentError, ConfigError
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.states.easydel_state import EasyDeLState
 
 
 class ActConfig(EDPretrainedConfig):

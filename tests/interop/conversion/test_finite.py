@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cairn.state.conversion.finite import count_nonfinite
+from cairn.interop.conversion.finite import count_nonfinite
 
 DTYPES = [
     np.float16,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.conversion import ops
-from cairn.state.conversion.ops import (
+from cairn.interop.conversion import ops
+from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
     Chain,
@@ -19,10 +19,10 @@ from cairn.state.conversion.ops import (
     SplitGroups,
     Stack,
 )
-from cairn.state.conversion.parts import elements
-from cairn.state.families import deepseek_gguf, gguf_names
-from cairn.state.families.deepseek_gguf import KeysAndValues
-from cairn.state.families.gguf_names import Column, Plus
+from cairn.interop.conversion.parts import elements
+from cairn.interop.families import deepseek_gguf, gguf_names
+from cairn.interop.families.deepseek_gguf import KeysAndValues
+from cairn.interop.families.gguf_names import Column, Plus
 
 sizes = st.integers(1, 5)
 

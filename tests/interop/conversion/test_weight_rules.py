@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.conversion.ops import (
+from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
     Chain,
@@ -16,14 +16,14 @@ from cairn.state.conversion.ops import (
     SplitGroups,
     Stack,
 )
-from cairn.state.conversion.rules import (
+from cairn.interop.conversion.rules import (
     Rule,
     RuleTable,
     expand,
     match,
 )
-from cairn.state.conversion.tensor_streams import MemoryLeaf, streams, whole
-from cairn.state.errors import ConversionError
+from cairn.interop.conversion.tensor_streams import MemoryLeaf, streams, whole
+from cairn.interop.errors import ConversionError
 
 sizes = st.integers(1, 5)
 

@@ -16,7 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.state.families.matrix import tensors_of
+from tests.interop.families.matrix import tensors_of
 
 Tensor = np.ndarray[Any, Any]
 Config = Mapping[str, Any]

@@ -4,9 +4,9 @@ Both come from one source, the sdist of `llama-cpp-python`; `make proofs` builds
 a process of its own for each file, since it ends the process where a file is wrong enough; the
 converter has one for all, which takes seconds to start.
 
-    python -m tests.state.families.llama_cpp_engine logits FILE TOKENS.npy OUT.npy
-    python -m tests.state.families.llama_cpp_engine tokens FILE TEXTS.json OUT.json
-    python -m tests.state.families.llama_cpp_engine convert SOURCE < PAIRS
+    python -m tests.interop.families.llama_cpp_engine logits FILE TOKENS.npy OUT.npy
+    python -m tests.interop.families.llama_cpp_engine tokens FILE TEXTS.json OUT.json
+    python -m tests.interop.families.llama_cpp_engine convert SOURCE < PAIRS
 """
 
 from __future__ import annotations

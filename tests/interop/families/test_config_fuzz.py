@@ -19,13 +19,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from cairn.state import registry
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.config.hf_keys import HARMLESS_KEYS
-from cairn.state.errors import ConfigError
-from cairn.state.families import get_family
-from cairn.state.families.key_kinds import KINDS
-from tests.state.families.matrix import LIMIT, SIZES, WHOLE, options_of, padded
+from cairn.interop import registry
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.hf_keys import HARMLESS_KEYS
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.family import get_family
+from cairn.interop.families.key_kinds import KINDS
+from tests.interop.families.matrix import LIMIT, SIZES, WHOLE, options_of, padded
 
 ABSENT = object()
 SAMPLE = 20
@@ -203,7 +203,7 @@ def bases(name):
     """Files of a family: of each of its configs, in both forms."""
     architecture = get_family(name).architecture
     try:
-        family = importlib.import_module(f"tests.state.families.known.test_{name}")
+        family = importlib.import_module(f"tests.interop.families.known.test_{name}")
         configs = [options_of(family, config) for config in family.CONFIGS]
     except AttributeError:
         configs = [SIZES]

@@ -13,14 +13,14 @@ from jax import numpy as jnp
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from cairn.state import registry
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.config.hf_keys import DROPOUTS, HARMLESS_KEYS, NEUTRAL_VALUES
-from cairn.state.decoder.mlp import ACTIVATION_FUNCTIONS
-from cairn.state.families import get_family
-from cairn.state.families.hf_config import activation_from_hf
-from tests.state.families.matrix import WHOLE
-from tests.state.families.test_config_fuzz import Theirs, bases, is_same
+from cairn.interop import registry
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.hf_keys import DROPOUTS, HARMLESS_KEYS, NEUTRAL_VALUES
+from cairn.interop.families.family import get_family
+from cairn.interop.families.hf_config import activation_from_hf
+from cairn.state.models.decoder.mlp import ACTIVATION_FUNCTIONS
+from tests.interop.families.matrix import WHOLE
+from tests.interop.families.test_config_fuzz import Theirs, bases, is_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the decoder has none of it")
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cairn.state import registry
-from cairn.state.config.decoder import FULL, WINDOW
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.families import get_family
-from cairn.state.families.deepseek_gguf import KeysAndValues
-from cairn.state.families.gguf_names import Column, Plus
-from cairn.state.weights.gguf.reading import GGUFFile
-from tests.state.families.gguf_conversion import write_gguf
-from tests.state.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
+from cairn.interop import registry
+from cairn.interop.config.decoder import FULL, WINDOW
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.families.deepseek_gguf import KeysAndValues
+from cairn.interop.families.family import get_family
+from cairn.interop.families.gguf_names import Column, Plus
+from cairn.interop.weights.gguf.reading import GGUFFile
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.gguf_conversion import write_gguf
+from tests.interop.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import torch_logits
 
@@ -31,7 +31,7 @@ MSCALES = {"mscale": 0.7, "mscale_all_dim": 0.7}
 
 def known(model_type, name):
     """A config of the family's own test."""
-    return importlib.import_module(f"tests.state.families.known.test_{model_type}").CONFIGS[name]
+    return importlib.import_module(f"tests.interop.families.known.test_{model_type}").CONFIGS[name]
 
 
 FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
@@ -120,7 +120,7 @@ def sizes_of(model_type):
     """Of a family's tiny models."""
     without = ()
     if model_type != "llama":
-        module = importlib.import_module(f"tests.state.families.known.test_{model_type}")
+        module = importlib.import_module(f"tests.interop.families.known.test_{model_type}")
         without = getattr(module, "WITHOUT", ())
     return {name: size for name, size in SIZES.items() if name not in without}
 

@@ -8,20 +8,20 @@ import pytest
 from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cairn.state.config import leaf_shapes
-from cairn.state.conversion.tensor_streams import MemoryLeaf
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConfigError, ConversionError
+from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.conversion.tensor_streams import MemoryLeaf
+from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
+from cairn.interop.weights.gguf.reading import GGUFFile
+from cairn.interop.weights.gguf.writing import GGUF_FILE, gguf_shard
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.weights.gguf.reading import GGUFFile
-from cairn.state.weights.gguf.writing import GGUF_FILE, gguf_shard
 from cairn.storage.safetensors.stream import write_shard
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
 from tests.examples.layers import first_layers
-from tests.state.families.matrix import assert_close, padded
-from tests.state.families.test_gguf import GGUF_CONFIGS, WITHOUT, saved
+from tests.interop.families.matrix import assert_close, padded
+from tests.interop.families.test_gguf import GGUF_CONFIGS, WITHOUT, saved
 from tests.state.forward import logits_of
 from tests.state.hf_models import LLAMA3_ROPE, torch_logits
 

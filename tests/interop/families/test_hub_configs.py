@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 

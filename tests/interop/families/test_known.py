@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from cairn.state import registry
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families import get_family
+from cairn.interop import registry
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.family import get_family
 
 ROOT = Path(__file__).parents[3]
 TABLE = (ROOT / "docs/reference/state/families.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def checked_rows():
 
 
 def test_the_table_has_every_family_and_how_long_its_file_is():
-    files = (ROOT / "state/families/known").glob("[a-z]*.py")
+    files = (ROOT / "interop/families/known").glob("[a-z]*.py")
     lines = {file.stem: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert {name: int(count) for name, count in ROWS.items()} == lines
     assert sorted(lines) == registry.known_families()
@@ -44,7 +44,7 @@ def test_the_table_of_what_llama_cpp_was_asked_has_every_family_that_has_gguf_fi
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "llama"])
 def test_every_family_has_a_test_of_its_own(name):
-    test = ROOT / f"tests/state/families/known/test_{name}.py"
+    test = ROOT / f"tests/interop/families/known/test_{name}.py"
     assert f'MODEL_TYPE = "{name}"' in test.read_text(encoding="utf-8")
 
 

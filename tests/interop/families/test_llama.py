@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ConfigError, ConversionError
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.forward import logits_of
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
@@ -129,7 +129,7 @@ def with_another_head(folder, change):
 
 
 def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_loaded_untied(tmp_path, monkeypatch):
-    monkeypatch.setattr("cairn.state.weights.weight_source._COMPARED_ELEMENTS", 100)
+    monkeypatch.setattr("cairn.interop.weights.weight_source._COMPARED_ELEMENTS", 100)
     folder = save(tiny_llama(tie_word_embeddings=True), tmp_path)
 
     def last_changed(weight):

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConfigError
-from cairn.state.families import get_family
-from tests.state.families.llama_cpp_engine import (
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.family import get_family
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.llama_cpp_engine import (
     SOURCE,
     Converter,
     EngineError,
     logits_of_file,
 )
-from tests.state.families.matrix import LENGTH, SIZES, VOCABULARY
-from tests.state.families.test_gguf import GGUF_CONFIGS, saved, sizes_of
-from tests.state.families.test_gguf_export import UNCUT, loadable, write
-from tests.state.families.test_known import checked_rows
+from tests.interop.families.matrix import LENGTH, SIZES, VOCABULARY
+from tests.interop.families.test_gguf import GGUF_CONFIGS, saved, sizes_of
+from tests.interop.families.test_gguf_export import UNCUT, loadable, write
+from tests.interop.families.test_known import checked_rows
 from tests.state.hf_models import tokens, torch_logits
 
 LIMIT, LIMIT_OF_ITS_GELU = 1e-4, 1e-3

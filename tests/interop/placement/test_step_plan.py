@@ -12,26 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.interop.placement import load_cost
+from cairn.interop.placement.decoder_axes import decoder_axes
+from cairn.interop.placement.process_grid import ProcessGrid
+from cairn.interop.placement.rules import FoundRule, axis_units, place
+from cairn.interop.placement.specs import entry_axes, shard_shape
+from cairn.interop.placement.step_plan import Layout, plan_step
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.optimizers import init_optimizer
-from cairn.state.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
-from cairn.state.placement import load_cost
-from cairn.state.placement.decoder_axes import decoder_axes
-from cairn.state.placement.process_grid import ProcessGrid
-from cairn.state.placement.rules import FoundRule, axis_units, place
-from cairn.state.placement.specs import entry_axes, shard_shape
-from cairn.state.placement.step_plan import Layout, plan_step
 from cairn.state.sharding.mesh import make_mesh
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.resolving import resolve_checkpoint
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
-from tests.storage.training.restoring.elsewhere import devices_elsewhere
+from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 P = PartitionSpec
 CONFIG = DecoderConfig(

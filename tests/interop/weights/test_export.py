@@ -13,10 +13,10 @@ from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from cairn.state.conversion.tensor_streams import whole
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.weights.export import export_sources
+from cairn.interop.conversion.tensor_streams import whole
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.export import export_sources
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
@@ -88,7 +88,7 @@ def test_export_needs_no_jax(stored):
     _, run = stored
     code = (
         "import sys\n"
-        "from cairn.state.weights import export_sources\n"
+        "from cairn.interop.weights import export_sources\n"
         "from cairn.storage.reading.reader import CheckpointReader\n"
         "from cairn.storage.runs.resolving import resolve_checkpoint\n"
         f"run, step = resolve_checkpoint({str(run)!r})\n"

@@ -16,8 +16,8 @@ from tokenizers import (
     trainers,
 )
 
-from cairn.state.weights.gguf.reading import GGUFFile
-from cairn.state.weights.gguf.tokenizer import _SPLITS, _templates, tokenizer_metadata
+from cairn.interop.weights.gguf.reading import GGUFFile
+from cairn.interop.weights.gguf.tokenizer import _SPLITS, _templates, tokenizer_metadata
 from examples.demo.weights import carried_tokenizer
 
 TEXTS = (

@@ -7,16 +7,16 @@ import torch
 from flax import nnx
 from safetensors.torch import load_file, save_file
 
-from cairn.state.conversion.tensor_streams import whole
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
+from cairn.interop.conversion.tensor_streams import whole
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.export import export_sources
+from cairn.interop.weights.gguf.writing import stored_gguf
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.weights.export import export_sources
-from cairn.state.weights.gguf.writing import stored_gguf
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
-from tests.state.families.known import test_falcon, test_gpt_oss, test_phi3
-from tests.state.families.matrix import SIZES, model_of, tensors_of, tiny
+from tests.interop.families.known import test_falcon, test_gpt_oss, test_phi3
+from tests.interop.families.matrix import SIZES, model_of, tensors_of, tiny
 
 FUSED = {
     test_phi3: ("self_attn/q_proj", "layers.0.self_attn.qkv_proj.weight"),

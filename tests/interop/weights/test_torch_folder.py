@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.weights import open_pretrained
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.files import open_pretrained
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.storage.errors import NotFoundError
 from cairn.storage.store.opening import open_files
 from tests.state.forward import logits_of

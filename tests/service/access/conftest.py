@@ -10,8 +10,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from cairn.service.access import Scope, make_key
-from cairn.service.catalog import Catalog
+from cairn.service.access.callers import Scope
+from cairn.service.access.keys import make_key
+from cairn.service.catalog.engine import Catalog
 from cairn.service.settings import Settings
 
 ELSEWHERE = ("203.0.113.7", 50000)

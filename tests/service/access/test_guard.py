@@ -10,8 +10,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.access import Authenticator, KeysGuard, recent
-from cairn.service.access.guard import UNDER_WAY
+from cairn.service.access import recent
+from cairn.service.access.authenticator import Authenticator
+from cairn.service.access.guard import UNDER_WAY, KeysGuard
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow, KeyRow
 from cairn.service.errors import SettingsError

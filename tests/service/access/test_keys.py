@@ -7,9 +7,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from cairn.service.access import Scope, counts, list_keys, make_key, revoke_key
-from cairn.service.access.keys import Credential, caller_of, find_key
-from cairn.service.catalog import Catalog, KeyRow
+from cairn.service.access.callers import Scope
+from cairn.service.access.keys import (
+    Credential,
+    caller_of,
+    counts,
+    find_key,
+    list_keys,
+    make_key,
+    revoke_key,
+)
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import KeyRow
 from cairn.service.errors import KeyNameTakenError, UnauthenticatedError, UnknownKeyError
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

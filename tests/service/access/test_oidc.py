@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from cairn.service.access import Issuer as Verifier
 from cairn.service.access import oidc
+from cairn.service.access.oidc import Issuer as Verifier
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.errors import NotReadyError, SettingsError, UnauthenticatedError

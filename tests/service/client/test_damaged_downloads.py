@@ -9,12 +9,13 @@ import httpx
 import numpy as np
 import pytest
 
-from cairn.service.client import AsyncClient, Client
+from cairn.service.client.asynchronous.client import AsyncClient
+from cairn.service.client.client import Client
 from cairn.service.errors import DownloadError, ProblemResponseError
 from cairn.service.http.downloads import BLOCK_BYTES
-from cairn.service.jobs import ArtifactRef
-from cairn.storage.runs import ExportFile, ExportKey, ExportManifest, publish_export
-from cairn.storage.store import rfc3339, utc_now
+from cairn.service.jobs.artifacts import ArtifactRef
+from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
+from cairn.storage.store.clock import rfc3339, utc_now
 from tests.service.planes import running_plane
 from tests.service.servers import reply, scripted
 from tests.service.stores import make_run

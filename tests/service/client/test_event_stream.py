@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.service.client.protocol import EventStream
+from cairn.service.client.protocol.event_stream import EventStream
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from cairn.service.client.protocol import Patience
+from cairn.service.client.protocol.patience import Patience
 from cairn.service.errors import ProblemResponseError
 
 GONE = httpx.ConnectError("refused")

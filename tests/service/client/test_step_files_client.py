@@ -12,10 +12,11 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict
 
-from cairn.service.client import AsyncClient, Client
+from cairn.service.client.asynchronous.client import AsyncClient
+from cairn.service.client.client import Client
 from cairn.service.errors import DownloadError, ProblemResponseError, ServerUnreachableError
-from cairn.storage.runs import INDEX_FILE
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.runs.records.layout import INDEX_FILE
 from tests.service.jobs import leaves_of, save_llama
 from tests.service.planes import running_plane
 from tests.service.servers import reply, scripted

@@ -112,7 +112,6 @@ def test_both_have_the_same_methods_with_the_same_signatures():
 
 def test_both_are_public():
     assert {"AsyncClient", "Client"} <= set(cairn.__all__)
-    assert cairn.service.client.AsyncClient is AsyncClient
 
 
 def test_the_client_that_waits_loads_nothing_of_the_other():

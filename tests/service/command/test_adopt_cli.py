@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from cairn.storage.runs import Run, roll_back
-from cairn.storage.training import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
 from tests.plain_orbax import manager
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
-from tests.storage.adoption.folders import everything
+from tests.storage.orbax_import.folders import everything
 
 PATHS = {
     r"state/params/transformer/wte": "model/embed_tokens/embedding",

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from cairn.interop.conversion.tensor_streams import FLOAT_NAMES
 from cairn.service.command import completion
-from cairn.state.conversion.tensor_streams import FLOAT_NAMES
 from cairn.storage.runs.promotion import promote_step
 from tests.service.commands import cairn_here, environment
 from tests.service.planes import running_plane

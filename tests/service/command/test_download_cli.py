@@ -6,9 +6,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.service.client import Client
-from cairn.storage.runs import Run, roll_back
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.service.client.client import Client
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 

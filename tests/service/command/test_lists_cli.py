@@ -14,8 +14,8 @@ from cairn.service.schemas import (
     CheckpointList,
     RunWriter,
 )
-from cairn.storage.runs import Writer
 from cairn.storage.runs.trash import delete_step
+from cairn.storage.runs.writer import Writer
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 from tests.service.stores import annotate, make_run

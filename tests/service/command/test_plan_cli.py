@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from cairn.state import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    EasyDeLState,
-    PartitionAxis,
-    make_optimizer,
-)
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 
@@ -121,7 +119,7 @@ def test_what_cannot_be_is_wrong_usage(ask, tmp_path, arguments, told):
 
 
 def test_the_client_gathers_all_pages(run, served):
-    from cairn.service.client import Client
+    from cairn.service.client.client import Client
 
     with Client(served) as client:
         whole = client.plan("run", 3, {"fsdp": 2})

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expect, sync_playwright
 
-from cairn.storage.runs import Run, annotate_run, annotate_step, fork_run, promote_step
-from cairn.storage.store import parse_uri
+from cairn.storage.runs.annotating import annotate_run, annotate_step
+from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
 from tests.service.planes import running_plane
 from tests.service.stores import begin_saving
 from tests.service.stores import make_run as make_plain_run

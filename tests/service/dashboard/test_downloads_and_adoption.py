@@ -6,7 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from cairn.storage.training.trees import nest
+from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import CONFIG, leaves_of

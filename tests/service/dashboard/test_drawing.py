@@ -20,8 +20,9 @@ from cairn.service.dashboard.pages.runs import run_filter
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.wording import apart, brief, figure, keys, percent, quoted, spec
 from cairn.service.errors import InvalidRequestError
-from cairn.service.filters import RUN_FIELDS, Search
-from cairn.storage.runs import LeafRecord
+from cairn.service.filters.fields import RUN_FIELDS
+from cairn.service.filters.search import Search
+from cairn.storage.runs.records.manifest import LeafRecord
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,9 +7,10 @@ import pytest
 from playwright.sync_api import expect
 
 from cairn.service.app import create_app
-from cairn.service.client import Client
+from cairn.service.client.client import Client
 from cairn.service.settings import Settings
-from cairn.storage.runs import Run, annotate_step
+from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.run import Run
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import PATIENCE, Hold, save_llama
 from tests.service.servers import serve

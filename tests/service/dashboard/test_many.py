@@ -7,7 +7,7 @@ from sqlalchemy import insert
 
 from cairn.service.catalog.models import CheckpointRow, EventRow, RunRow
 from cairn.service.dashboard.drawing.tensor_tree import branches
-from cairn.storage.runs import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 from tests.service.stores import make_run
 
 HTML = {"Accept": "text/html"}

@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
-from cairn.storage.runs import Writer
+from cairn.storage.runs.writer import Writer
 from tests.service.dashboard.conftest import opened
 from tests.service.servers import serve
 from tests.service.stores import make_run

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from cairn.service.filters import CHECKPOINT_FIELDS, All, AnyOf, Comparison, Has, Kind, Not, Path
+from cairn.service.filters.expressions import All, AnyOf, Comparison, Has, Not, Path
+from cairn.service.filters.fields import CHECKPOINT_FIELDS, Kind
 
 KEYS = ("stage", "loss", "step", "a.b", 'say "hi"', "it's", "back\\slash", "é", "日本", "😀", "")
 KEYS += ("eval/loss", " ", "$", "$.stage", "[0]", "'; DROP TABLE runs; --", "%", "*", "AND")

@@ -6,21 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.service.errors import InvalidRequestError
-from cairn.service.filters import (
-    AUDIT_FIELDS,
-    CHECKPOINT_FIELDS,
-    MOST_CONDITIONS,
-    All,
-    AnyOf,
-    Comparison,
-    Has,
-    Not,
-    Path,
-    Search,
-    parse_filter,
-    parse_order,
-    quote,
-)
+from cairn.service.filters.expressions import All, AnyOf, Comparison, Has, Not, Path
+from cairn.service.filters.fields import AUDIT_FIELDS, CHECKPOINT_FIELDS
+from cairn.service.filters.ordering import parse_order
+from cairn.service.filters.parsing import MOST_CONDITIONS, parse_filter
+from cairn.service.filters.quoting import quote
+from cairn.service.filters.search import Search
 from tests.service.filters.expressions import filters
 
 

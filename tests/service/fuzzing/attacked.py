@@ -28,13 +28,14 @@ from fastapi.routing import APIRoute
 
 from cairn.service.app import API_PREFIX, ROUTERS
 from cairn.service.client.client import Client
-from cairn.service.dashboard import ROUTERS as PAGES
+from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
-from cairn.storage.adoption import adopt
-from cairn.storage.arrays import box_digest
-from cairn.storage.runs import Run, promote_step
-from cairn.storage.store import parse_uri
+from cairn.storage.arrays.digests import box_digest
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
 from tests.plain_orbax import manager_of_items
 from tests.service import jobs
 from tests.service.access.conftest import Keys

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from backports import zstd
 
-from cairn.storage.arrays import table_place
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, ValueRef, leaf_node, manifest
+from cairn.storage.arrays.paged_table import table_place
 from cairn.storage.runs.records.step_index import DIGEST_ROW, FILE_ROW, VALUE_ROW
 from tests.service.fuzzing.forging import (
     ADOPTED,

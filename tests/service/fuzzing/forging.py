@@ -22,7 +22,7 @@ import tensorstore as ts
 
 from cairn.storage.arrays.value_files import stored_file
 from cairn.storage.runs.records.step_index import END, MAGIC
-from cairn.storage.store import Record
+from cairn.storage.store.records import Record
 
 REAL, COPIED, ADOPTED = "real", "copied", "adopted"
 """As saved now, with an index; as version 3 saved it, without; and by plain Orbax, then adopted."""

@@ -17,8 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.catalog.engine import Catalog
-from cairn.service.observing import start_logging
-from cairn.service.observing.logs import JsonLines, TextLines
+from cairn.service.observing.logs import JsonLines, TextLines, start_logging
 from cairn.service.observing.redaction import redact
 from tests.service.commands import CAIRN, cairn, environment
 from tests.service.conftest import BASE_URL, PEER

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.service.app import create_app
-from cairn.service.observing import ServerMetrics, WorkerMetrics, readings
+from cairn.service.observing import readings
+from cairn.service.observing.metrics import ServerMetrics, WorkerMetrics
 from cairn.service.routes import metrics
 from cairn.service.settings import Settings
 from cairn.storage.errors import StoreUnavailableError

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.service.app import create_app
 from cairn.service.errors import ServeError
-from cairn.service.observing import WorkerMetrics, WorkerPort
+from cairn.service.observing.metrics import WorkerMetrics
+from cairn.service.observing.worker_port import WorkerPort
 from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama

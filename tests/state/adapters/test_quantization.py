@@ -12,20 +12,18 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state import (
-    DecoderForCausalLM,
-    EasyDeLQuantizationMethods,
-    ExpertsConfig,
-    QuantizationSettings,
-    make_mesh,
-)
-from cairn.state.adapt.adapted_layers import adapted, pack_kernel, rounded_activations
-from cairn.state.adapt.layers import adaptable_layers, dequantize_layers, quantize_layers
-from cairn.state.adapt.products import product_of
-from cairn.state.adapt.quantization import METHODS
-from cairn.state.adapt.quantized_weight import PackedParam, QuantizedWeight, dequantize
-from cairn.state.errors import ArgumentError, OptimizerError
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.errors import ArgumentError
+from cairn.interop.names import EasyDeLQuantizationMethods
+from cairn.state.adapters.adapted_layers import adapted, pack_kernel, rounded_activations
+from cairn.state.adapters.layers import adaptable_layers, dequantize_layers, quantize_layers
+from cairn.state.adapters.products import product_of
+from cairn.state.adapters.quantization import METHODS, QuantizationSettings
+from cairn.state.adapters.quantized_weight import PackedParam, QuantizedWeight, dequantize
+from cairn.state.errors import OptimizerError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
+from cairn.state.sharding.mesh import make_mesh
 from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, batch, my_model
 from tests.tiny import TINY
@@ -354,7 +352,7 @@ def test_a_sharded_weight_is_packed_where_it_is_and_never_whole_on_a_device(meth
 
 
 def packing_program(place, weight, settings):
-    from cairn.state.adapt.quantized_weight import _quantizer, _sharded
+    from cairn.state.adapters.quantized_weight import _quantizer, _sharded
 
     run = _quantizer((0,), weight.shape, settings.method, settings.group_size)
     packed = _sharded(run, place, weight.shape, weight.dtype, (0,))

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn.state.checkpointing.checkpointer import Checkpointer, default_writer_id
+from cairn.state.checkpointing.restore import read_meta, restore_item
+from cairn.state.checkpointing.saves.engine import StepWrite, begin_step
 from cairn.storage.errors import (
     FencedError,
     InvalidURIError,
@@ -35,11 +38,9 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import publish_manifest
-from cairn.storage.store import deadlines, open_files
+from cairn.storage.store import deadlines
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
-from cairn.storage.training.restore import read_meta, restore_item
-from cairn.storage.training.saving.engine import StepWrite, begin_step
+from cairn.storage.store.opening import open_files
 from tests.programs.program import run as run_program
 from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
@@ -480,7 +481,7 @@ def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
 
     with monkeypatch.context() as patch:
         module = "saving.held_arrays" if place == "Transfers.wait" else "checkpointer"
-        patch.setattr(f"cairn.storage.training.{module}.{place}", interrupted)
+        patch.setattr(f"cairn.state.checkpointing.{module}.{place}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(checkpointer, 1, state(7))
     handle = save(checkpointer, 1)
@@ -516,7 +517,7 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
 ):
     save(checkpointer, 1).wait()
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+        patch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
         handle = save(checkpointer, 2)
         for _ in range(2):
             with pytest.raises(SaveError, match="the disk is on fire"):
@@ -568,7 +569,7 @@ def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
     checkpointer, run_uri, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+        patch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
         save(checkpointer, 1)
         with pytest.raises(SaveError, match="the disk is on fire"):
             save(checkpointer, 2)
@@ -577,7 +578,7 @@ def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
 
 
 def test_a_background_failure_nobody_waited_for_is_raised_by_close(run_uri, monkeypatch):
-    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+    monkeypatch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
     made = Checkpointer(run_uri)
     save(made, 1)
     with pytest.raises(SaveError, match="the disk is on fire"):
@@ -594,7 +595,7 @@ def broken(folder):
 def test_wait_gives_up_after_its_timeout_and_the_save_goes_on(tmp_path, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(
-        "cairn.storage.training.saving.save_job.sync_folder", lambda folder: release.wait(60)
+        "cairn.state.checkpointing.saves.save_job.sync_folder", lambda folder: release.wait(60)
     )
     with Checkpointer(tmp_path / "run") as made:
         handle = save(made, 1)
@@ -861,7 +862,7 @@ FIRST_AT_ONCE = """
 import sys
 import threading
 
-from cairn.storage.training import Checkpointer
+from cairn.state.checkpointing import Checkpointer
 
 sys.setswitchinterval(1e-6)
 errors, ready = [], threading.Barrier(8)

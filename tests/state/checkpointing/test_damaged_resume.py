@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import PolicyError, StepDamagedError, StepExistsError
 from cairn.storage.runs.annotating import annotate, annotate_step, note_verified
 from cairn.storage.runs.promotion import promote_step
@@ -14,8 +16,6 @@ from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.resolving import best_step, resolve_checkpoint
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
 
 DAMAGE = Damage(at="2026-01-02T03:04:05Z", by="verify", leaves=("state: w",), leaf_count=1)
 TARGET = {"w": np.zeros(4, np.float32)}

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from cairn.storage.training.garbage import no_collections
+from cairn.state.checkpointing.garbage import no_collections
 
 
 def test_collections_begin_again_once_all_have_left():

@@ -10,6 +10,10 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from pydantic import ValidationError
 
+from cairn.state.checkpointing import iterators as positions
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.saves import engine
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -29,10 +33,6 @@ from cairn.storage.runs.records.layout import iterator_file, manifest_file
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
-from cairn.storage.training import iterators as positions
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
-from cairn.storage.training.saving import engine
 from tests.storage.counting import Loader, Numbers
 from tests.storage.states import raws
 

@@ -14,6 +14,8 @@ import pytest
 from flax import nnx, struct
 from flax.core import freeze
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import (
     AliasNotFoundError,
     InvalidURIError,
@@ -27,8 +29,6 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raws, state
 
 X = jnp.arange(12.0).reshape(4, 3) / 10

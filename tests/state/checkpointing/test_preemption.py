@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn.state.checkpointing.preemption import Preemption
 from cairn.storage.errors import PolicyError
-from cairn.storage.training.preemption import Preemption
 from tests.programs.program import run
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def test_only_the_main_thread_may_listen():
 
 CLOSED_IN_THE_ORDER_THEY_WERE_MADE = """
 import os, signal
-from cairn.storage.training.preemption import Preemption
+from cairn.state.checkpointing.preemption import Preemption
 first, second = Preemption(), Preemption()
 first.close()
 second.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from cairn.storage.training import exit_guard
-from cairn.storage.training.processes.coordination import coordination
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.processes.coordination import coordination
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
@@ -22,8 +22,8 @@ PUBLIC = {"os._exit"}
 ALLOWED = {
     # And `dbos._background_jobs_stop_event`: ADR 26, and `tests/service/test_waking.py`.
     "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},
-    "storage/training/processes/coordination.py": {"orbax.checkpoint._src.futures"},
-    "storage/training/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
+    "state/checkpointing/processes/coordination.py": {"orbax.checkpoint._src.futures"},
+    "state/checkpointing/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
 }
 
 

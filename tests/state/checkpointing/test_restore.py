@@ -14,6 +14,15 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
+from cairn.state.checkpointing.restore import (
+    read_meta,
+    restore_item,
+    restore_leaves,
+    stored_items,
+    stored_tree,
+)
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import (
     CorruptionError,
@@ -28,15 +37,6 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
-from cairn.storage.training.restore import (
-    read_meta,
-    restore_item,
-    restore_leaves,
-    stored_items,
-    stored_tree,
-)
 from tests.devices import xla_flags
 from tests.programs.program import Program
 from tests.storage.plain_steps import as_plain_step
@@ -519,7 +519,7 @@ def test_a_checkpoint_that_plain_orbax_wrote_restores_too(tmp_path):
 
 
 def test_leaves_that_cannot_be_stored_are_refused(step):
-    from cairn.storage.training.leaf_forms import store_form
+    from cairn.state.checkpointing.leaf_forms import store_form
 
     bad = {
         "object": np.array([object()]),
@@ -555,9 +555,9 @@ import jax
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StepExistsError
-from cairn.storage.training.restore import read_meta, restore_item
+from cairn.state.checkpointing.restore import read_meta, restore_item
 mesh = Mesh(np.array(jax.devices()), ("fsdp",))
 host = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
 def make(scale, spec):

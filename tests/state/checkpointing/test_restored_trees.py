@@ -17,8 +17,8 @@ from flax.core import FrozenDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from tests.faults.report import is_long, trials
 from tests.storage.states import abstract, assert_alike, mesh, put, raws
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state.config.decoder import FULL, WINDOW, DecoderConfig
-from cairn.state.config.decoder_parts import leaf_shapes
-from cairn.state.config.experts import ExpertsConfig
-from cairn.state.config.rope import RopeConfig
-from cairn.state.decoder.attention import grouped_attention
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.decoder.positions import rotary_angles, rotate
-from cairn.state.errors import ArgumentError
-from cairn.state.module.kv_cache import KVCache
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.config.rope import RopeConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.attention import grouped_attention
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.decoder.positions import rotary_angles, rotate
+from cairn.state.models.module.kv_cache import KVCache
 from cairn.state.paths import named_leaves
 from tests.state.forward import logits_of, outputs_of
 from tests.state.hf_models import tokens

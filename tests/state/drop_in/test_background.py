@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from cairn import Checkpointer, CheckpointManager, Run, SaveError, promote_step
-from cairn.storage.runs import delete_step
+from cairn.storage.runs.trash import delete_step
 
 Options = ocp.CheckpointManagerOptions
 

@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ConversionError
-from cairn.state.module.base import EasyDeLBaseModule
+from cairn.interop.errors import ConversionError
+from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.paths import named_leaves
-from cairn.storage.adoption import adopt
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.errors import NotACheckpointError
+from cairn.storage.orbax_import.adopt import adopt
 from tests.contract.subjects import assert_same_bits, make_decoder
 
 RUN_HERE = {

@@ -12,19 +12,14 @@ from flax import nnx
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import (
-    ArgumentError,
-    ConfigError,
-    ConversionError,
-    OptimizerError,
-    ShardingError,
-)
-from cairn.state.module.base import EasyDeLBaseModule
+from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
+from cairn.state.errors import OptimizerError, ShardingError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
-from cairn.state.saving.load_arguments import LoadArguments
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.load_arguments import LoadArguments
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -380,7 +375,7 @@ def run_with_hub(code, hub, home, **more):
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
     code = """
-from cairn.state.weights import open_pretrained
+from cairn.interop.weights import open_pretrained
 from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.config.num_hidden_layers == 2, found.config
@@ -425,7 +420,7 @@ def crowded(folder, tmp_path):
 
 
 LOAD = """
-from cairn.state import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 found = DecoderForCausalLM.from_pretrained("hf://org/tiny", auto_shard_model=False)
 again = DecoderForCausalLM.from_pretrained("org/tiny", revision="v1", auto_shard_model=False)
 cached = DecoderForCausalLM.from_pretrained(
@@ -467,7 +462,7 @@ def test_a_config_that_is_refused_costs_no_more_than_itself(changes, said, crowd
     (crowded / "config.json").write_text(json.dumps(data))
     code = f"""
 from cairn import EasyDeLState
-from cairn.state.errors import ConfigError
+from cairn.interop.errors import ConfigError
 try:
     EasyDeLState.load_state("hf://org/tiny", verbose=False)
 except ConfigError as error:
@@ -489,7 +484,7 @@ def test_of_a_hub_without_safetensors_what_torch_saved_is_downloaded(folder, tmp
     with hub_server.serve(repository) as hub:
         run_with_hub(LOAD, hub, tmp_path / "home")
         assert hub.downloaded == ["config.json", "pytorch_model.bin"]
-    code = 'from cairn.state.weights import open_pretrained as o; o("org/tiny").weights.shapes'
+    code = 'from cairn.interop.weights import open_pretrained as o; o("org/tiny").weights.shapes'
     run_with_hub(code, hub, tmp_path / "home")  # nobody listens there any more
 
 
@@ -501,8 +496,8 @@ def test_what_torch_saved_is_not_downloaded_where_torch_is_missing(folder, tmp_p
     code = """
 import sys
 sys.modules["torch"] = None
-from cairn.state.errors import ArgumentError
-from cairn.state.weights import open_pretrained
+from cairn.interop.errors import ArgumentError
+from cairn.interop.weights import open_pretrained
 try:
     open_pretrained("org/tiny")
 except ArgumentError as error:
@@ -518,7 +513,7 @@ else:
 def test_a_hub_without_a_config_says_what_is_there(crowded, tmp_path):
     (crowded / "config.json").unlink()
     code = """
-from cairn.state.weights import open_pretrained
+from cairn.interop.weights import open_pretrained
 from cairn.storage.errors import NotFoundError
 try:
     open_pretrained("org/tiny")
@@ -535,7 +530,7 @@ else:
 def test_a_cache_that_lacks_a_shard_is_refused_when_nothing_may_be_downloaded(crowded, tmp_path):
     code = """
 from pathlib import Path
-from cairn.state.weights import open_pretrained
+from cairn.interop.weights import open_pretrained
 from cairn.storage.errors import NotFoundError
 open_pretrained("org/tiny")
 (shard, *_) = Path({home!r}).rglob("snapshots/*/model-00001*")
@@ -556,7 +551,7 @@ open_pretrained("org/tiny")  # fetched again
 
 def test_what_was_downloaded_is_loaded_when_the_hub_can_not_be_had(crowded, tmp_path):
     code = """
-from cairn.state.weights import open_pretrained
+from cairn.interop.weights import open_pretrained
 from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.weights.read("model.norm.weight").shape == (32,)
@@ -571,7 +566,7 @@ else:
     home = tmp_path / "home"
     with hub_server.serve(crowded) as hub:
         run_with_hub(
-            'from cairn.state.weights import open_pretrained as o; o("org/tiny")', hub, home
+            'from cairn.interop.weights import open_pretrained as o; o("org/tiny")', hub, home
         )
     run_with_hub(code, hub, home)  # nobody listens there any more
     run_with_hub(code, hub, home, HF_HUB_OFFLINE="1")
@@ -584,8 +579,8 @@ def test_of_an_adapter_on_a_hub_the_config_comes_first_and_then_its_weights_alon
     for name in ("adapter_model.bin", "optimizer.pt", "model.safetensors"):
         (repository / name).write_bytes(b"more")
     code = f"""
-from cairn.state import DecoderForCausalLM
-from cairn.state.errors import ConversionError
+from cairn import DecoderForCausalLM
+from cairn.interop.errors import ConversionError
 model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
 try:
     model.load_adapter("org/tiny")
@@ -702,7 +697,7 @@ def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
     code = f"""
 import jax, numpy as np
 from flax import nnx
-from cairn.state import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 from cairn.state.paths import named_leaves
 options = dict(
     sharding_axis_dims=(1, 4, 2, 1),
@@ -726,7 +721,7 @@ def test_an_adapter_is_fetched_from_the_hub(folder, tmp_path):
     model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
     model.apply_lora_to_layers(2, 3.0, "q_proj").save_adapter(adapter)
     code = f"""
-from cairn.state import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
 model.load_adapter("org/tiny")
 assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
@@ -737,7 +732,7 @@ assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
 
 def test_push_uploads_what_save_writes_through_the_real_client(folder, tmp_path):
     code = f"""
-from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
 url = model.push_to_hub("org/tiny", commit_message="Better weights")
 assert url.endswith("/commit/" + "a" * 40), url

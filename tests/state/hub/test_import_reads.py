@@ -11,10 +11,10 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
+from cairn.interop.errors import ConversionError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.safetensors import encode_header
+from cairn.storage.safetensors.format import encode_header
 from cairn.storage.store.opening import open_files
 from tests.programs.program import run
 from tests.state.hf_models import save, tiny_llama

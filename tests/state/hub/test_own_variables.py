@@ -9,12 +9,14 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from cairn.state import EasyDeLBaseModule, EasyDeLState, EDPretrainedConfig
-from cairn.state.conversion import whole
-from cairn.state.errors import ConversionError
-from cairn.state.weights import export_sources
-from cairn.storage.reading import CheckpointReader
-from cairn.storage.runs import Run
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.conversion.tensor_streams import whole
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.export import export_sources
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)

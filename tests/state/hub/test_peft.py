@@ -12,19 +12,19 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from cairn.state.conversion.ops import (
+from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
     Chain,
     Split,
     Stack,
 )
-from cairn.state.conversion.rules import Rule
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConversionError
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.errors import ArgumentError, ConversionError
+from cairn.interop.weights.peft_config import PeftConfig, target_modules
+from cairn.interop.weights.peft_names import modules_of_rules
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.weights.peft_config import PeftConfig, target_modules
-from cairn.state.weights.peft_names import modules_of_rules
 from cairn.storage.errors import NotFoundError
 from tests.state.forward import logits_of
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits

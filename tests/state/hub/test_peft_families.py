@@ -8,16 +8,16 @@ import pytest
 from flax import nnx
 from transformers import AutoModelForCausalLM
 
-from cairn.state.conversion.tensor_streams import whole
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
+from cairn.interop.conversion.tensor_streams import whole
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.export import adapter_sources, export_sources
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.weights.export import adapter_sources, export_sources
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.safetensors.stream import plan_shards, write_shard
 from cairn.storage.store.opening import open_files
-from tests.state.families.known import (
+from tests.interop.families.known import (
     test_deepseek_v3,
     test_falcon,
     test_glm4,
@@ -25,7 +25,7 @@ from tests.state.families.known import (
     test_gpt_oss,
     test_qwen2_moe,
 )
-from tests.state.families.matrix import (
+from tests.interop.families.matrix import (
     assert_close,
     by_peft,
     model_of,

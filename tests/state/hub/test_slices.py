@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.state.conversion import TRANSPOSE, Chain, Rule, Split, Stack, box_reads, whole_box
-from cairn.state.conversion.box_reads import covering, read_boxes
-from cairn.state.hub.slices import Slice, read_slices, slice_bytes
-from cairn.state.weights.safetensors_folder import SafetensorsFolder
-from cairn.state.weights.source_folder import SourceFolder
-from cairn.state.weights.weight_files import WeightFiles
-from cairn.storage.safetensors import encode_header
+from cairn.interop.conversion import box_reads
+from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.ops import TRANSPOSE, Chain, Split, Stack
+from cairn.interop.conversion.parts import whole_box
+from cairn.interop.conversion.rules import Rule
+from cairn.interop.weights.safetensors_folder import SafetensorsFolder
+from cairn.interop.weights.source_folder import SourceFolder
+from cairn.interop.weights.weight_files import WeightFiles
+from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
+from cairn.storage.safetensors.format import encode_header
 from cairn.storage.store.uri import parse_uri
-from tests.state.conversion.test_parts import CASES, case
+from tests.interop.conversion.test_parts import CASES, case
 
 PIECES = box_reads.READERS * box_reads.PIECE_BYTES + (1 << 20)
 """What the threads hold that read a tensor."""

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from cairn.state.config import AutoEasyDeLConfig
-from cairn.state.decoder import DecoderForCausalLM
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.weights.text_part import text_config
+from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.weights.text_part import text_config
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 
 SIZES = {
     "hidden_size": 32,

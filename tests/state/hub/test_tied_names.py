@@ -3,9 +3,9 @@
 import pytest
 from safetensors.torch import load_file, save_model
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
-from tests.state.families.matrix import SIZES, assert_close, tiny
+from cairn.interop.errors import ConversionError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.matrix import SIZES, assert_close, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state import DecoderForCausalLM
-from cairn.state.hub import whole_folder
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.hub import whole_folder
 from cairn.storage.errors import CorruptionError, StoreFullError
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.opening import open_files

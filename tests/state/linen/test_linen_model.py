@@ -11,15 +11,16 @@ from flax import linen, nnx, serialization
 from jax.sharding import NamedSharding, PartitionSpec
 from transformers import AutoModelForCausalLM
 
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, NotInitializedError, ShardingError, TreeStructureError
-from cairn.state.linen.decoder import LinenDecoderForCausalLM
-from cairn.state.linen.model import EDPretrainedModel
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import NotInitializedError, ShardingError, TreeStructureError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.linen.decoder import LinenDecoderForCausalLM
+from cairn.state.models.linen.model import EDPretrainedModel
 from cairn.state.sharding.mesh import make_mesh
-from cairn.state.train_state import TrainState
-from cairn.state.train_step import TrainStep
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.train_state import TrainState
+from cairn.state.states.train_step import TrainStep
 from tests.state import hub_server
 from tests.state.forward import outputs_of
 from tests.state.gguf_files import write_llama
@@ -356,7 +357,7 @@ def test_a_gguf_file_is_loaded(tmp_path):
 
 def test_a_hub_id_is_downloaded(folder, tmp_path):
     code = """
-from cairn.state.linen import LinenDecoderForCausalLM
+from cairn.state.models.linen import LinenDecoderForCausalLM
 model = LinenDecoderForCausalLM.from_pretrained("org/tiny")
 assert model.params["model"]["norm"]["scale"].shape == (32,)
 """

@@ -12,16 +12,17 @@ from flax import linen
 from jax.sharding import PartitionSpec
 from safetensors.numpy import load_file
 
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.conversion import whole
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, ConfigError, ShardingError, TreeStructureError
-from cairn.state.linen.model import EDPretrainedModel
-from cairn.state.module.base import EasyDeLBaseModule
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.conversion.tensor_streams import whole
+from cairn.interop.errors import ArgumentError, ConfigError
+from cairn.interop.weights.export import export_sources
+from cairn.state.errors import ShardingError, TreeStructureError
+from cairn.state.models.linen.model import EDPretrainedModel
+from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer
-from cairn.state.train_state import TrainState
-from cairn.state.train_step import TrainStep
-from cairn.state.weights.export import export_sources
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.train_state import TrainState
+from cairn.state.states.train_step import TrainStep
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from tests.programs.program import run

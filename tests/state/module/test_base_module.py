@@ -5,16 +5,17 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.errors import ShardingError, TreeStructureError, UnknownModelError
-from cairn.state.hub.bridge import EasyBridgeMixin
-from cairn.state.module.base import EasyDeLBaseModule
-from cairn.state.module.generation import EasyGenerationMixin
-from cairn.state.module.loss import causal_lm_loss
-from cairn.state.module.operation_cache import OperationCacheMixin
-from cairn.state.module.outputs import CausalLMOutput
-from cairn.state.names import TaskType
+from cairn.interop.errors import UnknownModelError
+from cairn.interop.names import TaskType
+from cairn.state.errors import ShardingError, TreeStructureError
+from cairn.state.model_classes import find
+from cairn.state.models.hub.bridge import EasyBridgeMixin
+from cairn.state.models.module.base import EasyDeLBaseModule
+from cairn.state.models.module.generation import EasyGenerationMixin
+from cairn.state.models.module.loss import causal_lm_loss
+from cairn.state.models.module.operation_cache import OperationCacheMixin
+from cairn.state.models.module.outputs import CausalLMOutput
 from cairn.state.paths import named_leaves
-from cairn.state.registry import find
 from cairn.state.sharding.mesh import make_mesh, mesh_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 
@@ -214,7 +215,7 @@ def test_two_classes_of_one_name_are_told_apart_by_module():
         __module__ = "another.module"
 
     Other.__name__ = "Twin"
-    from cairn.state.registry import register
+    from cairn.state.model_classes import register
 
     register(Other)
     assert find("Twin", "another.module", path="run") is Other

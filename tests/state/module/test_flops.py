@@ -6,14 +6,12 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state import (
-    DecoderConfig,
-    DecoderForCausalLM,
-    ExpertsConfig,
-    LatentAttentionConfig,
-)
-from cairn.state.errors import ArgumentError
-from cairn.state.module.flops import decoder_flops, matmul_flops
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.config.experts import ExpertsConfig
+from cairn.interop.config.latent_attention import LatentAttentionConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.flops import decoder_flops, matmul_flops
 from cairn.state.sharding.mesh import make_mesh
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 

@@ -12,12 +12,12 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError
-from cairn.state.module.generation_arguments import checked_rules, checked_sampling
-from cairn.state.module.generation_settings import merged_settings
-from cairn.state.module.sampling import NO_TOKEN, filter_logits
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.generation_arguments import checked_rules, checked_sampling
+from cairn.state.models.module.generation_settings import merged_settings
+from cairn.state.models.module.sampling import NO_TOKEN, filter_logits
 from tests.state.compilations import compilations
 from tests.state.hf_models import save, tiny_llama, tokens
 

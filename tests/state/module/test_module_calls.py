@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state import DecoderForCausalLM, LossConfig
-from cairn.state.errors import ArgumentError, TreeStructureError
-from cairn.state.module.calls import static_arguments
+from cairn.interop.errors import ArgumentError
+from cairn.state.errors import TreeStructureError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.calls import static_arguments
+from cairn.state.models.module.loss import LossConfig
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 from tests.tiny import TINY
 

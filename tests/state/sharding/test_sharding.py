@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from rich.console import Console
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, ShardingError, TreeStructureError
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.interop.placement.rules import axis_units
+from cairn.state.errors import ShardingError, TreeStructureError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.state.placement.rules import axis_units
 from cairn.state.sharding.mesh import (
     hybrid_devices,
     make_mesh,
@@ -31,6 +31,7 @@ from cairn.state.sharding.rules import (
     plan,
     spec_for,
 )
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.state.forward import logits_of
 from tests.state.my_model import my_model
 

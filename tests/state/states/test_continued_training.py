@@ -17,13 +17,13 @@ from flax.training import train_state as flax_states
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from cairn.state.config.base import EDPretrainedConfig
-from cairn.state.config.decoder import DecoderConfig, RopeConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.module.base import EasyDeLBaseModule
+from cairn.interop.config.base import EDPretrainedConfig
+from cairn.interop.config.decoder import DecoderConfig, RopeConfig
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer, optax_numerics
-from cairn.state.train_state import TrainState
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.train_state import TrainState
 from tests.faults.report import is_long, trials
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits

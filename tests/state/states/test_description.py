@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState
-from cairn.state.saving import description
+from cairn.state.checkpointing.trees import flatten
+from cairn.state.states import description
 from cairn.storage.runs.run import Run
-from cairn.storage.training import flatten
 from tests.state.my_model import my_model
 
 

@@ -7,12 +7,13 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, ConfigError, ShardingError
-from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
-from cairn.state.partition_axis import PartitionAxis
+from cairn.interop.errors import ArgumentError, ConfigError
+from cairn.interop.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.interop.partition_axis import PartitionAxis
+from cairn.state.errors import ShardingError
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.errors import TreeMismatchError
 from tests.state.my_model import my_model
 from tests.tiny import make_state

@@ -15,9 +15,14 @@ import numpy as np
 import optax
 import pytest
 
-from cairn.state.errors import ArgumentError
-from cairn.state.saving.run_saver import RunSaver
-from cairn.state.train_state import TrainState
+from cairn.interop.errors import ArgumentError
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
+from cairn.state.checkpointing.saves.save_handle import SaveState
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.states.run_saver import RunSaver
+from cairn.state.states.train_state import TrainState
 from cairn.storage.errors import (
     InvalidURIError,
     LeaseHeldError,
@@ -30,11 +35,6 @@ from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.retention import BestSteps, RetentionPolicy, step_facts
 from cairn.storage.runs.run import Run
-from cairn.storage.training import exit_guard
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.save_policy import DueReason, SavePolicy
-from cairn.storage.training.saving.save_handle import SaveState
-from cairn.storage.training.saving.sharing_policy import SharingPolicy
 from tests.multi_process.launcher import free_port
 from tests.programs.program import Program
 from tests.state.my_model import my_model
@@ -55,7 +55,7 @@ def stuck(monkeypatch):
     """Saves do not become durable until this event is set."""
     event = threading.Event()
     monkeypatch.setattr(
-        "cairn.storage.training.saving.save_job.sync_folder",
+        "cairn.state.checkpointing.saves.save_job.sync_folder",
         lambda folder: event.wait(WAIT_SECONDS),
     )
     monkeypatch.setattr(exit_guard, "_leaving", False)
@@ -282,7 +282,7 @@ def test_a_refused_save_raises_and_the_saver_and_the_error_say_so(uri):
 def test_a_failure_in_the_background_raises_at_the_next_due_step(uri, monkeypatch):
     with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+            patch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
             failing = saver.step(at(2))
             assert failing.ended(WAIT_SECONDS)
         assert failing.state is SaveState.FAILED
@@ -294,7 +294,7 @@ def test_a_failure_in_the_background_raises_at_the_next_due_step(uri, monkeypatc
 
 
 def test_a_failure_that_nobody_was_told_of_raises_at_close(uri, monkeypatch):
-    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+    monkeypatch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
     saver = RunSaver(uri, SavePolicy(every_steps=2))
     saver.step(at(2))
     with pytest.raises(SaveError, match="on fire"):
@@ -514,7 +514,7 @@ def test_a_call_that_is_held_up_past_the_deadline_is_told_of_while_it_lasts(uri,
 def test_a_failed_save_does_not_cost_the_last_step(uri, monkeypatch, caplog):
     with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
+            patch.setattr("cairn.state.checkpointing.saves.save_job.sync_folder", broken)
             assert saver.step(at(2)).ended(WAIT_SECONDS)
         terminate()
         assert saver.step(at(3)).state is SaveState.DURABLE

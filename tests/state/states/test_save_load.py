@@ -12,24 +12,23 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import (
-    ArgumentError,
-    OptimizerError,
-    OptimizerNotFoundError,
-    TreeStructureError,
-    UnknownModelError,
-)
-from cairn.state.names import TaskType
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ArgumentError, UnknownModelError
+from cairn.interop.names import TaskType
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import read_meta
+from cairn.state.checkpointing.save_policy import SavePolicy
+from cairn.state.checkpointing.saves.save_handle import SaveState
+from cairn.state.errors import OptimizerError, OptimizerNotFoundError, TreeStructureError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
-from cairn.state.saving import checkpoint as stored_checkpoint
-from cairn.state.saving.run_saver import RunSaver
-from cairn.state.saving.state_saving import SkippedSave
 from cairn.state.sharding.mesh import make_mesh, mesh_of
-from cairn.state.train_state import TrainState
+from cairn.state.states import checkpoint as stored_checkpoint
+from cairn.state.states.easydel_state import EasyDeLState
+from cairn.state.states.run_saver import RunSaver
+from cairn.state.states.state_saving import SkippedSave
+from cairn.state.states.train_state import TrainState
 from cairn.storage.errors import (
     AliasNotFoundError,
     CorruptionError,
@@ -44,10 +43,6 @@ from cairn.storage.errors import (
 from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run, create_run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import read_meta
-from cairn.storage.training.save_policy import SavePolicy
-from cairn.storage.training.saving.save_handle import SaveState
 from tests.state.forward import outputs_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 
@@ -183,8 +178,8 @@ def test_the_optimizer_may_be_left_out_replaced_or_loaded_later(trained):
 
 
 def test_a_module_class_loads_its_own_checkpoint(trained):
-    from cairn.state.saving.load_arguments import LoadArguments
-    from cairn.state.saving.state_loading import load_module
+    from cairn.state.states.load_arguments import LoadArguments
+    from cairn.state.states.state_loading import load_module
 
     model = load_module(trained.run, LoadArguments(**SAME_MESH))
     whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
@@ -482,9 +477,9 @@ def test_a_class_that_is_not_defined_here_must_be_given(sgd_state, tmp_path):
     Passing(MyModelConfig(), rngs=nnx.Rngs(0)).to_state().save_state(
         tmp_path / "r", verbose=False, wait=True
     )
-    from cairn.state import registry
+    from cairn.state import model_classes
 
-    del registry._CLASSES[Passing.__module__, "Passing"]
+    del model_classes._CLASSES[Passing.__module__, "Passing"]
     with pytest.raises(UnknownModelError, match="one model class named 'Passing'"):
         EasyDeLState.load_state(tmp_path / "r", verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "r", model_class=Passing, verbose=False)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.state.checkpointing.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
 from cairn.storage.arrays import digests
 from cairn.storage.arrays.digests import (
     ALGORITHM,
@@ -17,7 +18,6 @@ from cairn.storage.arrays.digests import (
     total,
 )
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.training.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
 
 MODULUS = 2**64
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)

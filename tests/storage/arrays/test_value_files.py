@@ -16,6 +16,8 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
+from cairn.state.checkpointing.saves import item_writer
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.digests import box_digest
@@ -27,8 +29,6 @@ from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreFullError, translate
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.leaf_forms import STORED_DTYPES
-from cairn.storage.training.saving import item_writer
 from tests.storage.open_files import files_open_below
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write

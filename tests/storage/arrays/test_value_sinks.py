@@ -16,7 +16,8 @@ import pytest
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import MOST_REMOTE_BYTES, REMOTE_FILE_BYTES, open_sink
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import ContentSum, deadlines
+from cairn.storage.store import deadlines
+from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.disk import direct_io
 from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below

@@ -14,8 +14,9 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
-from cairn.storage.adoption import ModelMap, adopt, step_reading
-from cairn.storage.drop_in import CheckpointManager
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.state.drop_in.checkpoint_manager import CheckpointManager
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -30,21 +31,23 @@ from cairn.storage.errors import (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from cairn.storage.reading import CheckpointReader, verify_step
-from cairn.storage.runs import (
-    GRACE_SECONDS,
-    ModelInfo,
-    Run,
-    best_step,
-    check_run,
-    collect_garbage,
-    delete_step,
-    fork_run,
-    promote_step,
-    roll_back,
-)
-from cairn.storage.store import ObjectStore, open_files, parse_uri
-from cairn.storage.training import Checkpointer, load
+from cairn.storage.orbax_import import step_reading
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.runs.resolving import best_step
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 from tests.plain_orbax import (
     MIXED,
     READABLE,
@@ -54,7 +57,7 @@ from tests.plain_orbax import (
     aggregated_steps,
     manager,
 )
-from tests.storage.adoption.folders import everything
+from tests.storage.orbax_import.folders import everything
 from tests.storage.stored_runs import SetClock
 
 ADOPTED = {

@@ -9,21 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.storage.adoption import ModelMap, adopt
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import CorruptionError, FencedError, PreconditionFailedError
-from cairn.storage.reading import verify_step
-from cairn.storage.runs import (
-    ModelInfo,
-    Run,
-    Writer,
-    check_run,
-    default_writer_id,
-    repair_run,
-)
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.orbax_import.model_map import ModelMap
+from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import writer as runs_writer
-from cairn.storage.training import Checkpointer, load
+from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.runs.repair import repair_run
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import Writer, default_writer_id
 from tests.plain_orbax import READABLE, manager
-from tests.storage.adoption.folders import everything
+from tests.storage.orbax_import.folders import everything
 
 ZEROS = {"w": np.ones((8, 8), np.float32), "zeros": np.zeros((8, 8), np.float32)}
 
@@ -69,7 +68,7 @@ def test_files_that_were_added_are_named_and_change_nothing(tmp_path):
 
 def test_two_adoptions_at_once_list_each_step_once(tmp_path):
     manager(tmp_path / "old", steps=tuple(range(1, 9)))
-    program = "import sys; from cairn.storage.adoption import adopt; print(adopt(sys.argv[1]).ok)"
+    program = "import sys; from cairn import adopt; print(adopt(sys.argv[1]).ok)"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path / "old")],
@@ -128,7 +127,7 @@ def test_a_killed_adoption_is_repeated_and_every_file_of_the_owner_stays(tmp_pat
     before = everything(tmp_path / "old")
     program = f"""
 import os, signal
-from cairn.storage.adoption import adopt, step_reading
+from cairn.storage.orbax_import import adopt, step_reading
 
 def digest(*arguments, known=step_reading.digest_chunks, seen=[]):
     seen.append(arguments)

@@ -9,14 +9,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.storage.adoption import adopt
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import InvalidURIError, NotACheckpointError
-from cairn.storage.reading import verify_step
-from cairn.storage.runs import Run, fork_run
-from cairn.storage.store import parse_uri
-from cairn.storage.training import load
+from cairn.storage.orbax_import.adopt import adopt
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
 from tests.plain_orbax import READABLE, TREE, manager
-from tests.storage.adoption.folders import everything, steps_of_items
+from tests.storage.orbax_import.folders import everything, steps_of_items
 
 
 def moved_and_linked(path: Path, to: Path) -> None:

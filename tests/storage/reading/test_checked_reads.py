@@ -14,6 +14,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from cairn.storage.arrays.digests import digest_chunks, digest_text
 from cairn.storage.errors import CorruptionError
@@ -24,7 +25,6 @@ from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.plain_steps import as_plain_step, record_of
 
 STEP = 3

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
+from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.errors import (
     CorruptionError,
@@ -21,9 +24,6 @@ from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import read_meta, restore_item, restore_leaves
-from cairn.storage.training.trees import flatten
 from tests.storage.indexes import publish_index, regions_of, shards_of
 from tests.storage.states import abstract, assert_same, floats, put, raw, state
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.ocdbt import holds_values
@@ -20,7 +21,6 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.parts import inside
 from tests.storage.plain_steps import as_plain_step
 from tests.storage.states import floats, put, raw

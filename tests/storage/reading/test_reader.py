@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
-from cairn.storage.adoption.adopt import adopt
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.blocks import BAND_BYTES
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.errors import (
@@ -25,11 +25,11 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
+from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.plain_steps import as_plain_step
 
 STEP = 3

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading import remote_shards
 from cairn.storage.reading.remote_shards import Piece, gathered
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
 from tests.gcs.impatience import impatient
-from tests.storage.training.saving.test_round_trips import rounds
+from tests.state.checkpointing.saves.test_round_trips import rounds
 
 VALUES = r"attempts/\d+/\d+/\w+/d/"
 LEAVES, SIDE = 120, 64

@@ -10,6 +10,9 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import read_meta, restore_item
+from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.digests import digest_text
 from cairn.storage.arrays.ocdbt import holds_values, leaf_node, manifest
 from cairn.storage.errors import (
@@ -42,9 +45,6 @@ from cairn.storage.store.file_checksums import (
 )
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import read_meta, restore_item
-from cairn.storage.training.trees import flatten
 from tests.storage.indexes import publish_index
 from tests.storage.plain_steps import as_plain_step, record_of
 from tests.storage.states import abstract, assert_same, raw, state

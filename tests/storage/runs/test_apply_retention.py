@@ -5,6 +5,8 @@ from unittest.mock import patch
 import pytest
 from prometheus_client import REGISTRY
 
+from cairn.state.checkpointing import background_retention
+from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.storage.errors import (
     PolicyError,
     StepNotFoundError,
@@ -32,8 +34,6 @@ from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import background_retention
-from cairn.storage.training.background_retention import RunRetention
 from tests.storage.stored_runs import PLAIN, begin, end, save, write_data
 
 

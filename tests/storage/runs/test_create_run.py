@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -35,8 +37,6 @@ from cairn.storage.runs.run import Run, create_run, list_runs
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.runs.usage import run_usage
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
 from tests.plain_orbax import manager
 from tests.storage.forks import WRITER
 from tests.storage.stored_runs import begin, end, save

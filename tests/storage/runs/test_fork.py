@@ -4,6 +4,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import (
     CorruptionError,
     FencedError,
@@ -23,7 +24,6 @@ from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
 from cairn.storage.store.opening import open_files
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.forks import LEAF, WRITER
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import (
     FencedError,
     InvalidURIError,
@@ -22,7 +23,6 @@ from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.forks import LEAF, WRITER, contents, save_parent
 
 RIVAL = "fork/other"

@@ -24,7 +24,7 @@ from cairn.storage.runs.records.step_index import parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import begin_removal, delete_step
-from cairn.storage.store import utc_now
+from cairn.storage.store.clock import utc_now
 from cairn.storage.store.objects import ObjectStore
 from tests.storage.forks import LEAF, WRITER, flipped, save_parent
 from tests.storage.stored_runs import begin, end, save

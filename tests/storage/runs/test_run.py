@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import (
     AliasNotFoundError,
     CorruptionError,
@@ -29,7 +30,6 @@ from cairn.storage.runs.resolving import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
-from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.stored_runs import begin, publish, save, states, write_data
 
 

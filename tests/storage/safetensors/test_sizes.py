@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.safetensors import parse_size
+from cairn.storage.safetensors.sizes import parse_size
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cairn.storage import ObjectStore, confine, parse_uri
 from cairn.storage.errors import (
     ConfinementError,
     InvalidURIError,
@@ -15,8 +14,17 @@ from cairn.storage.errors import (
     SourceRefusedError,
     StorageError,
 )
-from cairn.storage.store import check_tree, confined, open_below, open_files, source_folder
-from cairn.storage.store.disk.confinement import check_below
+from cairn.storage.store.disk.confinement import (
+    check_below,
+    check_tree,
+    confine,
+    confined,
+    open_below,
+    source_folder,
+)
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 
 SECRET = b"secret"
 

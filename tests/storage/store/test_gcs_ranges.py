@@ -5,8 +5,10 @@ from http.client import HTTPException
 
 import pytest
 
-from cairn.storage.store import GcsRanges, ObjectStore, deadlines, parse_uri
-from cairn.storage.store.gcs_ranges import _MOST_FAILURES
+from cairn.storage.store import deadlines
+from cairn.storage.store.gcs_ranges import _MOST_FAILURES, GcsRanges
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import parse_uri
 
 CONTENT = bytes(range(256)) * 2000
 NAME = "d/a b+ü"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cairn.state.checkpointing.saves.item_parts import _Columns, _PartRecord
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TablePlace
 from cairn.storage.arrays.value_files import StoredFile
@@ -18,9 +19,8 @@ from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifes
 from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import Run, RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.soundness.record import StoreRecord
 from cairn.storage.store.records import Place, Record, canonical_json
-from cairn.storage.training.saving.item_parts import _Columns, _PartRecord
+from cairn.storage.store_checks.record import StoreRecord
 
 AT = "2026-11-21T12:00:00Z"
 FILE = ObjectRecord(name="checksum", size=2, crc32c="0" * 8)

@@ -1,6 +1,6 @@
 import pytest
 
-from cairn.storage.soundness import probing
+from cairn.storage.store_checks import probing
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@ from datetime import timedelta
 import pytest
 
 from cairn.storage.errors import StorageError
-from cairn.storage.soundness import clock_ahead, probe_now
-from cairn.storage.soundness.record import RECORD_FILE
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
+from cairn.storage.store_checks.clocks import clock_ahead
+from cairn.storage.store_checks.probing import probe_now
+from cairn.storage.store_checks.record import RECORD_FILE
 
 
 @pytest.fixture(params=["file", "gcs"])

@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import StoreFullError, UnsoundStoreError
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.run import Run
-from cairn.storage.soundness import mounts
-from cairn.storage.soundness.disk import disk_problems
-from cairn.storage.soundness.mounts import Mount, mount_of
-from cairn.storage.soundness.record import RECORD_FILE
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.store_checks import mounts
+from cairn.storage.store_checks.disk import disk_problems
+from cairn.storage.store_checks.mounts import Mount, mount_of
+from cairn.storage.store_checks.record import RECORD_FILE
 from tests.storage.states import floats
 
 DISK = Mount("/", "ext4", "/dev/vda", frozenset({"rw"}))

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import LeaseHeldError, StoreUnavailableError, UnsoundStoreError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.fork import fork_run
@@ -16,13 +17,12 @@ from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.writer import Writer
-from cairn.storage.soundness.record import RECORD_FILE, StoreRecord, probe_name
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.deadlines import within
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.store_checks.record import RECORD_FILE, StoreRecord, probe_name
 from tests.programs.program import run as run_program
 from tests.storage.states import floats
 
@@ -321,7 +321,7 @@ def test_a_forked_process_asks_for_itself(gcs, bucket_root):
     held.wait()
     child = os.fork()
     if child == 0:
-        from cairn.storage.soundness import probing
+        from cairn.storage.store_checks import probing
 
         os._exit(len(probing._answers) + probing._lock.locked())
     held.release()

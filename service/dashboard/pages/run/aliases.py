@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions import listing, promotion
 from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dependencies import AliasName
@@ -22,14 +22,14 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/aliases")
 def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Show the aliases of a run, and who moved them and why."""
-    found = actions.list_aliases(asked.plane, *asked.names, refresh=True)
+    found = listing.list_aliases(asked.plane, *asked.names, refresh=True)
     histories = {
-        one.alias: actions.alias_history(asked.plane, *asked.names, one.alias)
+        one.alias: promotion.alias_history(asked.plane, *asked.names, one.alias)
         for one in found[:AT_ONCE]
     }
     return asked.page(
         "run/aliases.html",
-        run=actions.get_run(asked.plane, *asked.names, refresh=False),
+        run=listing.get_run(asked.plane, *asked.names, refresh=False),
         aliases=found,
         histories=histories,
     )
@@ -38,5 +38,5 @@ def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
 @router.get("/ui/{root}/{run}/aliases/{alias}")
 def alias_part(caller: Reader, asked: OfRun, alias: AliasName) -> HTMLResponse:
     """Show the history of an alias."""
-    history = actions.alias_history(asked.plane, *asked.names, alias)
+    history = promotion.alias_history(asked.plane, *asked.names, alias)
     return asked.page("run/history.html", history=history, root=asked.root, name=asked.run)

@@ -7,14 +7,16 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
-from cairn.service.actions import RunLineage
+from cairn.service.access.permission import Reader
+from cairn.service.actions import exports as exports_actions
+from cairn.service.actions import listing
+from cairn.service.actions.looking import lineage
+from cairn.service.actions.looking.lineage import RunLineage
 from cairn.service.dashboard import addresses, wording
 from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.family import Family, Node, family
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.service.routes import page_of_checkpoints
+from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import StorageError
 
@@ -32,15 +34,15 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/lineage")
 def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Show the forks, exports, rollbacks and imported steps of a run."""
-    known = actions.get_run(asked.plane, *asked.names, refresh=False)
-    found = actions.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
+    known = listing.get_run(asked.plane, *asked.names, refresh=False)
+    found = lineage.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
     aside = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.SET_ASIDE, _STEPS, None)
     listed = page_of_checkpoints(asked.plane, *asked.names, AVAILABLE, _STEPS, None)
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None
     try:  # only artifacts are read from the store: if it fails, the rest of the page still shows
-        exports, more = actions.list_run_artifacts(asked.plane, *asked.names, _EXPORTS)
+        exports, more = exports_actions.list_run_artifacts(asked.plane, *asked.names, _EXPORTS)
     except StorageError as exc:
         problem = str(exc)
     return asked.page(

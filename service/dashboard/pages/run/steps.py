@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
-from cairn.service.actions import ControlPlane
+from cairn.service.access.permission import Reader
+from cairn.service.actions import listing
+from cairn.service.actions.looking import activity, failures
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.damage import known_job, newest_sound
 from cairn.service.dashboard.drawing.timeline import timeline
@@ -20,8 +21,10 @@ from cairn.service.dependencies import (
     OrderBy,
     PageToken,
 )
-from cairn.service.filters import CHECKPOINT_FIELDS, Search, quote
-from cairn.service.routes import page_of_checkpoints
+from cairn.service.filters.fields import CHECKPOINT_FIELDS
+from cairn.service.filters.quoting import quote
+from cairn.service.filters.search import Search
+from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Checkpoint, CheckpointState, States
 
 ROWS: Final = 40
@@ -54,7 +57,7 @@ def run_page(
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
     found = page_of_checkpoints(asked.plane, *asked.names, state, ROWS, page_token, search=search)
     last = page_of_checkpoints(asked.plane, *asked.names, "all", MARKS, None).checkpoints
-    known = actions.get_run(asked.plane, *asked.names, refresh=False)
+    known = listing.get_run(asked.plane, *asked.names, refresh=False)
     damaged = []
     if known.damaged_count:
         wrong = CheckpointState.DAMAGED
@@ -64,8 +67,8 @@ def run_page(
     return asked.page(
         "run/steps.html",
         run=known,
-        activity=actions.run_activity(asked.plane, [known])[0],
-        failures=actions.run_failures(asked.plane, [known])[0],
+        activity=activity.run_activity(asked.plane, [known])[0],
+        failures=failures.run_failures(asked.plane, [known])[0],
         damaged=[(one, known_job(asked, caller, one)) for one in damaged],
         sound=newest_sound(asked) if damaged else None,
         checkpoints=found.checkpoints,

@@ -5,8 +5,10 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions import listing
+from cairn.service.actions.looking import usage as usage_actions
+from cairn.service.actions.removing import clean_up
 from cairn.service.dashboard.acting.policies import PolicyFields, policy_of
 from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.drawing.growth import growth
@@ -38,11 +40,11 @@ def storage_page(
     fields = PolicyFields(keep_last, keep_every, keep_days, best, mode, best_count, labelled)
     plan = None
     if fields:
-        plan = actions.plan_retention(asked.plane, *asked.names, policy_of(fields))
-    usage = actions.get_usage(asked.plane, *asked.names)
+        plan = clean_up.plan_retention(asked.plane, *asked.names, policy_of(fields))
+    usage = usage_actions.get_usage(asked.plane, *asked.names)
     return asked.page(
         "run/storage.html",
-        run=actions.get_run(asked.plane, *asked.names, refresh=False),
+        run=listing.get_run(asked.plane, *asked.names, refresh=False),
         usage=usage,
         steps=list(reversed(usage.steps))[:ROWS],
         growth=growth(usage.steps),

@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.making import writers
 from cairn.service.dashboard.asked import OfRun
 from cairn.service.dashboard.page_routes import StorePage
 
@@ -21,12 +21,12 @@ router: Final = APIRouter(
 @router.get("/writer")
 def writer_part(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Show the current writer of the run, read from the store."""
-    writer = actions.get_writer(asked.plane, *asked.names)
+    writer = writers.get_writer(asked.plane, *asked.names)
     return asked.page("run/writer.html", root=asked.root, name=asked.run, writer=writer)
 
 
 @router.get("/take-over")
 def take_over_page(caller: Reader, asked: OfRun) -> HTMLResponse:
     """Explain a takeover of the run from its writer, and show the form for it."""
-    writer = actions.get_writer(asked.plane, *asked.names)
+    writer = writers.get_writer(asked.plane, *asked.names)
     return asked.page("run/take_over.html", root=asked.root, name=asked.run, writer=writer)

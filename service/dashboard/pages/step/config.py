@@ -6,10 +6,10 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import StorePage
-from cairn.storage.runs import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage

@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions import exports
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import StorePage
 
@@ -25,7 +25,7 @@ def files_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     return asked.page(
         "step/files.html",
         checkpoint=asked.checkpoint(),
-        artifacts=actions.list_artifacts(asked.plane, *asked.names),
+        artifacts=exports.list_artifacts(asked.plane, *asked.names),
         files=objects[:MOST_ROWS],
         file_count=len(objects),
         nbytes=sum(one.size for one in objects),

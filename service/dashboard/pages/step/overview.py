@@ -5,16 +5,18 @@ from typing import Final
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Caller, Reader
-from cairn.service.actions import ControlPlane
+from cairn.service.access.callers import Caller
+from cairn.service.access.permission import Reader
+from cairn.service.actions import listing, operations
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.damage import known_job, newest_sound
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import Operation
 from cairn.storage.errors import SourceRefusedError
-from cairn.storage.store import StoreURI, source_folder
+from cairn.storage.store.disk.confinement import source_folder
+from cairn.storage.store.uri import StoreURI
 
 LOOKED_THROUGH: Final = 200
 """Number of newest operations that are searched for those of the step."""
@@ -29,7 +31,7 @@ router: Final = APIRouter(
 def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
     """Show a step: its metrics, how to load it, its exports and its actions."""
     found = asked.checkpoint()
-    aliases = actions.list_aliases(asked.plane, asked.root, asked.run, refresh=False)
+    aliases = listing.list_aliases(asked.plane, asked.root, asked.run, refresh=False)
     later = [one for one in aliases if one.step > asked.step]
     return asked.page(
         "step/overview.html",
@@ -38,7 +40,7 @@ def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
         damage_job=known_job(asked, caller, found),
         aliases=aliases,
         stranded=later,
-        run=actions.get_run(asked.plane, asked.root, asked.run, refresh=False),
+        run=listing.get_run(asked.plane, asked.root, asked.run, refresh=False),
         uri=asked.uri,
         operations=operations_of(asked.plane, caller, *asked.names),
         refused=_refused(asked.plane.place(asked.root, asked.run), found.uri),
@@ -62,7 +64,7 @@ def operations_of(
 ) -> list[Operation]:
     """Return the newest operations of a step; none if the server runs without jobs."""
     try:
-        recent, _ = actions.list_operations(
+        recent, _ = operations.list_operations(
             plane, caller, after=None, limit=LOOKED_THROUGH, state=None
         )
     except NotReadyError:

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
+from cairn.service.actions.looking import plans
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text
 from cairn.service.dashboard.forms import body_of
@@ -38,7 +38,7 @@ def plan_page(
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {}) or {"fsdp": 8}
     wanted = body_of(PlanRequest, mesh={"axes": axes, "processes": processes}, dtype=dtype or None)
     name = StepName(root=asked.root, run=asked.run, step=asked.step)
-    plan, more = actions.plan_step(found, name, asked.uri, wanted, after=0, limit=ROWS)
+    plan, more = plans.plan_step(found, name, asked.uri, wanted, after=0, limit=ROWS)
     return asked.page(
         "step/plan.html",
         checkpoint=asked.checkpoint(),

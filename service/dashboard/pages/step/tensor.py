@@ -8,9 +8,9 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 
-from cairn.service import actions
-from cairn.service.access import Reader
-from cairn.service.actions import OpenStep
+from cairn.service.access.permission import Reader
+from cairn.service.actions.looked_into import OpenStep
+from cairn.service.actions.looking import plans, tensors
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.histogram import bars_of
@@ -21,11 +21,11 @@ from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import ValueRead
+from cairn.service.http.value_streams import ValueRead
 from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
-from cairn.storage.reading import MOST_READ_BYTES, TensorPart
-from cairn.storage.runs import LeafRecord
+from cairn.storage.reading.tensor_parts import MOST_READ_BYTES, TensorPart
+from cairn.storage.runs.records.manifest import LeafRecord
 
 SIDE: Final = 128
 """Largest side of a picture, in elements."""
@@ -73,10 +73,10 @@ def tensor_page(
 def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Response:
     """Show statistics and a histogram of a tensor's elements."""
     found = asked.opened()
-    looked_at = actions.open_part(found.reader(), item, path)
+    looked_at = tensors.open_part(found.reader(), item, path)
 
     def answer() -> Response:
-        statistics = actions.tensor_statistics(asked.plane, found, looked_at)
+        statistics = tensors.tensor_statistics(asked.plane, found, looked_at)
         bars = None if statistics.histogram is None else bars_of(statistics.histogram)
         return asked.page("step/statistics.html", statistics=statistics, bars=bars)
 
@@ -87,7 +87,7 @@ def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Re
 def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = "") -> Response:
     """Answer with a PNG of a slice of a tensor, one pixel per element."""
     found = asked.opened()
-    looked_at = actions.open_part(found.reader(), item, path, part)
+    looked_at = tensors.open_part(found.reader(), item, path, part)
 
     def answer() -> Response:
         values = matrix_of(looked_at)
@@ -99,13 +99,13 @@ def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = 
 def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:
     """Plan the sharding of a leaf on a mesh; None if the model's layout is not known."""
     wanted = body_of(PlanRequest, mesh={"axes": axes})
-    return actions.plan_leaf(step, leaf.item, leaf.path, wanted)
+    return plans.plan_leaf(step, leaf.item, leaf.path, wanted)
 
 
 def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:
     """Return the reason why a slice can't be shown; None if it can."""
     try:
-        _check_part(actions.open_part(step.reader(), item, path, part))
+        _check_part(tensors.open_part(step.reader(), item, path, part))
     except (InvalidRequestError, InvalidSliceError) as exc:
         return str(exc)
     return None

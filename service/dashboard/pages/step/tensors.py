@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from cairn.service.access import Reader
+from cairn.service.access.permission import Reader
 from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.drawing.tensor_tree import branches, place
 from cairn.service.dashboard.page_routes import StorePage

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from tests.state.families.matrix import WHOLE, model_of
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.matrix import WHOLE, model_of
 
 
 def pytest_generate_tests(metafunc):

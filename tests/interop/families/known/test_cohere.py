@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families import get_family
-from cairn.state.families.gguf_form import GGUFContent
-from cairn.state.families.gguf_writing import gguf_model
-from tests.state.families.matrix import SIZES, FamilyTests
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.family import get_family
+from cairn.interop.families.gguf_form import GGUFContent
+from cairn.interop.families.gguf_writing import gguf_model
+from tests.interop.families.matrix import SIZES, FamilyTests
 
 MODEL_TYPE = "cohere"
 EMBEDDING = {"token_embd.weight": (99, 32)}

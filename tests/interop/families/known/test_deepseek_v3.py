@@ -1,6 +1,6 @@
 """The family `deepseek_v3`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "deepseek_v3"
 LATENT = {

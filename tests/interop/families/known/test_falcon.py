@@ -1,6 +1,6 @@
 """The family `falcon`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "falcon"
 WITHOUT = ("head_dim", "num_key_value_heads", "intermediate_size")

@@ -1,6 +1,6 @@
 """The family `gemma2`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "gemma2"
 CONFIGS = {

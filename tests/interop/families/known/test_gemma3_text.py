@@ -1,6 +1,6 @@
 """The family `gemma3_text`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "gemma3_text"
 CONFIGS = {

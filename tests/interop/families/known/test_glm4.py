@@ -1,6 +1,6 @@
 """The family `glm4`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "glm4"
 CONFIGS = {"biases": {}, "tied": {"attention_bias": False, "tie_word_embeddings": True}}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
-from tests.state.families.matrix import SIZES, FamilyTests
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from tests.interop.families.matrix import SIZES, FamilyTests
 
 MODEL_TYPE = "glm4_moe"
 EXPERTS = {

@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError
-from tests.state.families.matrix import FamilyTests, assert_close, padded, tensors_of, tiny
+from cairn.interop.errors import ArgumentError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.matrix import FamilyTests, assert_close, padded, tensors_of, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import torch_logits
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cairn.state.config.decoder import DecoderConfig
-from cairn.state.errors import ConfigError
-from tests.state.families.matrix import FamilyTests
+from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.errors import ConfigError
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "gpt_neox"
 WITHOUT = ("head_dim", "num_key_value_heads")

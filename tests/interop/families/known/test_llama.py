@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from tests.state.families.matrix import SIZES, VOCABULARY, FamilyTests, assert_close, tiny
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.matrix import SIZES, VOCABULARY, FamilyTests, assert_close, tiny
 from tests.state.forward import logits_of
 from tests.state.hf_models import tokens, torch_logits
 

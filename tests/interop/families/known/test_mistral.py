@@ -1,6 +1,6 @@
 """The family `mistral`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "mistral"
 CONFIGS = {

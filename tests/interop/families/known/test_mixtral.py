@@ -1,6 +1,6 @@
 """The family `mixtral`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "mixtral"
 CONFIGS = {

@@ -1,6 +1,6 @@
 """The family `phi3`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "phi3"
 WITHOUT = ("head_dim",)

@@ -1,6 +1,6 @@
 """The family `qwen2`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 9}
 

@@ -1,6 +1,6 @@
 """The family `qwen2_moe`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "qwen2_moe"
 EXPERTS = {

@@ -1,6 +1,6 @@
 """The family `qwen3`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "qwen3"
 CONFIGS = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cairn.state.config.decoder import FULL, WINDOW, DecoderConfig
-from cairn.state.errors import ConfigError
-from cairn.state.families.gguf_writing import gguf_model
-from tests.state.families.matrix import SIZES, FamilyTests
+from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.interop.errors import ConfigError
+from cairn.interop.families.gguf_writing import gguf_model
+from tests.interop.families.matrix import SIZES, FamilyTests
 
 MODEL_TYPE = "smollm3"
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9}

@@ -1,6 +1,6 @@
 """The family `stablelm`."""
 
-from tests.state.families.matrix import FamilyTests
+from tests.interop.families.matrix import FamilyTests
 
 MODEL_TYPE = "stablelm"
 WITHOUT = ("head_dim",)

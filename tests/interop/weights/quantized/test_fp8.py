@@ -9,14 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConfigError, ConversionError
-from cairn.state.weights import open_pretrained
-from tests.state.families.known.test_deepseek_v3 import LATENT
-from tests.state.families.matrix import SIZES, tiny
-from tests.state.forward import logits_of
-from tests.state.hf_models import tokens, torch_logits
-from tests.state.weights.quantized.quantized_folders import (
+from cairn.interop.errors import ConfigError, ConversionError
+from cairn.interop.weights.files import open_pretrained
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.known.test_deepseek_v3 import LATENT
+from tests.interop.families.matrix import SIZES, tiny
+from tests.interop.weights.quantized.quantized_folders import (
     FILE,
     FP8_CONFIG,
     edit_config,
@@ -26,6 +24,8 @@ from tests.state.weights.quantized.quantized_folders import (
     quantize,
     spread,
 )
+from tests.state.forward import logits_of
+from tests.state.hf_models import tokens, torch_logits
 
 ODD = (16, 8)
 """A block that divides few of the model's sizes."""

@@ -9,14 +9,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
-from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
-from cairn.state.weights import open_pretrained
-from tests.state.families.known.test_gpt_oss import EXPERTS
-from tests.state.families.matrix import SIZES, tiny
-from tests.state.forward import logits_of
-from tests.state.hf_models import tokens, torch_logits
-from tests.state.weights.quantized.quantized_folders import (
+from cairn.interop.errors import ConversionError
+from cairn.interop.weights.files import open_pretrained
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from tests.interop.families.known.test_gpt_oss import EXPERTS
+from tests.interop.families.matrix import SIZES, tiny
+from tests.interop.weights.quantized.quantized_folders import (
     FILE,
     FOUR_BITS,
     MXFP4_CONFIG,
@@ -26,6 +24,8 @@ from tests.state.weights.quantized.quantized_folders import (
     is_mxfp4,
     quantize,
 )
+from tests.state.forward import logits_of
+from tests.state.hf_models import tokens, torch_logits
 
 NAME = "model.layers.1.mlp.experts.gate_up_proj"
 OTHER = "model.layers.0.mlp.experts.down_proj"

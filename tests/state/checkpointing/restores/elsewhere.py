@@ -7,8 +7,8 @@ from unittest import mock
 
 import numpy as np
 
-from cairn.storage.training.restoring import filling, shared_leaves, targets
-from cairn.storage.training.restoring.host_memory import HostMemory
+from cairn.state.checkpointing.restores import filling, shared_leaves, targets
+from cairn.state.checkpointing.restores.host_memory import HostMemory
 
 
 @contextlib.contextmanager

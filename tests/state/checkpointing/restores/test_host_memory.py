@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cairn.storage import Checkpointer, load
-from cairn.storage.arrays import ALIGNMENT
-from cairn.storage.training.restoring.host_memory import HostMemory
-from tests.storage.training.restoring.elsewhere import devices_elsewhere
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.restores.host_memory import HostMemory
+from cairn.storage.arrays.regions import ALIGNMENT
+from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 WINDOW = 16 * ALIGNMENT
 BYTE = np.dtype(np.uint8)

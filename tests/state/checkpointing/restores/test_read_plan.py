@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.training.restoring.read_plan import (
+from cairn.state.checkpointing.restores.read_plan import (
     PART_BYTES,
     SharedLeaf,
     batch_bytes,

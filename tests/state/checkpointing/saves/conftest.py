@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from cairn.storage.training.saving import held_arrays, item_writer, pinned_growth, saves
+from cairn.state.checkpointing.saves import held_arrays, item_writer, pinned_growth, saves
 
 
 @pytest.fixture

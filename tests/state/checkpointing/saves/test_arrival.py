@@ -5,6 +5,10 @@
 
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import save_job
+from cairn.state.checkpointing.saves.arrival import check_files
 from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.arrays.value_files import stored_file
 from cairn.storage.errors import CorruptionError, SaveError
@@ -13,10 +17,6 @@ from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import save_job
-from cairn.storage.training.saving.arrival import check_files
 from tests.faults.report import is_long
 from tests.storage.plain_steps import record_of
 from tests.storage.states import abstract, assert_same, state

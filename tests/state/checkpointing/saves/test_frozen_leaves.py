@@ -10,21 +10,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cairn.storage.errors import SaveError
-from cairn.storage.runs import Damage, note_verified
-from cairn.storage.runs.run import Run
-from cairn.storage.training import leaf_forms
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.device_digests import (
+from cairn.state.checkpointing import leaf_forms
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.device_digests import (
     Place,
     compile_digests,
     has_digest,
     start_digests,
 )
-from cairn.storage.training.saving import SharingPolicy, item_writer, saves
-from cairn.storage.training.saving.held_arrays import DeferredLeaf, Transfers
+from cairn.state.checkpointing.saves import item_writer, saves
+from cairn.state.checkpointing.saves.held_arrays import DeferredLeaf, Transfers
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.storage.errors import SaveError
+from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.records.annotations import Damage
+from cairn.storage.runs.run import Run
+from tests.state.checkpointing.saves.arrays import numbers, put_by_program
 from tests.storage.states import assert_same, put
-from tests.storage.training.saving.arrays import numbers, put_by_program
 
 LEAF = 64 << 10
 

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from cairn.state.checkpointing import checkpointer as checkpointer_module
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import held_arrays, item_writer, save_job, saves
+from cairn.state.checkpointing.saves.held_arrays import Transfers, host_views, viewed
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.runs.run import Run
-from cairn.storage.training import checkpointer as checkpointer_module
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import held_arrays, item_writer, save_job, saves
-from cairn.storage.training.saving.held_arrays import Transfers, host_views, viewed
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 

@@ -5,12 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.value_files import StoredFile, stored_file
-from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
-from cairn.storage.runs.records.index_writer import PlacedShard
-from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training.saving.item_parts import (
+from cairn.state.checkpointing.saves.item_parts import (
     ItemPart,
     WrittenShard,
     parse_parts,
@@ -19,6 +14,11 @@ from cairn.storage.training.saving.item_parts import (
     read_parts,
     remove_parts,
 )
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.value_files import StoredFile, stored_file
+from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
+from cairn.storage.runs.records.index_writer import PlacedShard
+from cairn.storage.store.objects import ObjectStore
 
 
 def random_part(seed):

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import item_writer, kept_buffers
+from cairn.state.checkpointing.saves.kept_buffers import KeptBuffers, places
 from cairn.storage.errors import PolicyError, SaveError
 from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import item_writer, kept_buffers
-from cairn.storage.training.saving.kept_buffers import KeptBuffers, places
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 LARGE = (256, 512)

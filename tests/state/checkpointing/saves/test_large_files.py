@@ -6,15 +6,15 @@ import time
 import numpy as np
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.modules import TreePlan
+from cairn.state.checkpointing.saves.saves import HeldItems, prepare
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.checkpointing.saves.unchanged import Unchanged
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES, open_sink
 from cairn.storage.errors import SaveError
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.modules import TreePlan
-from cairn.storage.training.saving.saves import HeldItems, prepare
-from cairn.storage.training.saving.sharing_policy import SharingPolicy
-from cairn.storage.training.saving.unchanged import Unchanged
 from tests.storage.pieces import pieces
 
 GIB = 1 << 30

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from cairn.storage.training import Checkpointer
-from cairn.storage.training.saving import listeners
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.saves import listeners
 
 TREE = {"w": jnp.zeros(4)}
 
@@ -95,7 +95,7 @@ def test_a_failed_save_is_told_to_nobody(listen, tmp_path, monkeypatch):
     told = []
     listen(lambda run, step, attempt: told.append(step))
     monkeypatch.setattr(
-        "cairn.storage.training.saving.save_job.check_files", lambda *_args, **_more: 1 / 0
+        "cairn.state.checkpointing.saves.save_job.check_files", lambda *_args, **_more: 1 / 0
     )
     checkpointer = Checkpointer(tmp_path / "run")
     with pytest.raises(Exception, match="division by zero"):

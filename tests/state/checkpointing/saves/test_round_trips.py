@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.loading import load
-from tests.storage.soundness.conftest import new_process
+from tests.storage.store_checks.conftest import new_process
 
 SECONDS = 0.2
 TRIES = 3

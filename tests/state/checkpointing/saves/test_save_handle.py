@@ -7,10 +7,8 @@ from contextvars import copy_context
 import pytest
 from prometheus_client import REGISTRY
 
-from cairn.storage.errors import LeaseHeldError, SaveError, StepExistsError
-from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.saving import save_metrics
-from cairn.storage.training.saving.save_handle import (
+from cairn.state.checkpointing.saves import save_metrics
+from cairn.state.checkpointing.saves.save_handle import (
     SaveHandle,
     SaveState,
     call_of_save,
@@ -18,11 +16,13 @@ from cairn.storage.training.saving.save_handle import (
     superseded_save,
     take_call_time,
 )
-from cairn.storage.training.saving.save_metrics import (
+from cairn.state.checkpointing.saves.save_metrics import (
     record_outcome,
     record_refusal,
     record_started,
 )
+from cairn.storage.errors import LeaseHeldError, SaveError, StepExistsError
+from cairn.storage.store.uri import parse_uri
 
 RUN = parse_uri("/runs/a run")
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from cairn.state.checkpointing import checkpointer as checkpointer_module
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import save_job
+from cairn.state.checkpointing.saves.save_handle import SaveHandle
+from cairn.state.checkpointing.saves.saves import HeldItems
 from cairn.storage.errors import LeaseHeldError, SaveError
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.rollback import last_to_keep
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
-from cairn.storage.training import checkpointer as checkpointer_module
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import save_job
-from cairn.storage.training.saving.save_handle import SaveHandle
-from cairn.storage.training.saving.saves import HeldItems
 from tests.storage.states import abstract, assert_same, state
 
 

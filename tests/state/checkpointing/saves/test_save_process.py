@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cairn.state.checkpointing import exit_guard
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.training import exit_guard
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
 from tests.programs.interpreter import FINALIZED
 from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, state
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 PRELUDE = """
 import os, resource, sys
 import numpy as np
-from cairn.storage.training.checkpointer import Checkpointer
+from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.errors import SaveError, StoreFullError
 from cairn.storage.runs.run import Run
 from tests.storage.states import floats, put, state
@@ -82,11 +82,11 @@ def test_a_script_whose_last_save_fails_exits_with_a_failure(tmp_path, last, exp
     script = f"""
 import atexit
 atexit.register(print, "other exit handlers run too", flush=True)
-import cairn.storage.training.saving.save_job
+import cairn.state.checkpointing.saves.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
 save(1).wait()
-cairn.storage.training.saving.save_job.sync_folder = broken
+cairn.state.checkpointing.saves.save_job.sync_folder = broken
 save(2)
 {last}
 """
@@ -99,10 +99,10 @@ save(2)
 
 def test_a_failure_that_was_told_does_not_change_the_exit_status(tmp_path):
     script = """
-import cairn.storage.training.saving.save_job
+import cairn.state.checkpointing.saves.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
-cairn.storage.training.saving.save_job.sync_folder = broken
+cairn.state.checkpointing.saves.save_job.sync_folder = broken
 try:
     save(1).wait()
 except SaveError as error:
@@ -189,12 +189,12 @@ def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path)
 
 FORKED = """
 import multiprocessing
-import cairn.storage.training.saving.save_job
+import cairn.state.checkpointing.saves.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
 def child(fails):
     if fails:
-        cairn.storage.training.saving.save_job.sync_folder = broken
+        cairn.state.checkpointing.saves.save_job.sync_folder = broken
     save(1, {"model": {"w": np.zeros((1024, 1024), np.float32)}})
 for fails in (False, True):
     uri = f"{sys.argv[1]}-{fails}"

@@ -4,10 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from cairn.storage import Checkpointer, load
-from cairn.storage.arrays import aligned_empty, value_files
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.loading import load
+from cairn.storage.arrays import value_files
+from cairn.storage.arrays.regions import aligned_empty
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs import Run
+from cairn.storage.runs.run import Run
 
 
 def ours_and_theirs(shape, dtype):

@@ -18,28 +18,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.arrays import value_sinks
-from cairn.storage.errors import SaveError
-from cairn.storage.runs.run import Run
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import (
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import (
     held_arrays,
     item_writer,
     pinned_growth,
     saves,
     staging,
 )
-from cairn.storage.training.saving.held_arrays import HeldPart, Transfers
-from cairn.storage.training.saving.staging import (
+from cairn.state.checkpointing.saves.held_arrays import HeldPart, Transfers
+from cairn.state.checkpointing.saves.staging import (
     PartToStage,
     Staging,
     granted,
     planned_waves,
 )
+from cairn.storage.arrays import value_sinks
+from cairn.storage.errors import SaveError
+from cairn.storage.runs.run import Run
 from tests.programs.program import run
+from tests.state.checkpointing.saves.arrays import numbers, put_by_program
 from tests.storage.states import assert_same, put, raw
-from tests.storage.training.saving.arrays import numbers, put_by_program
 
 REPOSITORY = Path(__file__).parents[4]
 LEAF = 64 << 10
@@ -439,7 +439,7 @@ def pinned_copies(monkeypatch, sizes, noted_first=lambda: None):
             sizes.append(values.nbytes)
         return put_on(values, place)
 
-    monkeypatch.setattr("cairn.storage.training.saving.pinned_growth.jax.device_put", noted)
+    monkeypatch.setattr("cairn.state.checkpointing.saves.pinned_growth.jax.device_put", noted)
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 3), (2 * LEAF, 2)])
@@ -663,7 +663,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from benchmarks.storage_memory import PeakMemory
 from cairn import Checkpointer
-from cairn.storage.training.saving import held_arrays, saves
+from cairn.state.checkpointing.saves import held_arrays, saves
 
 root, kind, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20 or None
 if kind == "elsewhere":

@@ -13,6 +13,10 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from prometheus_client import REGISTRY
 
+from cairn.state.checkpointing.checkpointer import Checkpointer
+from cairn.state.checkpointing.restore import restore_item
+from cairn.state.checkpointing.saves import unchanged
+from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
@@ -20,13 +24,9 @@ from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
-from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import unchanged
-from cairn.storage.training.saving.sharing_policy import SharingPolicy
 from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
 

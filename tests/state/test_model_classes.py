@@ -6,13 +6,15 @@ import sys
 import pytest
 from flax import nnx
 
-from cairn.state import DecoderForCausalLM, EasyDeLState, registry
-from cairn.state.errors import ConfigError
-from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.interop import registry
+from cairn.interop.errors import ConfigError
+from cairn.state.models.decoder.decoder import DecoderForCausalLM
+from cairn.state.states.checkpoint import StoredCheckpoint
+from cairn.state.states.easydel_state import EasyDeLState
 from tests.tiny import TINY
 
-OF_FILE = "cairn.state.decoder.decoder"
-NAMED = ["cairn", "cairn.state.decoder", "cairn.somewhere.later", OF_FILE]
+OF_FILE = "cairn.state.models.decoder.decoder"
+NAMED = ["cairn", "cairn.state.models.decoder", "cairn.somewhere.later", OF_FILE]
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_a_users_class_of_the_same_name_changes_nothing(module, namesake):
 
 FRESH = """
 import os, flax.nnx, optax, orbax.checkpoint
-from cairn.state.registry import find
+from cairn.state.model_classes import find
 for module in {modules!r}:
     child = os.fork()
     if not child:
@@ -76,7 +78,7 @@ def test_checkpoint_that_names_the_file_of_our_class_loads(tmp_path, monkeypatch
     model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
     stored = {"model_class": "DecoderForCausalLM", "model_module": OF_FILE}
     with monkeypatch.context() as earlier:
-        earlier.setattr("cairn.state.saving.description.class_identity", lambda _: stored)
+        earlier.setattr("cairn.state.states.description.class_identity", lambda _: stored)
         model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
     assert StoredCheckpoint.open(tmp_path / "run").meta["model_module"] == OF_FILE
     loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)

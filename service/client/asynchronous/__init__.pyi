@@ -1,2 +1,0 @@
-from .client import AsyncClient as AsyncClient
-from .finding import find_step as find_step

@@ -1,2 +1,0 @@
-from . import happened as happened
-from . import webhooks as webhooks

@@ -1,1 +1,0 @@
-from .checkpoint_manager import CheckpointManager as CheckpointManager

@@ -1,1 +1,0 @@
-from .decoder import DecoderForCausalLM as DecoderForCausalLM

@@ -1,1 +1,0 @@
-from .bridge import EasyBridgeMixin as EasyBridgeMixin

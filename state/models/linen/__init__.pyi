@@ -1,2 +1,0 @@
-from .decoder import LinenDecoderForCausalLM as LinenDecoderForCausalLM
-from .model import EDPretrainedModel as EDPretrainedModel
