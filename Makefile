@@ -111,7 +111,7 @@ peers: $(DEV_STAMP)  ## run Orbax's own tests of its manager against ours (ORBAX
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is made, what is deployed, the documentation builds
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, generated files, deployment files; builds the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -68,7 +68,7 @@ BELOW_THE_VERBS = {
     "AliasWriter", "begin_attempt", "counting", "create_attempt", "declare", "lay_tombstone",
     "lift", "noted_step", "publish_manifest", "release", "renew", "withdraw",
 }  # fmt: skip
-"""Functions of the run protocol that only its own verbs may call: they keep no rule by themselves."""
+"""Functions of the run protocol for its own verbs alone: they keep no rule by themselves."""
 
 
 def test_only_the_run_protocol_calls_what_lies_below_its_verbs():

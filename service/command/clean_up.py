@@ -72,7 +72,7 @@ def delete(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a step; it can be had back for a while.
+    """Delete a step; `undelete` restores it for a while.
 
     Refused if an alias names the step, or if it is the latest of a run that is being written. Name
     a superseded step with --attempt. `cairn gc` frees its bytes once the grace time is over.

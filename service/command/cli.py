@@ -111,7 +111,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-index = typer.Typer(help="The catalog, an index of the store.")
+index = typer.Typer(help="Rebuild the catalog, the database that indexes the store.")
 app.add_typer(index, name="index")
 app.add_typer(init_commands.app)
 app.add_typer(clean_up_commands.app)  # without a name: its commands stand beside the others

@@ -53,7 +53,7 @@ MEANINGS: Final[Mapping[ExitStatus, str]] = {
     ExitStatus.DAMAGED: "what is stored is damaged",
     ExitStatus.OPERATION_FAILED: "the job that was watched failed or was cancelled",
     ExitStatus.INTERRUPTED: "interrupted (Ctrl-C)",
-    ExitStatus.READER_GONE: "the reader of the output went away",
+    ExitStatus.READER_GONE: "the output was closed (broken pipe)",
 }
 
 _OF_ANSWERS: Final[Mapping[int, ExitStatus]] = {

@@ -4,7 +4,7 @@ import jax
 import pytest
 from flax import nnx
 
-from cairn.state.errors import StateError
+from cairn.interop.errors import InteropError
 from cairn.storage.errors import StorageError
 from tests.contract.subjects import host
 
@@ -16,7 +16,7 @@ def refused(subject, call, kind, *texts):
     with pytest.raises(kind) as caught:
         call()
     error = caught.value
-    assert isinstance(error, StateError | StorageError)
+    assert isinstance(error, InteropError | StorageError)
     for text in texts:
         assert text in str(error), str(error)
     tree = nnx.state(subject) if isinstance(subject, nnx.Module) else subject

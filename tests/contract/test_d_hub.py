@@ -128,7 +128,7 @@ def test_flop_takes_config_batch_size_and_sequence_length(model):
 
 
 ONLINE = """
-from cairn.state.models.decoder import DecoderForCausalLM
+from cairn import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained("org/tiny", auto_shard_model=True)
 assert model.config.num_hidden_layers == 2
 url = model.push_to_hub("org/tiny", commit_message="Upload model")

@@ -3,17 +3,25 @@
 import re
 
 import cairn.service.http.byte_ranges
-import cairn.service.jobs.errors  # noqa: F401 (their classes are to be there)
+import cairn.service.jobs.errors
+import cairn.state.errors  # noqa: F401 (their classes are to be there)
 from cairn import InstallationError
+from cairn.interop.errors import InteropError
 from cairn.service import errors as service
-from cairn.state.errors import StateError
 from cairn.storage.errors import StorageError
 from tests.documentation.pages import DOCS, ROOT
 
 PAGE = (DOCS / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 ANCHORS = re.findall(r"`([a-z-]+)`\{ #([a-z-]+) \}", PAGE)
-NEVER_SEEN = {"ClientError", "JobFailedError", "PartsFailedError", "ServiceError", "StateError"}
+NEVER_SEEN = {
+    "ClientError",
+    "InteropError",
+    "JobFailedError",
+    "PartsFailedError",
+    "ServiceError",
+    "StateError",
+}
 """Bases alone, and what a failed job stores until it is read."""
 SLUGS = (
     re.compile(r'\b[1-5]\d\d, "([a-z-]+)", "[A-Z]'),  # an error's class, or a row of a table
@@ -32,7 +40,7 @@ def with_subclasses(kind):
 
 def seen_in_python():
     """The errors that a program or a person meets by their classes."""
-    kinds = with_subclasses(StorageError) | with_subclasses(StateError) | {InstallationError}
+    kinds = with_subclasses(StorageError) | with_subclasses(InteropError) | {InstallationError}
     kinds |= with_subclasses(service.ServiceError) - with_subclasses(service.ProblemError)
     ours = {kind.__name__ for kind in kinds if kind.__module__.startswith("cairn.")}
     return {name for name in ours if not name.startswith("_")} - NEVER_SEEN

@@ -8,7 +8,7 @@ import pytest
 
 from tests.packaging.conftest import ROOT, build
 
-FOLDERS = ("service", "state", "storage")
+FOLDERS = ("interop", "service", "state", "storage")
 NO_MODULES = {".md"}  # READMEs of folders are for those who read the source
 
 

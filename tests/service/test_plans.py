@@ -321,9 +321,10 @@ def test_partition_axes_that_the_mesh_lacks_are_problems_of_the_load(http, root)
 def test_planning_loads_no_array_framework(trained):
     program = f"""
 import sys
-from cairn.service.actions import OpenSteps, plan_step
+from cairn.service.actions.looked_into import OpenSteps
+from cairn.service.actions.looking.plans import plan_step
 from cairn.service.schemas import PlanRequest, StepName
-from cairn.storage.runs import resolve_checkpoint
+from cairn import resolve_checkpoint
 
 run, info = resolve_checkpoint({str(trained)!r})
 name = StepName(root="default", run="run", step=1)

@@ -19,9 +19,7 @@ from cairn.service.schemas import (
     WebhookList,
 )
 
-webhooks_app: Final = typer.Typer(
-    help="Have others told of what happens to checkpoints.", no_args_is_help=True
-)
+webhooks_app: Final = typer.Typer(help="Send events of checkpoints to a URL.", no_args_is_help=True)
 
 SHOWN: Final = 50
 """Default number of deliveries to list."""

@@ -88,7 +88,7 @@ def test_export_needs_no_jax(stored):
     _, run = stored
     code = (
         "import sys\n"
-        "from cairn.interop.weights import export_sources\n"
+        "from cairn.interop.weights.export import export_sources\n"
         "from cairn.storage.reading.reader import CheckpointReader\n"
         "from cairn.storage.runs.resolving import resolve_checkpoint\n"
         f"run, step = resolve_checkpoint({str(run)!r})\n"

@@ -862,7 +862,7 @@ FIRST_AT_ONCE = """
 import sys
 import threading
 
-from cairn.state.checkpointing import Checkpointer
+from cairn import Checkpointer
 
 sys.setswitchinterval(1e-6)
 errors, ready = [], threading.Barrier(8)

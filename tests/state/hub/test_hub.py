@@ -375,7 +375,7 @@ def run_with_hub(code, hub, home, **more):
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
     code = """
-from cairn.interop.weights import open_pretrained
+from cairn.interop.weights.files import open_pretrained
 from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.config.num_hidden_layers == 2, found.config
@@ -484,7 +484,9 @@ def test_of_a_hub_without_safetensors_what_torch_saved_is_downloaded(folder, tmp
     with hub_server.serve(repository) as hub:
         run_with_hub(LOAD, hub, tmp_path / "home")
         assert hub.downloaded == ["config.json", "pytorch_model.bin"]
-    code = 'from cairn.interop.weights import open_pretrained as o; o("org/tiny").weights.shapes'
+    code = (
+        'from cairn.interop.weights.files import open_pretrained as o; o("org/tiny").weights.shapes'
+    )
     run_with_hub(code, hub, tmp_path / "home")  # nobody listens there any more
 
 
@@ -497,7 +499,7 @@ def test_what_torch_saved_is_not_downloaded_where_torch_is_missing(folder, tmp_p
 import sys
 sys.modules["torch"] = None
 from cairn.interop.errors import ArgumentError
-from cairn.interop.weights import open_pretrained
+from cairn.interop.weights.files import open_pretrained
 try:
     open_pretrained("org/tiny")
 except ArgumentError as error:
@@ -513,7 +515,7 @@ else:
 def test_a_hub_without_a_config_says_what_is_there(crowded, tmp_path):
     (crowded / "config.json").unlink()
     code = """
-from cairn.interop.weights import open_pretrained
+from cairn.interop.weights.files import open_pretrained
 from cairn.storage.errors import NotFoundError
 try:
     open_pretrained("org/tiny")
@@ -530,7 +532,7 @@ else:
 def test_a_cache_that_lacks_a_shard_is_refused_when_nothing_may_be_downloaded(crowded, tmp_path):
     code = """
 from pathlib import Path
-from cairn.interop.weights import open_pretrained
+from cairn.interop.weights.files import open_pretrained
 from cairn.storage.errors import NotFoundError
 open_pretrained("org/tiny")
 (shard, *_) = Path({home!r}).rglob("snapshots/*/model-00001*")
@@ -551,7 +553,7 @@ open_pretrained("org/tiny")  # fetched again
 
 def test_what_was_downloaded_is_loaded_when_the_hub_can_not_be_had(crowded, tmp_path):
     code = """
-from cairn.interop.weights import open_pretrained
+from cairn.interop.weights.files import open_pretrained
 from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.weights.read("model.norm.weight").shape == (32,)
@@ -566,7 +568,7 @@ else:
     home = tmp_path / "home"
     with hub_server.serve(crowded) as hub:
         run_with_hub(
-            'from cairn.interop.weights import open_pretrained as o; o("org/tiny")', hub, home
+            'from cairn.interop.weights.files import open_pretrained as o; o("org/tiny")', hub, home
         )
     run_with_hub(code, hub, home)  # nobody listens there any more
     run_with_hub(code, hub, home, HF_HUB_OFFLINE="1")

@@ -357,7 +357,7 @@ def test_a_gguf_file_is_loaded(tmp_path):
 
 def test_a_hub_id_is_downloaded(folder, tmp_path):
     code = """
-from cairn.state.models.linen import LinenDecoderForCausalLM
+from cairn import LinenDecoderForCausalLM
 model = LinenDecoderForCausalLM.from_pretrained("org/tiny")
 assert model.params["model"]["norm"]["scale"].shape == (32,)
 """

@@ -286,10 +286,10 @@ def test_another_process_loads_it_once_the_class_is_defined(trained):
     uri, state, _, _ = trained
     code = f"""
 from cairn import EasyDeLState
-from cairn.state.errors import StateError
+from cairn.interop.errors import InteropError
 try:
     EasyDeLState.load_state({str(uri)!r}, verbose=False)
-except StateError as error:
+except InteropError as error:
     assert "import the module that defines it" in str(error) or "model_type" in str(error), error
 else:
     raise SystemExit("loaded what is not defined")

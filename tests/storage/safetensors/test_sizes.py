@@ -54,7 +54,7 @@ def test_a_size_is_its_number_of_units(number, unit):
 
 def test_reading_a_size_needs_no_arrays():
     program = (
-        "import sys; from cairn.storage.safetensors import parse_size; parse_size('5GB');"
+        "import sys; from cairn.storage.safetensors.sizes import parse_size; parse_size('5GB');"
         "print(*{'numpy', 'tensorstore'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

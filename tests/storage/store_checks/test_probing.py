@@ -333,7 +333,7 @@ AT_EXIT = """
 import sys
 from cairn.storage.errors import LeaseHeldError
 from cairn.storage.runs.records.lease import begin_attempt
-from cairn.storage.store import ObjectStore
+from cairn import ObjectStore
 try:
     begin_attempt(ObjectStore.open(sys.argv[1]), writer="job", base_step=-1)
 except LeaseHeldError:
