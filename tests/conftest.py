@@ -68,7 +68,7 @@ install_import_hook(
     "beartype.beartype",
 )
 
-pytest_plugins = ["tests.gcs.plugin"]
+pytest_plugins = ["tests.gcs.plugin", "tests.stores"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,4 +1,4 @@
-"""The stores that storage tests run on."""
+"""Fixtures: the stores that tests run on."""
 
 import itertools
 
