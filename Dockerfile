@@ -19,6 +19,7 @@ ENV PIP_CONSTRAINT=/src/constraints.txt \
 RUN python -m venv --without-pip /opt/cairn
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY cairn cairn
+COPY interop interop
 COPY service service
 COPY state state
 COPY storage storage

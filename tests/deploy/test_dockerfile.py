@@ -84,6 +84,6 @@ def test_what_is_copied_is_there_and_admitted_to_the_build():
         if line.cmd == "COPY" and not any(flag.startswith("--from=") for flag in line.flags)
         for name in line.value[:-1]
     ]
-    assert {"cairn", "service", "state", "storage", "pyproject.toml"} <= set(names)
+    assert {"cairn", "interop", "service", "state", "storage", "pyproject.toml"} <= set(names)
     assert [name for name in names if not (ROOT / name).exists()] == []
     assert [name for name in names if f"!{name}" not in admitted] == []

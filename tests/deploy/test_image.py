@@ -247,7 +247,7 @@ def test_every_kind_of_job_is_there_without_the_packages_of_training(images):
 def test_an_instruction_that_is_not_understood_is_an_error_here(tmp_path, base):
     for name in (".dockerignore", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("cairn", "service", "state", "storage"):
+    for name in ("cairn", "interop", "service", "state", "storage"):
         (tmp_path / name).mkdir()
     file = tmp_path / "Dockerfile"
     file.write_text("FROM scratch AS one\nONBUILD RUN true\n")

@@ -32,7 +32,7 @@ OF_COMPOSE = {"CAIRN_VERSION"}
 def read_by_the_code():
     """Settings of the server, and what the client and training read of their environment."""
     named = {f"CAIRN_{name.upper()}" for name in Settings.model_fields}
-    for package in ("service/client", "storage", "state"):
+    for package in ("service/client", "storage", "interop", "state"):
         for path in (ROOT / package).rglob("*.py"):
             for line in path.read_text(encoding="utf-8").splitlines():
                 if "environ" in line or re.search(r'= "CAIRN_\w+"', line):

@@ -10,7 +10,7 @@ from tests.documentation.pages import DOCS, ROOT
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-FOLDERS = ("", "benchmarks", "examples", "service", "state", "storage", "tests")
+FOLDERS = ("", "benchmarks", "examples", "interop", "service", "state", "storage", "tests")
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 
 

@@ -22,7 +22,7 @@ ENTRY_POINTS: Final = {
 }
 """Entry points that an installation of this version registers: (group, name) -> object."""
 
-_OURS: Final = ("service", "state", "storage")
+_OURS: Final = ("interop", "service", "state", "storage")
 _ELSEWHERE: Final = "unset PYTHONPATH"
 _INSTALL: Final = f"python -m pip install --force-reinstall --no-deps '{DISTRIBUTION}'"
 

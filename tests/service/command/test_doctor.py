@@ -118,7 +118,7 @@ def test_every_variable_that_the_code_reads_is_known():
     packages = PROJECT.parent
     read = {
         name
-        for package in ("service", "state", "storage")
+        for package in ("interop", "service", "state", "storage")
         for path in (packages / package).rglob("*.py")
         if "doctor" not in path.parts
         for name in re.findall(r"\bCAIRN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8"))

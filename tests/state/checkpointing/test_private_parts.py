@@ -16,7 +16,9 @@ from cairn.state.checkpointing.processes.coordination import coordination
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
-    path for folder in ("service", "state", "storage") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("interop", "service", "state", "storage")
+    for path in (ROOT / folder).rglob("*.py")
 ]
 PUBLIC = {"os._exit"}
 ALLOWED = {
