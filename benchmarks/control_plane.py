@@ -37,7 +37,8 @@ from rich.table import Table
 from benchmarks import control_plane_looks
 from benchmarks.control_plane_load import Load, load, request
 from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
-from cairn.service.actions import listing
+from cairn.service.actions import checkpoints as checkpoints_actions
+from cairn.service.actions import runs as runs_actions
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index
@@ -290,7 +291,7 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
     plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
 
     def checkpoints(turn: int) -> str:
-        page, _ = listing.list_checkpoints(
+        page, _ = checkpoints_actions.list_checkpoints(
             plane,
             "default",
             name_of(turn * 101 % chosen.runs),
@@ -302,12 +303,12 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
         return CheckpointList(checkpoints=page).model_dump_json()
 
     def runs(turn: int) -> str:
-        page, _ = listing.list_runs(plane, plane.roots, after=(), limit=100, refresh=False)
+        page, _ = runs_actions.list_runs(plane, plane.roots, after=(), limit=100, refresh=False)
         return RunList(runs=page).model_dump_json()
 
     def one(turn: int) -> str:
         name = name_of(turn * 101 % chosen.runs)
-        return listing.get_checkpoint(
+        return checkpoints_actions.get_checkpoint(
             plane, "default", name, FIRST, refresh=False
         ).model_dump_json()
 

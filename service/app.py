@@ -34,17 +34,17 @@ from cairn.service.dashboard.routers import ROUTERS as PAGES
 from cairn.service.errors import SettingsError
 from cairn.service.events.sender import Sender
 from cairn.service.http.body_limit import BodyLimit
-from cairn.service.http.catalog_turns import CatalogTurns
-from cairn.service.http.openapi import describe_api
-from cairn.service.http.problems import install_handlers, problem_responses
-from cairn.service.http.query_parameters import refuse_unknown_parameters
-from cairn.service.http.store_turns import (
+from cairn.service.http.limiters import (
     AT_ONCE,
     STREAMS_AT_ONCE,
     STREAMS_SHARE,
-    StoreTurns,
-    ValueMemory,
+    CatalogLimiter,
+    MemoryLimiter,
+    StoreLimiter,
 )
+from cairn.service.http.openapi import describe_api
+from cairn.service.http.problems import install_handlers, problem_responses
+from cairn.service.http.query_parameters import refuse_unknown_parameters
 from cairn.service.jobs.dbos_engine.jobs import Jobs, open_jobs
 from cairn.service.jobs.watching import Watches
 from cairn.service.jobs.work import start_worker
@@ -52,24 +52,30 @@ from cairn.service.observing.metrics import ServerMetrics
 from cairn.service.observing.requests import ObservedRequests
 from cairn.service.observing.tracing import traced
 from cairn.service.routes import (
+    adopt,
     aliases,
     artifacts,
     audit,
     checkpoints,
+    clean_up,
+    convert,
+    events,
     files,
+    gather,
     health,
     keys,
     metrics,
     operations,
+    restore,
     roots,
     runs,
     schedules,
     tensors,
+    verify,
+    webhooks,
     workers,
     writers,
 )
-from cairn.service.routes.events import happened, webhooks
-from cairn.service.routes.jobs import adopt, clean_up, convert, gather, restore, verify
 from cairn.service.settings import Settings, is_loopback, load_settings
 
 logger = logging.getLogger(__name__)
@@ -93,7 +99,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     schedules.router,
     workers.router,
     keys.router,
-    happened.router,
+    events.router,
     webhooks.router,
     artifacts.router,
     audit.router,
@@ -202,11 +208,11 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
         app.state.authenticator = Authenticator(catalog, _by_token(settings))
-        app.state.turns = StoreTurns()
-        app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
-        app.state.value_memory = ValueMemory()
-        app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
-        app.state.search_turns = CatalogTurns(catalog.reads_at_once)
+        app.state.store_limiter = StoreLimiter()
+        app.state.stream_limiter = StoreLimiter(STREAMS_AT_ONCE, STREAMS_SHARE)
+        app.state.memory_limiter = MemoryLimiter()
+        app.state.catalog_limiter = CatalogLimiter(catalog.reads_at_once)
+        app.state.search_limiter = CatalogLimiter(catalog.reads_at_once)
         scanner.start()
         if app.state.launch_jobs:
             jobs = await run_in_threadpool(open_jobs, settings, known)

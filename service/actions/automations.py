@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from cairn.service.access.callers import Caller
-from cairn.service.actions.exports import convert_checkpoint
+from cairn.service.actions.convert import convert_checkpoint
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.verification import verify_checkpoint
+from cairn.service.actions.verify import verify_checkpoint
 from cairn.service.catalog import queries
 from cairn.service.catalog.events.automations import advance, positions, states
 from cairn.service.catalog.events.outbox import EventColumns

@@ -6,7 +6,7 @@ from typing import Final
 
 from cairn.service.access import keys
 from cairn.service.access.callers import Caller, Scope
-from cairn.service.actions.auditing import audited
+from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog.models import KeyRow
 from cairn.service.errors import KeyNameTakenError, UnknownRootError

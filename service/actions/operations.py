@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from cairn.service.access.callers import Caller
-from cairn.service.actions.auditing import audited
+from cairn.service.actions.audit import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.schemas import Operation, OperationState

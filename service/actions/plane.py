@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass, field
 
-from cairn.service.actions.looked_into import RECLAIMABLE, STATISTICS, Known, OpenSteps
+from cairn.service.actions.caches import RECLAIMABLE, STATISTICS, LRUCache, StepCache
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.roots import Roots
@@ -38,9 +38,9 @@ class ControlPlane:
     index: Index
     engine: Jobs | None
     watches: Watches | None = None
-    steps: OpenSteps = field(default_factory=OpenSteps)
-    statistics: Known[Statistics] = field(default_factory=lambda: Known(STATISTICS))
-    reclaimable: Known[int] = field(default_factory=lambda: Known(RECLAIMABLE))
+    steps: StepCache = field(default_factory=StepCache)
+    statistics: LRUCache[Statistics] = field(default_factory=lambda: LRUCache(STATISTICS))
+    reclaimable: LRUCache[int] = field(default_factory=lambda: LRUCache(RECLAIMABLE))
 
     @property
     def catalog(self) -> Catalog:

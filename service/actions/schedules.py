@@ -17,10 +17,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions.automations import MAY_PASS, follow_moves
-from cairn.service.actions.listing import list_runs
+from cairn.service.actions.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
-from cairn.service.actions.verification import verify_run
+from cairn.service.actions.runs import list_runs
+from cairn.service.actions.verify import verify_run
 from cairn.service.errors import ServiceError
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.jobs.kinds import gc, retention, verify

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from cairn.service.access.callers import Caller
-from cairn.service.actions.auditing import audited
+from cairn.service.actions.audit import audited
 from cairn.service.actions.operations import get_operation
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog.workers import forget_worker, known_workers

@@ -21,7 +21,7 @@ from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
-from cairn.service.http.catalog_turns import leave_catalog_turn
+from cairn.service.http.limiters import leave_catalog
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,
@@ -97,7 +97,7 @@ class Index:
         Raises:
             RunNotFoundError: The run is gone, and its rows are deleted.
         """
-        leave_catalog_turn()
+        leave_catalog()
         with self._turn(root, run.uri, always=anew) as turn:
             while turn is not None and not self._read_run(root, run, anew=anew):
                 pass  # compare-and-swap: the first writer wins, the others read again
@@ -109,7 +109,7 @@ class Index:
             RunNotFoundError: There is no such run.
             NotReadyError: The store is slow, and too many others wait for it.
         """
-        leave_catalog_turn()
+        leave_catalog()
         looks = self._looks[root]
         if not looks.acquire(blocking=False):
             raise NotReadyError(
@@ -218,7 +218,7 @@ class Index:
         for root, uri in roots.items():
             if self._last_scan(root, uri) is not None:
                 continue
-            leave_catalog_turn()
+            leave_catalog()
             if not self._scanning[root].acquire(timeout=FIRST_SCAN_SECONDS):
                 raise NotReadyError(
                     f"root {root!r}: its runs are being read for the first time. Try again later; "

@@ -21,8 +21,7 @@ from cairn.service.catalog.events.happenings import (
 )
 from cairn.service.catalog.events.lost_records import lost_alias, seen_alias
 from cairn.service.catalog.events.outbox import Happening, tell_all
-from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
-from cairn.service.catalog.outside import (
+from cairn.service.catalog.external_changes import (
     Position,
     is_asked_for,
     is_deletion_asked_for,
@@ -31,6 +30,7 @@ from cairn.service.catalog.outside import (
     note_move,
     seen_alias_deletion,
 )
+from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState, LostRecord
 from cairn.storage.runs.records.aliases import Alias

@@ -2,26 +2,28 @@
 
 from cairn.service.access.callers import Caller
 from cairn.service.actions import operations
-from cairn.service.dashboard.asked import AskedOfRun, AskedOfStep
+from cairn.service.dashboard.requests import RunRequest, StepRequest
 from cairn.service.errors import NotReadyError
 from cairn.service.jobs.errors import OperationNotFoundError
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import Checkpoint, CheckpointState
 
 
-def newest_sound(asked: AskedOfRun | AskedOfStep) -> Checkpoint | None:
+def newest_sound(request: RunRequest | StepRequest) -> Checkpoint | None:
     """Return the highest listed step of the run that is not damaged; None if there is none."""
-    found = page_of_checkpoints(asked.plane, asked.root, asked.run, CheckpointState.LISTED, 1, None)
+    found = page_of_checkpoints(
+        request.plane, request.root, request.run, CheckpointState.LISTED, 1, None
+    )
     return next(iter(found.checkpoints), None)
 
 
 def known_job(
-    asked: AskedOfRun | AskedOfStep, caller: Caller, checkpoint: Checkpoint
+    request: RunRequest | StepRequest, caller: Caller, checkpoint: Checkpoint
 ) -> str | None:
     """Return the id of the operation that found a step damaged, if this control plane has it."""
     if checkpoint.damaged is None or not checkpoint.damaged.job:
         return None
     try:
-        return operations.get_operation(asked.plane, caller, checkpoint.damaged.job).id
+        return operations.get_operation(request.plane, caller, checkpoint.damaged.job).id
     except (OperationNotFoundError, NotReadyError):
         return None

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
+from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
 
 
 class CatalogPage(StoreRoute):

@@ -11,8 +11,8 @@ from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cairn.service.access.callers import Scope
-from cairn.service.dashboard import addresses, wording
-from cairn.service.dashboard.drawing import marks, timeline
+from cairn.service.dashboard import addresses, formats
+from cairn.service.dashboard.charts import marks, timeline
 from cairn.service.sizes import size_text
 from cairn.storage.store.clock import utc_now
 
@@ -52,20 +52,20 @@ _environment = Environment(
 )
 _environment.filters.update(
     size=size_text,
-    ago=wording.ago,
-    apart=wording.apart,
-    brief=wording.brief,
-    count=wording.count,
-    export_name=wording.export_name,
-    figure=wording.figure,
-    keys=wording.keys,
-    moment=wording.moment,
-    percent=wording.percent,
-    quoted=wording.quoted,
-    pretty=wording.pretty,
-    shape=wording.shape,
-    spec=wording.spec,
-    words=wording.words,
+    ago=formats.ago,
+    apart=formats.apart,
+    brief=formats.brief,
+    count=formats.count,
+    export_name=formats.export_name,
+    figure=formats.figure,
+    keys=formats.keys,
+    moment=formats.moment,
+    percent=formats.percent,
+    quoted=formats.quoted,
+    pretty=formats.pretty,
+    shape=formats.shape,
+    spec=formats.spec,
+    words=formats.words,
 )
 _environment.globals.update(at=addresses, kind_of=timeline.kind_of, sparkline=marks.sparkline)
 _templates = Jinja2Templates(env=_environment)

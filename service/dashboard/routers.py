@@ -5,10 +5,10 @@ from typing import Final
 from fastapi import APIRouter
 
 from cairn.service.dashboard import sign_in
-from cairn.service.dashboard.acting import administration as administration_forms
-from cairn.service.dashboard.acting import adoption as adoption_form
-from cairn.service.dashboard.acting import runs as run_forms
-from cairn.service.dashboard.acting import steps as step_forms
+from cairn.service.dashboard.forms import administration as administration_forms
+from cairn.service.dashboard.forms import adopt as adoption_form
+from cairn.service.dashboard.forms import runs as run_forms
+from cairn.service.dashboard.forms import steps as step_forms
 from cairn.service.dashboard.pages import (
     administration,
     adopt,

@@ -8,6 +8,7 @@ from fastapi import Response
 from pydantic import BaseModel
 
 from cairn.service.http.entity_tags import content_etag, names_etag
+from cairn.service.schemas import Operation
 
 NOT_CHANGED: Final[dict[str, Any]] = {"description": "It is as last seen."}
 """OpenAPI declaration of a 304."""
@@ -38,3 +39,9 @@ def created_answer(body: BaseModel, location: str) -> Response:
     answer.status_code = HTTPStatus.CREATED
     answer.headers["Location"] = location
     return answer
+
+
+def accepted(operation: Operation, response: Response) -> Operation:
+    """Put the operation's address into `Location`, and return it as the body of the 202 answer."""
+    response.headers["Location"] = f"/v1/operations/{operation.id}"
+    return operation

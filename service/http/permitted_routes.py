@@ -31,7 +31,7 @@ class Permission(ABC):
 class PermittedRoute(APIRoute):
     """Route that checks the `Permission`s among its dependencies first.
 
-    The check comes before the body and parameters are read, and before the route waits for a turn.
+    The check comes before the body and parameters are read, and before the route waits for a slot.
     The OpenAPI document names the first permission.
     """
 

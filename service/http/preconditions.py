@@ -7,7 +7,12 @@ from typing import Annotated
 from fastapi import Depends, Header
 from pydantic import BaseModel
 
-from cairn.service.errors import AliasMovedError, InvalidRequestError, PreconditionRequiredError
+from cairn.service.errors import (
+    AliasMovedError,
+    InvalidRequestError,
+    PreconditionRequiredError,
+    ResourceChangedError,
+)
 from cairn.service.http.entity_tags import body_etag
 
 _TAG = re.compile(r'"[!#-~]*"')
@@ -51,9 +56,18 @@ class Seen:
 
     tags: frozenset[str] | None
 
-    def fits(self, body: BaseModel) -> bool:
-        """Return whether a resource with this body fulfils the precondition."""
-        return self.tags is None or body_etag(body) in self.tags
+    def require(self, current: BaseModel) -> None:
+        """Raise unless the resource is still as the client saw it.
+
+        Raises:
+            ResourceChangedError: It has changed.
+        """
+        if self.tags is not None and body_etag(current) not in self.tags:
+            raise ResourceChangedError(
+                "expected it as it was last seen (If-Match), found it changed. `current` is how it "
+                "is now: decide anew, or send `If-Match: *` for whatever it is.",
+                extra={"current": current.model_dump(mode="json")},
+            )
 
 
 Condition = Annotated[str | None, Header(max_length=2000)]

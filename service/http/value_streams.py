@@ -10,14 +10,14 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from cairn.service.http.store_turns import ANSWER_SECONDS, StoreTurns
+from cairn.service.http.limiters import ANSWER_SECONDS, StoreLimiter
 from cairn.storage.store.deadlines import within
 
 
 class ValueStream(StreamingResponse):
     """Answer that is read from the store while it is sent.
 
-    Once it has a turn, it reads its first values before it sends a status, so an error still gets
+    Once it has a slot, it reads its first values before it sends a status, so an error still gets
     its own status. Each answer under way holds the blocks that were read ahead, however slowly its
     client takes them.
     """
@@ -41,11 +41,11 @@ class ValueStream(StreamingResponse):
         """
         super().__init__(iter(()), headers=headers, media_type="application/octet-stream")
         self._blocks = blocks
-        self._turn = partial(_turn, request.app.state.streams, request, root, held_bytes)
+        self._slot = partial(_slot, request.app.state.stream_limiter, request, root, held_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the values, and send them."""
-        async with self._turn():
+        async with self._slot():
             begun = await run_in_threadpool(_begun, self._blocks())
             self.body_iterator = iterate_in_threadpool(begun)
             await super().__call__(scope, receive, send)
@@ -54,7 +54,7 @@ class ValueStream(StreamingResponse):
 class ValueRead(Response):
     """Short answer that is computed from stored values.
 
-    If it reads much, it waits for the turns of long answers. Otherwise it has an ordinary turn of
+    If it reads much, it waits for the slots of long answers. Otherwise it has an ordinary slot of
     the root, and the ordinary time limit.
     """
 
@@ -78,27 +78,27 @@ class ValueRead(Response):
         """
         super().__init__()
         state = request.app.state
-        turns = state.streams if is_long else state.turns
-        self._make, self._turn = make, partial(_turn, turns, request, root, held_bytes)
+        limiter = state.stream_limiter if is_long else state.store_limiter
+        self._make, self._slot = make, partial(_slot, limiter, request, root, held_bytes)
         self._is_long = is_long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the values, then make and send the answer."""
         with nullcontext() if self._is_long else within(ANSWER_SECONDS):
-            async with self._turn():
+            async with self._slot():
                 made = await run_in_threadpool(self._make)
         await made(scope, receive, send)
 
 
 @asynccontextmanager
-async def _turn(
-    turns: StoreTurns, request: Request, root: str, held_bytes: int
+async def _slot(
+    limiter: StoreLimiter, request: Request, root: str, held_bytes: int
 ) -> AsyncIterator[None]:
-    """Hold a turn of a root, and memory."""
-    caller, memory = request.state.caller.name, request.app.state.value_memory
+    """Hold a slot of a root, and memory."""
+    caller, memory = request.state.caller.name, request.app.state.memory_limiter
     async with (
-        turns.turn(root, caller),
-        memory.room((f"root {root}", f"caller {caller}"), held_bytes),
+        limiter.slot(root, caller),
+        memory.reserve((f"root {root}", f"caller {caller}"), held_bytes),
     ):
         yield
 

@@ -5,13 +5,13 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import listing, promotion
+from cairn.service.actions import aliases as aliases_actions
 from cairn.service.dependencies import AliasName, PlaneDependency, Refresh, RootName, RunName
 from cairn.service.http.answers import NOT_CHANGED
 from cairn.service.http.entity_tags import etag, names_etag
+from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
 from cairn.service.http.preconditions import Condition, LastSeenDependency
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
 from cairn.service.schemas import Alias, AliasHistory, AliasList
 
 router: Final = APIRouter(
@@ -24,7 +24,7 @@ def list_aliases(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
 ) -> AliasList:
     """List the aliases of a run, by name."""
-    return AliasList(aliases=listing.list_aliases(plane, root, run, refresh=refresh))
+    return AliasList(aliases=aliases_actions.list_aliases(plane, root, run, refresh=refresh))
 
 
 @router.get(
@@ -43,7 +43,7 @@ def get_alias(
     if_none_match: Condition = None,
 ) -> Alias | Response:
     """Get an alias. Send its ETag as the `If-Match` of a promotion."""
-    found = listing.get_alias(plane, root, run, alias, refresh=refresh)
+    found = aliases_actions.get_alias(plane, root, run, alias, refresh=refresh)
     tag = etag(found.sequence)
     if names_etag(if_none_match, tag):
         return Response(status_code=304, headers={"ETag": tag})
@@ -61,14 +61,14 @@ def remove_alias(
     plane: PlaneDependency,
 ) -> None:
     """Delete an alias if it has not moved since the caller read it. Its history stays."""
-    promotion.delete_alias(plane, caller, root, run, alias, expect=expect)
+    aliases_actions.delete_alias(plane, caller, root, run, alias, expect=expect)
 
 
 def get_alias_history(
     caller: Reader, root: RootName, run: RunName, alias: AliasName, plane: PlaneDependency
 ) -> AliasHistory:
     """List the moves of an alias, newest first. The list outlives the alias."""
-    return promotion.alias_history(plane, root, run, alias)
+    return aliases_actions.alias_history(plane, root, run, alias)
 
 
 router.add_api_route(

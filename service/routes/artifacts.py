@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import exports
+from cairn.service.actions import artifacts as artifacts_actions
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.http.downloads import DOWNLOADS, RangeHeader, described, download
 from cairn.service.http.permitted_routes import PermittedRoute
@@ -26,7 +26,7 @@ FileName = Annotated[str, Path(max_length=255, description="Name of a file of th
 @router.get("/{artifact}", responses=problem_responses(404))
 def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -> Artifact:
     """Get the description of an artifact and the list of its files."""
-    return exports.get_artifact(plane, caller, artifact)
+    return artifacts_actions.get_artifact(plane, caller, artifact)
 
 
 @router.get(
@@ -49,7 +49,7 @@ def download_file(
     CRC-32C of the whole file. If a file is damaged in the store, a download of the whole file ends
     short of its `Content-Length`.
     """
-    file = exports.find_file(plane, caller, artifact, name)
+    file = artifacts_actions.find_file(plane, caller, artifact, name)
     return download(file, range_header=range_header, if_range=if_range, if_none_match=if_none_match)
 
 
@@ -58,5 +58,5 @@ def describe_file(
     caller: Reader, artifact: ArtifactId, name: FileName, plane: PlaneDependency
 ) -> Response:
     """Answer with the headers of a download of the whole file."""
-    file = exports.find_file(plane, caller, artifact, name)
+    file = artifacts_actions.find_file(plane, caller, artifact, name)
     return described(file)

@@ -5,13 +5,13 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.access.permission import ServerAdministrator
-from cairn.service.actions import audit_trail
+from cairn.service.actions import audit as audit_actions
 from cairn.service.dependencies import Filter, PageSize, PageToken, PlaneDependency
 from cairn.service.filters.fields import AUDIT_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.answers import json_answer
+from cairn.service.http.limited_routes import StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
-from cairn.service.http.store_turns import StoreRoute
 from cairn.service.schemas import AuditEventList
 
 router: Final = APIRouter(prefix="/audit-events", tags=["audit"], route_class=StoreRoute)
@@ -33,6 +33,6 @@ def list_audit_events(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    page, more = audit_trail.list_audit_events(plane, search, after=after, limit=page_size)
+    page, more = audit_actions.list_audit_events(plane, search, after=after, limit=page_size)
     token = encode_token(listing, (page[-1].id,)) if more else None
     return json_answer(AuditEventList(audit_events=page, next_page_token=token))

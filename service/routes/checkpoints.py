@@ -6,10 +6,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import annotating, promotion
-from cairn.service.actions import listing as listing_actions
+from cairn.service.actions import aliases, runs
+from cairn.service.actions import checkpoints as checkpoints_actions
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.removing import deletion
 from cairn.service.dependencies import (
     MAX_STEP,
     Filter,
@@ -27,11 +26,11 @@ from cairn.service.filters.fields import CHECKPOINT_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.answers import NOT_CHANGED, json_answer, tagged_answer
 from cairn.service.http.entity_tags import etag
+from cairn.service.http.limited_routes import StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition, ExpectationDependency, SeenDependency
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreRoute
 from cairn.service.schemas import (
     AVAILABLE,
     GRACE_SECONDS,
@@ -109,7 +108,7 @@ def page_of_checkpoints(
     page_size: int,
     page_token: str | None,
     *,
-    search: Search = listing_actions.EVERYTHING,
+    search: Search = runs.EVERYTHING,
     refresh: bool = False,
 ) -> CheckpointList:
     """Return a page of a run's checkpoints, highest step first unless `search` has an order.
@@ -125,7 +124,7 @@ def page_of_checkpoints(
         refresh: Update the catalog from the store first.
     """
     listing = f"checkpoints of {root}/{run}, {state}{search.mark}"
-    page, last = listing_actions.list_checkpoints(
+    page, last = checkpoints_actions.list_checkpoints(
         plane,
         root,
         run,
@@ -156,7 +155,7 @@ def announce_checkpoint(
     """
     plane.place(root, run)
     with metrics.announcement(root):
-        return listing_actions.get_checkpoint(
+        return checkpoints_actions.get_checkpoint(
             plane, root, run, body.step, attempt=body.attempt, refresh=True
         )
 
@@ -180,7 +179,7 @@ def get_checkpoint(
     A step that is still being written has no size yet, and no other field that comes from its
     manifest.
     """
-    found = listing_actions.get_checkpoint(plane, root, run, step, refresh=refresh)
+    found = checkpoints_actions.get_checkpoint(plane, root, run, step, refresh=refresh)
     return tagged_answer(found, if_none_match)
 
 
@@ -203,7 +202,7 @@ def annotate_checkpoint(
     `If-Match` must be the ETag of the step as last seen, or `*`. A stale ETag is answered with 412,
     with the step as it is now in `current`.
     """
-    changed = annotating.annotate_checkpoint(
+    changed = checkpoints_actions.annotate_checkpoint(
         plane,
         caller,
         root,
@@ -235,7 +234,7 @@ def promote_checkpoint(
     creates it. A failed condition is answered with 412, with the alias as it is now in `current`.
     """
     expect.require_possible()
-    moved = promotion.promote(
+    moved = aliases.promote(
         plane,
         caller,
         root,
@@ -269,7 +268,7 @@ def delete_checkpoint(
     changes. If the step may have been saved again, `attempt` selects the one to delete. A step that
     an alias names is refused (409), and so is the latest step while a job writes the run.
     """
-    return deletion.delete_checkpoint(
+    return checkpoints_actions.delete_checkpoint(
         plane, caller, root, run, step, attempt=attempt, reason=reason, grace=grace_seconds
     )
 
@@ -288,4 +287,4 @@ def undelete_checkpoint(
     The step is listed again. If the run was rolled back to an earlier step meanwhile, the step is
     superseded (`set_aside`) instead.
     """
-    return deletion.undelete_checkpoint(plane, caller, root, run, step, body.attempt)
+    return checkpoints_actions.undelete_checkpoint(plane, caller, root, run, step, body.attempt)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.responses import StreamingResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions.looking import files, tensors
+from cairn.service.actions import files, tensors
 from cairn.service.dependencies import (
     PageSize,
     PageToken,
@@ -17,11 +17,11 @@ from cairn.service.dependencies import (
 )
 from cairn.service.http.answers import json_answer
 from cairn.service.http.downloads import DOWNLOADS, RangeHeader, described, download
+from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.paging import CountedList
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreReadRoute
 from cairn.service.schemas import PLAIN_PATTERN, StepFileList
 
 router: Final = APIRouter(

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries
-from cairn.service.catalog.outside import OUTSIDE_KINDS, count_outside
+from cairn.service.catalog.external_changes import OUTSIDE_KINDS, count_outside
 from cairn.service.catalog.workers import known_workers
 from cairn.service.events.webhooks import count_dead, waiting_since
 from cairn.service.jobs.worker_names import worker_name
@@ -41,7 +41,7 @@ _INDEX: Final = (
 )
 _OUTSIDE: Final = (
     Family(
-        "cairn_outside_changes_total",
+        "cairn_external_changes_total",
         "Changes of aliases that went around this control plane: `alias.promote`, `alias.delete`.",
         ("root", "kind"),
         counter=True,
@@ -117,7 +117,7 @@ def _outside(plane: ControlPlane) -> Iterator[Reading]:
     for root in plane.roots:
         for kind in OUTSIDE_KINDS:
             labels = {"root": root, "kind": kind}
-            yield Reading("cairn_outside_changes_total", labels, counted.get((root, kind), 0))
+            yield Reading("cairn_external_changes_total", labels, counted.get((root, kind), 0))
 
 
 def _jobs(plane: ControlPlane) -> Iterator[Reading]:

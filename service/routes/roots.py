@@ -5,13 +5,13 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from cairn.service.access.permission import Reader, ServerAdministrator
-from cairn.service.actions.making import roots
+from cairn.service.actions import roots
 from cairn.service.dependencies import PlaneDependency, RootName
 from cairn.service.http.answers import NOT_CHANGED, created_answer, tagged_answer
+from cairn.service.http.limited_routes import StoreRoute
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreRoute
 from cairn.service.schemas import AddRootRequest, Root, RootList
 
 router: Final = APIRouter(prefix="/roots", tags=["roots"], route_class=StoreRoute)

@@ -6,10 +6,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import annotating
-from cairn.service.actions import listing as listing_actions
-from cairn.service.actions.looking import usage
-from cairn.service.actions.making import runs as runs_actions
+from cairn.service.actions import runs as runs_actions
+from cairn.service.actions import usage
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dependencies import (
     Filter,
@@ -24,11 +22,11 @@ from cairn.service.dependencies import (
 from cairn.service.filters.fields import RUN_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.answers import NOT_CHANGED, created_answer, json_answer, tagged_answer
+from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition, SeenDependency
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
 from cairn.service.schemas import (
     AnnotateRunRequest,
     CreateRunRequest,
@@ -123,7 +121,7 @@ def get_run(
     if_none_match: Condition = None,
 ) -> Response:
     """Get a run."""
-    return tagged_answer(listing_actions.get_run(plane, root, run, refresh=refresh), if_none_match)
+    return tagged_answer(runs_actions.get_run(plane, root, run, refresh=refresh), if_none_match)
 
 
 @router.patch(
@@ -144,7 +142,7 @@ def annotate_run(
     `If-Match` must be the ETag of the run as last seen, or `*`; the ETag changes with every save. A
     stale ETag is answered with 412, with the run as it is now in `current`.
     """
-    changed = annotating.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
+    changed = runs_actions.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
     return tagged_answer(changed)
 
 
@@ -171,7 +169,7 @@ def page_of_runs(
     page_token: str | None,
     *,
     of: str | None = None,
-    search: Search = listing_actions.EVERYTHING,
+    search: Search = runs_actions.EVERYTHING,
     refresh: bool = False,
 ) -> RunList:
     """Return a page of runs.
@@ -188,7 +186,7 @@ def page_of_runs(
     """
     listing = ("runs" if of is None else f"runs of {of}") + search.mark
     after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))
-    runs, last = listing_actions.list_runs(
+    runs, last = runs_actions.list_runs(
         plane, roots, search, after=after, limit=page_size, refresh=refresh
     )
     return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

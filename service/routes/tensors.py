@@ -6,7 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions.looking import diffs, plans, tensors
+from cairn.service.actions import diffs, plans, tensors
 from cairn.service.dependencies import (
     MAX_STEP,
     PageSize,
@@ -19,11 +19,11 @@ from cairn.service.dependencies import (
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http.answers import NOT_CHANGED, json_answer
 from cairn.service.http.entity_tags import names_etag
+from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.paging import CountedList
 from cairn.service.http.path_names import named
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreReadRoute
 from cairn.service.http.value_streams import ValueRead, ValueStream
 from cairn.service.schemas import (
     ITEM_PATTERN,

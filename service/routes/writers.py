@@ -5,10 +5,10 @@ from typing import Final
 from fastapi import APIRouter
 
 from cairn.service.access.permission import Administrator, Reader
-from cairn.service.actions.making import writers
+from cairn.service.actions import writers
 from cairn.service.dependencies import PlaneDependency, RootName, RunName
+from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
 from cairn.service.http.problems import problem_responses
-from cairn.service.http.store_turns import StoreReadRoute, StoreRoute
 from cairn.service.schemas import RunTakenOver, RunWriter, TakeOverRequest
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["runs"], route_class=StoreRoute)

@@ -24,7 +24,7 @@ OTHERS: Final = {
     "cairn_index_damaged_checkpoints": {"root"},
     "cairn_jobs": {"kind", "state"},
     "cairn_workers": {"alive"},
-    "cairn_outside_changes_total": {"root", "kind"},
+    "cairn_external_changes_total": {"root", "kind"},
     "cairn_webhook_dead": set(),
     "cairn_webhook_wait_seconds": set(),
     "cairn_build_info": {"version"},

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog.outside import OUTSIDE_KINDS
+from cairn.service.catalog.external_changes import OUTSIDE_KINDS
 from cairn.service.jobs.dbos_engine.database import LIMITS
 from cairn.service.schemas import OperationState
 from cairn.service.settings import Settings

@@ -21,7 +21,7 @@ import tensorstore as ts
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.http import store_turns
+from cairn.service.http import limiters
 from cairn.service.settings import Settings
 from cairn.storage.runs.annotating import annotate_step
 from cairn.storage.runs.promotion import promote_step
@@ -178,7 +178,7 @@ def main(folder: Path, count: int, manifests: int, rows: int) -> None:
     report = {}
     app = create_app(Settings(root=str(root), data_dir=folder / "data", scan_seconds=0), jobs=False)
     with (
-        patch.object(store_turns, "WAIT_SECONDS", 300),
+        patch.object(limiters, "WAIT_SECONDS", 300),
         TestClient(app, base_url=BASE_URL, client=PEER) as http,
     ):
         report["list"] = measure(http, [f"{RUNS}?refresh=true"])

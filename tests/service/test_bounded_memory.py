@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cairn.service.http.store_turns import VALUE_BYTES
+from cairn.service.http.limiters import VALUE_BYTES
 from cairn.storage.store.bounds import bound_of
 from tests.faults.report import is_long
 from tests.programs.program import REPOSITORY, run

@@ -6,7 +6,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.service.actions.looked_into import Known, OpenSteps, StepChanges
+from cairn.service.actions.caches import LRUCache, StepCache, StepChanges
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
@@ -109,14 +109,14 @@ def test_steps_that_were_compared_are_not_read_again(http, unlike, unread, monke
         raise AssertionError("leaves were read")
 
     with monkeypatch.context() as patched:
-        patched.setattr(OpenSteps, "open", refuse)
+        patched.setattr(StepCache, "open", refuse)
         assert diff(http) == first
         assert diff(http, 2, 1) == there_and_back
         assert [one["path"] for one in diff(http, item="optimizer")["differences"]] == ["count"]
 
 
 def test_what_is_known_stays_within_its_bounds():
-    known, asked = Known(10, len), []
+    known, asked = LRUCache(10, len), []
 
     def get(name, size):
         return known.get(name, lambda: asked.append(name) or name * size)
@@ -134,7 +134,7 @@ def test_a_kept_difference_takes_half_a_kilobyte(root):
     count = 300
     trees = [{f"layers/{n:04}/kernel": np.full(2, n + one) for n in range(count)} for one in (0, 1)]
     run = save(root, "run", *trees)
-    this, other = (OpenSteps().open(run, run.step(step)) for step in (1, 2))
+    this, other = (StepCache().open(run, run.step(step)) for step in (1, 2))
     _ = this.leaves, other.leaves
     gc.collect()
     tracemalloc.start()
@@ -240,7 +240,7 @@ def test_differences_are_cut_by_item_and_prefix(http, unlike):
 
 
 def test_page_ends_where_too_much_would_be_read(http, unlike, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.looking.diffs.MOST_COMPARED_BYTES", 300)
+    monkeypatch.setattr("cairn.service.actions.diffs.MOST_COMPARED_BYTES", 300)
     found = diff(http, values=True)
     assert [one["path"] for one in found["differences"]] == ["added", "cast", "grown"]
     token = found["next_page_token"]

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter, ValidationError
 
 from cairn.service import schemas
-from cairn.service.actions.starting import reuse
+from cairn.service.actions.job_start import reuse
 from cairn.service.app import create_app
 from cairn.service.schemas import MAX_ERRORS, Operation, Request
 from cairn.service.settings import Settings

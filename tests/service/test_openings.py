@@ -32,16 +32,16 @@ SYNCED = "folders that were written just before, to sync them"
 LOCK = "not through links, and removed alone"
 
 OPENINGS: Final = {
-    "service/actions/exports.py": {
+    "service/actions/artifacts.py": {
         "find_file: open_files": CONFINED,
     },
-    "service/actions/looking/files.py": {
+    "service/actions/files.py": {
         "_checked: open_files": CONFINED,
     },
-    "service/actions/making/adoption.py": {
+    "service/actions/adopt.py": {
         "_folder: parse_uri": SOURCE,
     },
-    "service/actions/making/roots.py": {
+    "service/actions/roots.py": {
         "_parsed: parse_uri": ADMINISTRATOR,
         "_check_usable: open_files": ADMINISTRATOR,
     },

@@ -321,15 +321,19 @@ def test_partition_axes_that_the_mesh_lacks_are_problems_of_the_load(http, root)
 def test_planning_loads_no_array_framework(trained):
     program = f"""
 import sys
+<<<<<<< HEAD
 from cairn.service.actions.looked_into import OpenSteps
 from cairn.service.actions.looking.plans import plan_step
+=======
+from cairn.service.actions import StepCache, plan_step
+>>>>>>> b0a5dd34 (service: one name for a resource in every layer)
 from cairn.service.schemas import PlanRequest, StepName
 from cairn import resolve_checkpoint
 
 run, info = resolve_checkpoint({str(trained)!r})
 name = StepName(root="default", run="run", step=1)
 wanted = PlanRequest.model_validate({{"mesh": {{"axes": {{"fsdp": 8}}}}}})
-plan, _ = plan_step(OpenSteps().open(run, info), name, "uri", wanted, after=0, limit=None)
+plan, _ = plan_step(StepCache().open(run, info), name, "uri", wanted, after=0, limit=None)
 assert plan.placed_by == "axis_names"
 assert not {{"jax", "flax", "optax", "orbax", "torch"}} & set(sys.modules)
 """

@@ -5,8 +5,7 @@ import pytest
 from sqlalchemy import select
 
 from cairn.service.access.loopback import LOOPBACK
-from cairn.service.actions import promotion as promoting
-from cairn.service.actions import promotion as promotion_actions
+from cairn.service.actions import aliases as aliases_actions
 from cairn.service.catalog.models import AliasRow, AuditRow
 from cairn.storage.runs import promotion
 from cairn.storage.runs.records.aliases import AliasWriter
@@ -230,7 +229,7 @@ def test_nothing_is_promoted_that_the_audit_trail_cannot_note(app, http, run):
 def test_promotion_stands_though_the_audit_trail_cannot_note_its_end(
     app, http, run, caplog, monkeypatch
 ):
-    write = promoting.promote_step
+    write = aliases_actions.promote_step
 
     def then_lost(*arguments, **options):
         moved = write(*arguments, **options)
@@ -238,7 +237,7 @@ def test_promotion_stands_though_the_audit_trail_cannot_note_its_end(
             session.connection().exec_driver_sql("DROP TABLE audit_events")
         return moved
 
-    monkeypatch.setattr(promoting, "promote_step", then_lost)
+    monkeypatch.setattr(aliases_actions, "promote_step", then_lost)
     assert promote(http, 3, CREATE).status_code == 200
     assert run.aliases.get("production").step == 3
     assert "alias.promote of default/run: done, which could not be noted" in caplog.text
@@ -248,7 +247,7 @@ def test_a_step_is_let_go_also_where_the_answer_is_an_error(app, http, run, monk
     def lost(*_arguments):
         raise RuntimeError("after the alias was moved")
 
-    monkeypatch.setattr(promoting, "_position", lost)
+    monkeypatch.setattr(aliases_actions, "_position", lost)
     with pytest.raises(RuntimeError, match="after the alias was moved"):
         promote(http, 3, CREATE)
     assert run.aliases.get("production").step == 3
@@ -262,10 +261,10 @@ def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, 
     def die(*_arguments, **_options):
         raise Killed
 
-    monkeypatch.setattr(promoting, "promote_step", die)
+    monkeypatch.setattr(aliases_actions, "promote_step", die)
     plane = app.state.plane
     with pytest.raises(Killed):
-        promotion_actions.promote(
+        aliases_actions.promote(
             plane, LOOPBACK, "default", "run", 3, alias="production", reason="", expect=None
         )
     with plane.catalog.read() as session:

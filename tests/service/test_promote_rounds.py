@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cairn.service.app import create_app
-from cairn.service.http import store_turns
+from cairn.service.http import limiters
 from cairn.service.settings import Settings
 from cairn.storage.store import objects
 from tests.service.jobs import until
@@ -121,15 +121,15 @@ def test_a_promotion_waits_four_times_for_the_store_and_for_nothing_after_it(gcs
 def test_steps_that_a_silent_store_does_not_let_go_keep_nobody_waiting_for_what_needs_no_store(
     gcs, server, monkeypatch
 ):
-    monkeypatch.setattr(store_turns, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(limiters, "WAIT_SECONDS", 0.2)
     silence = gcs.faults.add("hold", operation="objects.delete", name=r"\.hold\.json", count=None)
     path = server + PROMOTE.format(3)
     with httpx.Client(timeout=60) as http:
         try:
-            for number in range(store_turns.SHARE):
+            for number in range(limiters.SHARE):
                 answer = http.post(path, json={"alias": f"a{number}"}, headers=CREATE)
                 assert answer.status_code == 200, answer.text
-            silence.wait(times=store_turns.SHARE)
+            silence.wait(times=limiters.SHARE)
             assert http.get(f"{server}/healthz").is_success
             assert http.get(f"{server}/v1/runs").is_success
             refused = http.post(path, json={"alias": "one-more"}, headers=CREATE)

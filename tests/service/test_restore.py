@@ -100,7 +100,7 @@ def test_folder_of_something_else_and_run_without_its_record_are_taken_names(htt
 
 
 def test_name_that_is_taken_between_request_and_copy_fails_the_job(http, store, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.restoring.refuse_taken", lambda target: None)
+    monkeypatch.setattr("cairn.service.actions.restore.refuse_taken", lambda target: None)
     save_llama(store[0] / "other", steps=(5,))
     ended = watch(http, http.post(RESTORE, json={"run": "other"}).json()["id"])
     assert (ended["state"], ended["error"]["status"]) == ("failed", 412)

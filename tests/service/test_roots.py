@@ -19,7 +19,7 @@ from cairn.service.catalog.scanner import Scanner
 from cairn.service.command.doctor.databases import added_roots_found
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import RootTakenError
-from cairn.service.http.store_turns import AT_ONCE, STREAMS_AT_ONCE
+from cairn.service.http.limiters import AT_ONCE, STREAMS_AT_ONCE
 from cairn.service.settings import Settings
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri

@@ -2,7 +2,7 @@
 
 import json
 
-from cairn.service.actions import exports
+from cairn.service.actions import artifacts
 from cairn.storage.runs.records.exports import exports_of_run
 from cairn.storage.runs.run import Run
 from tests.service.jobs import done, save_llama, serving
@@ -23,7 +23,7 @@ def test_exports_of_every_step_are_told_highest_step_first_and_only_published_on
         unpublished.mkdir(parents=True)
         (tmp_path / "store/llama/exports/notes").mkdir()
         plane = http.app.state.plane
-        found, more = exports.list_run_artifacts(plane, "default", "llama", 5)
+        found, more = artifacts.list_run_artifacts(plane, "default", "llama", 5)
         assert [(one.step, one.kind.value) for one in found] == [
             (10, "gather"),
             (2, "convert"),
@@ -33,7 +33,7 @@ def test_exports_of_every_step_are_told_highest_step_first_and_only_published_on
         assert http.get(f"/v1/artifacts/{found[0].id}").json() == json.loads(
             found[0].model_dump_json()
         )
-        first, more = exports.list_run_artifacts(plane, "default", "llama", 2)
+        first, more = artifacts.list_run_artifacts(plane, "default", "llama", 2)
         assert ([one.step for one in first], more) == ([10, 2], True)
         page = http.get("/ui/default/llama/lineage", headers=HTML).text
         assert page.count("One safetensors file") == 4  # in the graph and in the list

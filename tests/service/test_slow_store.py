@@ -20,7 +20,7 @@ def silent(http, root, monkeypatch):
     """A store that answers nothing from now on, until the test is over."""
     make_run(root / "run", [1])
     assert http.get("/v1/runs").is_success
-    monkeypatch.setattr("cairn.service.http.store_turns.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("cairn.service.http.limiters.WAIT_SECONDS", 0.2)
     over, asked = threading.Event(), threading.Semaphore(0)
 
     def wait(self, *_args, **_more):

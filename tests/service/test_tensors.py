@@ -16,9 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.service.actions.looked_into import OpenStep, OpenSteps
-from cairn.service.actions.looking.tensors import list_tensors
-from cairn.service.http.store_turns import StoreTurns
+from cairn.service.actions.caches import OpenStep, StepCache
+from cairn.service.actions.tensors import list_tensors
+from cairn.service.http.limiters import StoreLimiter
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays.digests import box_digest, digest_text
 from cairn.storage.arrays.leaf_paths import keys_of
@@ -211,7 +211,7 @@ def test_few_steps_are_kept_and_each_is_read_once(saved, root, monkeypatch):
     monkeypatch.setattr(
         Run, "contents", lambda self, info: asked.append(info.step) or contents(self, info)
     )
-    kept = OpenSteps(leaves=2)
+    kept = StepCache(leaves=2)
     for number in (1, 2, 1, 3, 1, 2):
         assert kept.open(run, run.step(number)).manifest.step == number
     assert asked == [1, 2, 3, 2]
@@ -553,9 +553,9 @@ def test_answer_about_a_step_that_is_removed_meanwhile_ends_short(root, long_ans
 
 
 def test_too_many_long_answers_at_a_time_are_refused(http, app, root, long_answers, monkeypatch):
-    monkeypatch.setattr("cairn.service.http.store_turns.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("cairn.service.http.limiters.WAIT_SECONDS", 0.05)
     chunked(root)
-    app.state.streams = StoreTurns(at_once=0, share=4)
+    app.state.stream_limiter = StoreLimiter(at_once=0, share=4)
     answer = read(http, "leaf")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:cairn:problem:not-ready")
     assert read(http, "leaf", "0,:9").status_code == 200
@@ -563,8 +563,8 @@ def test_too_many_long_answers_at_a_time_are_refused(http, app, root, long_answe
 
 def test_short_answer_of_many_chunks_is_no_request_with_a_deadline(http, app, root, monkeypatch):
     leaf, _ = chunked(root)
-    app.state.streams = StoreTurns(at_once=0, share=4)
-    monkeypatch.setattr("cairn.service.http.store_turns.WAIT_SECONDS", 0.05)
+    app.state.stream_limiter = StoreLimiter(at_once=0, share=4)
+    monkeypatch.setattr("cairn.service.http.limiters.WAIT_SECONDS", 0.05)
     for module in ("cairn.service.routes.tensors", "cairn.storage.reading.tensor_parts"):
         monkeypatch.setattr(f"{module}.MOST_READ_BYTES", 16 * 4096)
     same(values(read(http, "leaf", "7:9,0")), leaf[7:9, 0])
@@ -576,7 +576,7 @@ def test_short_answer_of_many_chunks_is_no_request_with_a_deadline(http, app, ro
     assert (
         "found 262144 bytes. Ask for less of it; a chunk is [8, 1024]" in refused.json()["detail"]
     )
-    app.state.streams = StoreTurns()
+    app.state.stream_limiter = StoreLimiter()
     same(values(read(http, "leaf", ":,0")), np.ascontiguousarray(leaf[:, 0]))
     same(values(read(http, "leaf", "::20,0")), np.ascontiguousarray(leaf[::20, 0]))
 
@@ -702,7 +702,7 @@ def test_what_two_steps_share_is_read_once(http, root, monkeypatch):
 
 
 def test_statistics_of_too_much_are_refused(http, saved, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.looking.tensors.MOST_STATISTICS_BYTES", 100)
+    monkeypatch.setattr("cairn.service.actions.tensors.MOST_STATISTICS_BYTES", 100)
     answer = http.get(f"{TENSORS}/matrix", params={"stats": 1})
     assert answer.status_code == 422
     assert "Ask for a slice" in answer.json()["detail"]

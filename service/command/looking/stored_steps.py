@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.actions.looked_into import OpenStep, OpenSteps
-from cairn.service.actions.looking.diffs import Side, Wanted, diff_steps
-from cairn.service.actions.looking.plans import plan_step
-from cairn.service.actions.looking.tensors import list_tensors, statistics_of, tensor_values
+from cairn.service.actions.caches import OpenStep, StepCache
+from cairn.service.actions.diffs import Side, Wanted, diff_steps
+from cairn.service.actions.plans import plan_step
+from cairn.service.actions.tensors import list_tensors, statistics_of, tensor_values
 from cairn.service.catalog.notes import verification_of
 from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
@@ -25,7 +25,7 @@ from cairn.storage.runs.annotating import noted_of
 from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.store.clock import from_rfc3339
 
-_STEPS = OpenSteps()
+_STEPS = StepCache()
 
 
 class StoredStep:

@@ -28,7 +28,7 @@ def usage(
     URI, or a path with ./ or / in front, in the store itself.
     """
     if is_in_store(run):
-        from cairn.service.actions.looking.usage import usage_of
+        from cairn.service.actions.usage import usage_of
         from cairn.storage.runs.run import Run
 
         found_run = Run.open(run)

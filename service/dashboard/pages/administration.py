@@ -6,8 +6,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import ServerAdministrator
-from cairn.service.actions import audit_trail, keys
-from cairn.service.actions.events import webhooks as webhooks_actions
+from cairn.service.actions import audit as audit_actions
+from cairn.service.actions import keys
+from cairn.service.actions import webhooks as webhooks_actions
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import Filter, PageToken, PlaneDependency
@@ -15,7 +16,7 @@ from cairn.service.errors import UnknownWebhookError
 from cairn.service.filters.fields import AUDIT_FIELDS
 from cairn.service.filters.search import Search
 from cairn.service.http.paging import decode_token, encode_token
-from cairn.service.routes.events import webhooks
+from cairn.service.routes import webhooks
 from cairn.service.schemas import DeliveryState, EventKind, Scope
 
 ROWS: Final = 50
@@ -37,7 +38,7 @@ def audit_page(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    found, more = audit_trail.list_audit_events(plane, search, after=after, limit=ROWS)
+    found, more = audit_actions.list_audit_events(plane, search, after=after, limit=ROWS)
     return page(
         request,
         "administration/audit.html",

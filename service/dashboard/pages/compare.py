@@ -9,15 +9,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.permission import Reader
-from cairn.service.actions import listing
-from cairn.service.actions.looking import diffs
-from cairn.service.actions.looking.diffs import Side, Wanted
+from cairn.service.actions import aliases, checkpoints, diffs
+from cairn.service.actions.diffs import Side, Wanted
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import addresses
-from cairn.service.dashboard.asked import OfStep
-from cairn.service.dashboard.drawing.changes import bars_of, layers_of
+from cairn.service.dashboard.charts.changes import bars_of, layers_of
 from cairn.service.dashboard.page_routes import CatalogPage, StorePage
 from cairn.service.dashboard.rendering import page
+from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
 from cairn.service.http.value_streams import ValueRead
 from cairn.service.routes.runs import page_of_runs
@@ -108,9 +107,9 @@ async def _other_step(
 Other = Annotated[OtherStep, Depends(_other_step)]
 
 
-def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse:
+def comparison_page(caller: Reader, request: StepRequestDependency, other: Other) -> HTMLResponse:
     """Show the differences of two steps by their digests, without reading values."""
-    this, that = _sides(asked.plane, caller, asked.names, other.names)
+    this, that = _sides(request.plane, caller, request.names, other.names)
     wanted = Wanted(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
     found, more = diffs.diff_steps(this, that, wanted)
     item = _weighed(this)
@@ -119,7 +118,7 @@ def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse
     ]
     nbytes = sum(one.this.bytes for one in changed if one.this is not None)
     kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(that.name.step)}
-    return asked.page(
+    return request.render(
         "compare/comparison.html",
         diff=found,
         more=more,
@@ -130,28 +129,28 @@ def comparison_page(caller: Reader, asked: OfStep, other: Other) -> HTMLResponse
         at_once=nbytes <= AT_ONCE_BYTES,
         nbytes=nbytes,
         values_url=addresses.with_query(
-            addresses.step(*asked.names, "compare/values"), kept, prefix=other.prefix
+            addresses.step(*request.names, "compare/values"), kept, prefix=other.prefix
         ),
         kept=kept,
     )
 
 
-def values_part(caller: Reader, asked: OfStep, other: Other) -> Response:
+def values_part(caller: Reader, request: StepRequestDependency, other: Other) -> Response:
     """Show how much the differing leaves changed. This reads their values."""
-    this, that = _sides(asked.plane, caller, asked.names, other.names)
+    this, that = _sides(request.plane, caller, request.names, other.names)
     most = diffs.MOST_COMPARED_BYTES
     wanted = Wanted(_weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most)
 
     def answer() -> Response:
         found, more = diffs.diff_steps(this, that, wanted)
-        return asked.page(
+        return request.render(
             "compare/bars.html",
             layers=layers_of(found.differences),
             bars=bars_of(found.differences),
             more=more,
         )
 
-    return ValueRead(answer, asked.request, asked.root, diffs.COMPARED_HELD_BYTES)
+    return ValueRead(answer, request.http, request.root, diffs.COMPARED_HELD_BYTES)
 
 
 for _path, _endpoint in (
@@ -172,8 +171,8 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
     if chosen.isdecimal():
         return int(chosen)
     caller.require(Scope.READ, root)
-    alias = listing.get_alias(plane, root, run, chosen, refresh=True)
-    listed = listing.get_checkpoint(plane, root, run, alias.step, refresh=False)
+    alias = aliases.get_alias(plane, root, run, chosen, refresh=True)
+    listed = checkpoints.get_checkpoint(plane, root, run, alias.step, refresh=False)
     if listed.attempt != alias.attempt:
         raise StepChangedError(
             "the step was saved anew after the alias was moved to it",

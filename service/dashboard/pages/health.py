@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import automations, schedules
-from cairn.service.actions.looking import root_health
+from cairn.service.actions import automations, root_health, schedules
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Operator, Reader
-from cairn.service.actions import exports, workers
+from cairn.service.actions import artifacts, workers
 from cairn.service.actions import operations as operations_actions
-from cairn.service.dashboard.asked import OfOperation
 from cairn.service.dashboard.rendering import page
+from cairn.service.dashboard.requests import OperationRequestDependency
 from cairn.service.dependencies import PageToken, PlaneDependency
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.jobs.artifacts import ARTIFACT_PATTERN
@@ -50,31 +50,31 @@ def operations_page(
 
 
 @router.get("/operations/{operation}")
-def operation_page(caller: Reader, asked: OfOperation) -> HTMLResponse:
+def operation_page(caller: Reader, request: OperationRequestDependency) -> HTMLResponse:
     """Show a job: its progress, request and result."""
-    found = operations_actions.get_operation(asked.plane, caller, asked.operation)
-    return asked.page("operations/operation.html", operation=found)
+    found = operations_actions.get_operation(request.plane, caller, request.operation)
+    return request.render("operations/operation.html", operation=found)
 
 
 @router.get("/operations/{operation}/card")
-def operation_card(caller: Reader, asked: OfOperation) -> HTMLResponse:
+def operation_card(caller: Reader, request: OperationRequestDependency) -> HTMLResponse:
     """Show a job as a card of the list."""
-    found = operations_actions.get_operation(asked.plane, caller, asked.operation)
-    return asked.page("operations/card.html", operation=found)
+    found = operations_actions.get_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/cancel")
-def cancel_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
+def cancel_form(caller: Operator, request: OperationRequestDependency) -> HTMLResponse:
     """Cancel a job."""
-    found = operations_actions.cancel_operation(asked.plane, caller, asked.operation)
-    return asked.page("operations/card.html", operation=found)
+    found = operations_actions.cancel_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=found)
 
 
 @router.post("/operations/{operation}/resume")
-def resume_form(caller: Operator, asked: OfOperation) -> HTMLResponse:
+def resume_form(caller: Operator, request: OperationRequestDependency) -> HTMLResponse:
     """Run a failed or cancelled job again."""
-    found = operations_actions.resume_operation(asked.plane, caller, asked.operation)
-    return asked.page("operations/card.html", operation=found)
+    found = operations_actions.resume_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=found)
 
 
 @router.get("/artifacts/{artifact}")
@@ -82,7 +82,7 @@ def artifact_page(
     request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
 ) -> HTMLResponse:
     """Show an artifact: its files with checksums and downloads, and how to load them."""
-    found = exports.get_artifact(plane, caller, artifact)
+    found = artifacts.get_artifact(plane, caller, artifact)
     return page(
         request,
         "operations/artifact.html",

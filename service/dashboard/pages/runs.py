@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions.looking import activity, reclaimable
-from cairn.service.actions.looking import failures as failures_actions
+from cairn.service.actions import activity, reclaimable
+from cairn.service.actions import failures as failures_actions
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
@@ -46,7 +46,7 @@ router: Final = APIRouter(
 )
 
 Kept = Annotated[int, Query(ge=1, le=1_000_000)]
-Asked = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
+PageRequest = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
 
 
 @router.get("/")
@@ -54,10 +54,10 @@ def runs_page(
     request: Request,
     caller: Reader,
     plane: PlaneDependency,
-    q: Asked = "",
-    owner: Asked = "",
-    label: Asked = "",
-    state: Asked = "",
+    q: PageRequest = "",
+    owner: PageRequest = "",
+    label: PageRequest = "",
+    state: PageRequest = "",
     order_by: OrderBy = ORDERS[0][0],
     keep_last: Kept = 3,
     page_token: PageToken = None,

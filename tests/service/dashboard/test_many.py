@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import insert
 
 from cairn.service.catalog.models import CheckpointRow, EventRow, RunRow
-from cairn.service.dashboard.drawing.tensor_tree import branches
+from cairn.service.dashboard.charts.tensor_tree import branches
 from cairn.storage.runs.records.manifest import LeafRecord
 from tests.service.stores import make_run
 

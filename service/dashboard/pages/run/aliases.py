@@ -6,9 +6,10 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import listing, promotion
-from cairn.service.dashboard.asked import OfRun
+from cairn.service.actions import aliases as aliases_actions
+from cairn.service.actions import runs
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.dependencies import AliasName
 
 AT_ONCE: Final = 10
@@ -20,23 +21,23 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/aliases")
-def aliases_page(caller: Reader, asked: OfRun) -> HTMLResponse:
+def aliases_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Show the aliases of a run, and who moved them and why."""
-    found = listing.list_aliases(asked.plane, *asked.names, refresh=True)
+    found = aliases_actions.list_aliases(request.plane, *request.names, refresh=True)
     histories = {
-        one.alias: promotion.alias_history(asked.plane, *asked.names, one.alias)
+        one.alias: aliases_actions.alias_history(request.plane, *request.names, one.alias)
         for one in found[:AT_ONCE]
     }
-    return asked.page(
+    return request.render(
         "run/aliases.html",
-        run=listing.get_run(asked.plane, *asked.names, refresh=False),
+        run=runs.get_run(request.plane, *request.names, refresh=False),
         aliases=found,
         histories=histories,
     )
 
 
 @router.get("/ui/{root}/{run}/aliases/{alias}")
-def alias_part(caller: Reader, asked: OfRun, alias: AliasName) -> HTMLResponse:
+def alias_part(caller: Reader, request: RunRequestDependency, alias: AliasName) -> HTMLResponse:
     """Show the history of an alias."""
-    history = promotion.alias_history(asked.plane, *asked.names, alias)
-    return asked.page("run/history.html", history=history, root=asked.root, name=asked.run)
+    history = aliases_actions.alias_history(request.plane, *request.names, alias)
+    return request.render("run/history.html", history=history, root=request.root, name=request.run)

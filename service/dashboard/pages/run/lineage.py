@@ -8,14 +8,12 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import exports as exports_actions
-from cairn.service.actions import listing
-from cairn.service.actions.looking import lineage
-from cairn.service.actions.looking.lineage import RunLineage
-from cairn.service.dashboard import addresses, wording
-from cairn.service.dashboard.asked import OfRun
-from cairn.service.dashboard.drawing.family import Family, Node, family
+from cairn.service.actions import artifacts, lineage, runs
+from cairn.service.actions.lineage import RunLineage
+from cairn.service.dashboard import addresses, formats
+from cairn.service.dashboard.charts.family import Family, Node, family
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import StorageError
@@ -32,27 +30,29 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/lineage")
-def lineage_page(caller: Reader, asked: OfRun) -> HTMLResponse:
+def lineage_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Show the forks, exports, rollbacks and imported steps of a run."""
-    known = listing.get_run(asked.plane, *asked.names, refresh=False)
-    found = lineage.run_lineage(asked.plane, caller.visible(asked.plane.roots), known)
-    aside = page_of_checkpoints(asked.plane, *asked.names, CheckpointState.SET_ASIDE, _STEPS, None)
-    listed = page_of_checkpoints(asked.plane, *asked.names, AVAILABLE, _STEPS, None)
+    known = runs.get_run(request.plane, *request.names, refresh=False)
+    found = lineage.run_lineage(request.plane, caller.visible(request.plane.roots), known)
+    aside = page_of_checkpoints(
+        request.plane, *request.names, CheckpointState.SET_ASIDE, _STEPS, None
+    )
+    listed = page_of_checkpoints(request.plane, *request.names, AVAILABLE, _STEPS, None)
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None
     try:  # only artifacts are read from the store: if it fails, the rest of the page still shows
-        exports, more = exports_actions.list_run_artifacts(asked.plane, *asked.names, _EXPORTS)
+        exports, more = artifacts.list_run_artifacts(request.plane, *request.names, _EXPORTS)
     except StorageError as exc:
         problem = str(exc)
-    return asked.page(
+    return request.render(
         "run/lineage.html",
         run=known,
         lineage=found,
         drawing=_drawing(known, found, adopted, exports, aside.checkpoints),
         aside=aside.checkpoints,
         adopted=adopted,
-        exports=[(one, wording.export_name(one)) for one in exports],
+        exports=[(one, formats.export_name(one)) for one in exports],
         more_exports=more,
         export_problem=problem,
     )
@@ -69,7 +69,7 @@ def _drawing(
     forks = [Node(one.name, _from(one), addresses.run(one.root, one.name)) for one in found.forks]
     made = [
         Node(
-            wording.export_name(one),
+            formats.export_name(one),
             f"of step {one.step}",
             addresses.artifact(one.id),
             kind="export",

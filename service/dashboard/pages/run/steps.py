@@ -8,14 +8,13 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import listing
-from cairn.service.actions.looking import activity, failures
+from cairn.service.actions import activity, failures, runs
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.dashboard.asked import OfRun
+from cairn.service.dashboard.charts.timeline import timeline
 from cairn.service.dashboard.damage import known_job, newest_sound
-from cairn.service.dashboard.drawing.timeline import timeline
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import HEADERS
+from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.dependencies import (
     Filter,
     OrderBy,
@@ -47,7 +46,7 @@ StateFilter = Annotated[States, Query(alias="state")]
 @router.get("/ui/{root}/{run}")
 def run_page(
     caller: Reader,
-    asked: OfRun,
+    request: RunRequestDependency,
     state: StateFilter = "all",
     filter: Filter = "",
     order_by: OrderBy = "",
@@ -55,22 +54,26 @@ def run_page(
 ) -> HTMLResponse:
     """Show the steps of a run, and the curves of its metrics."""
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
-    found = page_of_checkpoints(asked.plane, *asked.names, state, ROWS, page_token, search=search)
-    last = page_of_checkpoints(asked.plane, *asked.names, "all", MARKS, None).checkpoints
-    known = listing.get_run(asked.plane, *asked.names, refresh=False)
+    found = page_of_checkpoints(
+        request.plane, *request.names, state, ROWS, page_token, search=search
+    )
+    last = page_of_checkpoints(request.plane, *request.names, "all", MARKS, None).checkpoints
+    known = runs.get_run(request.plane, *request.names, refresh=False)
     damaged = []
     if known.damaged_count:
         wrong = CheckpointState.DAMAGED
-        damaged = page_of_checkpoints(asked.plane, *asked.names, wrong, DAMAGED, None).checkpoints
+        damaged = page_of_checkpoints(
+            request.plane, *request.names, wrong, DAMAGED, None
+        ).checkpoints
     names = metric_names([*found.checkpoints, *last])
     better = {name: mode for one in reversed(last) for name, mode in one.better.items()}
-    return asked.page(
+    return request.render(
         "run/steps.html",
         run=known,
-        activity=activity.run_activity(asked.plane, [known])[0],
-        failures=failures.run_failures(asked.plane, [known])[0],
-        damaged=[(one, known_job(asked, caller, one)) for one in damaged],
-        sound=newest_sound(asked) if damaged else None,
+        activity=activity.run_activity(request.plane, [known])[0],
+        failures=failures.run_failures(request.plane, [known])[0],
+        damaged=[(one, known_job(request, caller, one)) for one in damaged],
+        sound=newest_sound(request) if damaged else None,
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
         timeline=timeline(last),
@@ -83,9 +86,9 @@ def run_page(
 
 
 @router.get("/ui/{root}/{run}/curves")
-def curves(caller: Reader, asked: OfRun) -> JSONResponse:
+def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
     """Answer with the metrics of listed steps and the places of aliases, as numbers to draw."""
-    steps = sorted(_listed(asked.plane, *asked.names), key=lambda one: one.step)
+    steps = sorted(_listed(request.plane, *request.names), key=lambda one: one.step)
     names = metric_names(reversed(steps))
     shown = thinned(steps, POINTS)
     series = {name: [_finite(one.metrics.get(name)) for one in shown] for name in names[:CURVES]}

@@ -6,13 +6,12 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import listing
-from cairn.service.actions.looking import usage as usage_actions
-from cairn.service.actions.removing import clean_up
-from cairn.service.dashboard.acting.policies import PolicyFields, policy_of
-from cairn.service.dashboard.asked import OfRun
-from cairn.service.dashboard.drawing.growth import growth
+from cairn.service.actions import clean_up, runs
+from cairn.service.actions import usage as usage_actions
+from cairn.service.dashboard.charts.growth import growth
+from cairn.service.dashboard.forms.policies import PolicyFields, policy_of
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
 
 ROWS: Final = 100
@@ -27,7 +26,7 @@ Field = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
 @router.get("/ui/{root}/{run}/storage")
 def storage_page(
     caller: Reader,
-    asked: OfRun,
+    request: RunRequestDependency,
     keep_last: Field = "",
     keep_every: Field = "",
     keep_days: Field = "",
@@ -40,11 +39,11 @@ def storage_page(
     fields = PolicyFields(keep_last, keep_every, keep_days, best, mode, best_count, labelled)
     plan = None
     if fields:
-        plan = clean_up.plan_retention(asked.plane, *asked.names, policy_of(fields))
-    usage = usage_actions.get_usage(asked.plane, *asked.names)
-    return asked.page(
+        plan = clean_up.plan_retention(request.plane, *request.names, policy_of(fields))
+    usage = usage_actions.get_usage(request.plane, *request.names)
+    return request.render(
         "run/storage.html",
-        run=listing.get_run(asked.plane, *asked.names, refresh=False),
+        run=runs.get_run(request.plane, *request.names, refresh=False),
         usage=usage,
         steps=list(reversed(usage.steps))[:ROWS],
         growth=growth(usage.steps),

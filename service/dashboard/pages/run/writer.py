@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions.making import writers
-from cairn.service.dashboard.asked import OfRun
+from cairn.service.actions import writers
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import RunRequestDependency
 
 router: Final = APIRouter(
     prefix="/ui/{root}/{run}",
@@ -19,14 +19,14 @@ router: Final = APIRouter(
 
 
 @router.get("/writer")
-def writer_part(caller: Reader, asked: OfRun) -> HTMLResponse:
+def writer_part(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Show the current writer of the run, read from the store."""
-    writer = writers.get_writer(asked.plane, *asked.names)
-    return asked.page("run/writer.html", root=asked.root, name=asked.run, writer=writer)
+    writer = writers.get_writer(request.plane, *request.names)
+    return request.render("run/writer.html", root=request.root, name=request.run, writer=writer)
 
 
 @router.get("/take-over")
-def take_over_page(caller: Reader, asked: OfRun) -> HTMLResponse:
+def take_over_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Explain a takeover of the run from its writer, and show the form for it."""
-    writer = writers.get_writer(asked.plane, *asked.names)
-    return asked.page("run/take_over.html", root=asked.root, name=asked.run, writer=writer)
+    writer = writers.get_writer(request.plane, *request.names)
+    return request.render("run/take_over.html", root=request.root, name=request.run, writer=writer)

@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.storage.runs.records.manifest import LeafRecord
 
 router: Final = APIRouter(
@@ -17,13 +17,13 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/config")
-def config_page(caller: Reader, asked: OfStep) -> HTMLResponse:
+def config_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the model of a step: its architecture, configuration, and where it was saved."""
-    found = asked.opened()
+    found = request.opened()
     model = [leaf for leaf in found.leaves if leaf.item == "model"]
-    return asked.page(
+    return request.render(
         "step/config.html",
-        checkpoint=asked.checkpoint(),
+        checkpoint=request.checkpoint(),
         manifest=found.manifest,
         model=found.manifest.model,
         parameters=sum(math.prod(leaf.shape) for leaf in model),

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions import exports
-from cairn.service.dashboard.asked import OfStep
+from cairn.service.actions import artifacts
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import StepRequestDependency
 
 MOST_ROWS: Final = 200
 
@@ -18,14 +18,14 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/files")
-def files_page(caller: Reader, asked: OfStep) -> HTMLResponse:
+def files_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the files of a step with their checksums, and its exports to download."""
-    found = asked.opened()
+    found = request.opened()
     objects = found.contents.objects
-    return asked.page(
+    return request.render(
         "step/files.html",
-        checkpoint=asked.checkpoint(),
-        artifacts=exports.list_artifacts(asked.plane, *asked.names),
+        checkpoint=request.checkpoint(),
+        artifacts=artifacts.list_artifacts(request.plane, *request.names),
         files=objects[:MOST_ROWS],
         file_count=len(objects),
         nbytes=sum(one.size for one in objects),

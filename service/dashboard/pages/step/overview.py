@@ -7,11 +7,12 @@ from fastapi.responses import HTMLResponse
 
 from cairn.service.access.callers import Caller
 from cairn.service.access.permission import Reader
-from cairn.service.actions import listing, operations
+from cairn.service.actions import aliases as aliases_actions
+from cairn.service.actions import operations, runs
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.dashboard.asked import OfStep
 from cairn.service.dashboard.damage import known_job, newest_sound
 from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import Operation
 from cairn.storage.errors import SourceRefusedError
@@ -28,22 +29,22 @@ router: Final = APIRouter(
 
 
 @router.get("/ui/{root}/{run}/steps/{step}")
-def step_page(caller: Reader, asked: OfStep) -> HTMLResponse:
+def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show a step: its metrics, how to load it, its exports and its actions."""
-    found = asked.checkpoint()
-    aliases = listing.list_aliases(asked.plane, asked.root, asked.run, refresh=False)
-    later = [one for one in aliases if one.step > asked.step]
-    return asked.page(
+    found = request.checkpoint()
+    aliases = aliases_actions.list_aliases(request.plane, request.root, request.run, refresh=False)
+    later = [one for one in aliases if one.step > request.step]
+    return request.render(
         "step/overview.html",
         checkpoint=found,
-        sound=newest_sound(asked) if found.damaged else None,
-        damage_job=known_job(asked, caller, found),
+        sound=newest_sound(request) if found.damaged else None,
+        damage_job=known_job(request, caller, found),
         aliases=aliases,
         stranded=later,
-        run=listing.get_run(asked.plane, asked.root, asked.run, refresh=False),
-        uri=asked.uri,
-        operations=operations_of(asked.plane, caller, *asked.names),
-        refused=_refused(asked.plane.place(asked.root, asked.run), found.uri),
+        run=runs.get_run(request.plane, request.root, request.run, refresh=False),
+        uri=request.uri,
+        operations=operations_of(request.plane, caller, *request.names),
+        refused=_refused(request.plane.place(request.root, request.run), found.uri),
     )
 
 

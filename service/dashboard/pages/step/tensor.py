@@ -9,17 +9,17 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.actions.looked_into import OpenStep
-from cairn.service.actions.looking import plans, tensors
+from cairn.service.actions import plans, tensors
+from cairn.service.actions.caches import OpenStep
 from cairn.service.dashboard import addresses
-from cairn.service.dashboard.asked import OfStep
-from cairn.service.dashboard.drawing.histogram import bars_of
-from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text, splitting
-from cairn.service.dashboard.drawing.picture import png_of
-from cairn.service.dashboard.forms import body_of
+from cairn.service.dashboard.charts.histogram import bars_of
+from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, splitting
+from cairn.service.dashboard.charts.picture import png_of
+from cairn.service.dashboard.forms.fields import body_of
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS
+from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http.value_streams import ValueRead
 from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
@@ -40,10 +40,15 @@ Part = Annotated[str, Query(alias="slice", max_length=1000, pattern=PLAIN_PATTER
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor")
 def tensor_page(
-    caller: Reader, asked: OfStep, item: Text, path: Text, mesh: Text = "", part: Part = ""
+    caller: Reader,
+    request: StepRequestDependency,
+    item: Text,
+    path: Text,
+    mesh: Text = "",
+    part: Part = "",
 ) -> HTMLResponse:
     """Show the shape, sharding, statistics and values of a tensor."""
-    found = asked.opened()
+    found = request.opened()
     leaf = _leaf(found, item, path)
     model = found.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
@@ -51,9 +56,9 @@ def tensor_page(
     shown = part or _corner(leaf)
     drawable = bool(leaf.shape) and math.prod(leaf.shape) > 0 and not leaf.is_key
     planned = _planned(found, leaf, axes) if axes else None
-    return asked.page(
+    return request.render(
         "step/tensor.html",
-        checkpoint=asked.checkpoint(),
+        checkpoint=request.checkpoint(),
         leaf=leaf,
         mesh=mesh_text(axes),
         split=splitting(leaf.shape, planned.spec if planned else leaf.spec, axes) if axes else None,
@@ -62,38 +67,42 @@ def tensor_page(
         drawable=drawable,
         part=shown,
         part_problem=_part_problem(found, item, path, part) if drawable and part else None,
-        statistics_url=f"{addresses.step(*asked.names, 'tensor/statistics')}?{urlencode(named)}",
-        picture_url=f"{addresses.step(*asked.names, 'tensor/picture')}?"
+        statistics_url=f"{addresses.step(*request.names, 'tensor/statistics')}?{urlencode(named)}",
+        picture_url=f"{addresses.step(*request.names, 'tensor/picture')}?"
         + urlencode({**named, "slice": shown}),
-        values_url=f"{addresses.leaf(*asked.names, path)}?{urlencode({'item': item})}",
+        values_url=f"{addresses.leaf(*request.names, path)}?{urlencode({'item': item})}",
     )
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/statistics")
-def statistics_part(caller: Reader, asked: OfStep, item: Text, path: Text) -> Response:
+def statistics_part(
+    caller: Reader, request: StepRequestDependency, item: Text, path: Text
+) -> Response:
     """Show statistics and a histogram of a tensor's elements."""
-    found = asked.opened()
+    found = request.opened()
     looked_at = tensors.open_part(found.reader(), item, path)
 
     def answer() -> Response:
-        statistics = tensors.tensor_statistics(asked.plane, found, looked_at)
+        statistics = tensors.tensor_statistics(request.plane, found, looked_at)
         bars = None if statistics.histogram is None else bars_of(statistics.histogram)
-        return asked.page("step/statistics.html", statistics=statistics, bars=bars)
+        return request.render("step/statistics.html", statistics=statistics, bars=bars)
 
-    return ValueRead(answer, asked.request, asked.root, looked_at.held_bytes)
+    return ValueRead(answer, request.http, request.root, looked_at.held_bytes)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
-def picture(caller: Reader, asked: OfStep, item: Text, path: Text, part: Part = "") -> Response:
+def picture(
+    caller: Reader, request: StepRequestDependency, item: Text, path: Text, part: Part = ""
+) -> Response:
     """Answer with a PNG of a slice of a tensor, one pixel per element."""
-    found = asked.opened()
+    found = request.opened()
     looked_at = tensors.open_part(found.reader(), item, path, part)
 
     def answer() -> Response:
         values = matrix_of(looked_at)
         return Response(png_of(values), headers=HEADERS, media_type="image/png")
 
-    return ValueRead(answer, asked.request, asked.root, looked_at.held_bytes)
+    return ValueRead(answer, request.http, request.root, looked_at.held_bytes)
 
 
 def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:

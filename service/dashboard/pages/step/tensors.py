@@ -7,9 +7,9 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.dashboard.asked import OfStep
-from cairn.service.dashboard.drawing.tensor_tree import branches, place
+from cairn.service.dashboard.charts.tensor_tree import branches, place
 from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
 
 MOST_ROWS: Final = 150
@@ -23,10 +23,10 @@ Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensors")
 def tensors_page(
-    caller: Reader, asked: OfStep, item: Text = "", prefix: Text = "", q: Text = ""
+    caller: Reader, request: StepRequestDependency, item: Text = "", prefix: Text = "", q: Text = ""
 ) -> HTMLResponse:
     """Show a level of a step's tensor tree, or the results of a search in it."""
-    found = asked.opened()
+    found = request.opened()
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for leaf in found.leaves:
@@ -42,9 +42,9 @@ def tensors_page(
         prefix = rows[0].prefix
         rows = branches(own, prefix)
     elements = sum(math.prod(leaf.shape) for leaf in own)
-    return asked.page(
+    return request.render(
         "step/tensors.html",
-        checkpoint=asked.checkpoint(),
+        checkpoint=request.checkpoint(),
         items=[(name, counts[name], sizes[name]) for name in sorted(sizes)],
         item=shown,
         prefix=prefix,

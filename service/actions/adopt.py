@@ -1,0 +1,99 @@
+"""Import of the checkpoints in a folder of plain Orbax, as steps of a run.
+
+The folder must be in the run's root, or where an administrator lets that root adopt from.
+"""
+
+from typing import Final
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.job_start import JobStart
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import queries
+from cairn.service.errors import AlreadyAdoptedError, RunExistsError
+from cairn.service.jobs.kinds import adopt
+from cairn.service.schemas import AdoptRequest, Operation
+from cairn.storage.errors import PreconditionFailedError, StorageError
+from cairn.storage.orbax_import.adopt import check_adoption
+from cairn.storage.runs.run import Run
+from cairn.storage.store.disk.confinement import confine, source_folder
+from cairn.storage.store.uri import StoreURI, parse_uri
+
+_SHOWN: Final = 10
+
+
+def adopt_folder(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    wanted: AdoptRequest,
+    *,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start to import the checkpoints of a folder into a run; the folder is not changed.
+
+    Raises:
+        UnknownRootError: There is no such root.
+        InvalidURIError: The run's name or the folder's is invalid, or the folder is a run.
+        InvalidRequestError: The model is unknown.
+        SourceRefusedError: The folder is neither in the root nor where it may adopt from.
+        NotFoundError, NotACheckpointError: The folder has no checkpoint of Orbax.
+        AlreadyAdoptedError: Another run has imported the folder.
+        RunExistsError: A run of that name exists, and has not imported the folder.
+        StoreUnavailableError: A store does not answer.
+        NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
+    """
+    target = plane.place(root, wanted.run)
+    folder = _folder(plane, root, wanted.folder)
+    request = adopt.adopt_request(
+        root=root, run=wanted.run, folder=folder, step=wanted.step, model=wanted.model
+    )
+    briefly = {} if wanted.model is None else {"model": wanted.model.config.get("model_type")}
+    start = JobStart(plane, caller, root, adopt.KIND, "run.adopt", idempotency_key, briefly)
+    if known := start.repeated({**request, "step": wanted.step, "model": request.get("model")}):
+        return known
+    if not start.is_key_used():
+        adopt.model_of(request)
+        plane.index.refuse_gone(root, plane.root(root))
+        _check(plane, caller, target, folder, wanted.step)
+    return start.make(request)
+
+
+def _check(
+    plane: ControlPlane, caller: Caller, target: StoreURI, folder: StoreURI, step: int | None
+) -> None:
+    """Refuse an impossible import before anything is written."""
+    try:
+        check_adoption(folder, target, step=step)
+    except PreconditionFailedError as exc:
+        raise RunExistsError(str(exc)) from exc
+    _refuse_adopted(plane, caller, target, folder)
+
+
+def _folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
+    """Resolve the folder in a request; nothing of it is read except its links."""
+    absolute = text.startswith("/") or "://" in text
+    folder = parse_uri(text) if absolute else plane.root(root) / text.strip("/")
+    return source_folder(plane.root(root), str(folder))
+
+
+def _refuse_adopted(
+    plane: ControlPlane, caller: Caller, target: StoreURI, folder: StoreURI
+) -> None:
+    roots = caller.visible(plane.roots)
+    with plane.catalog.query() as connection:
+        found = queries.runs_adopting(connection, roots, str(folder))
+    for known in found:
+        if known.uri != str(target) and _adopts(confine(roots[known.root], known.name), folder):
+            raise AlreadyAdoptedError(
+                f"{folder}: expected a folder that no other run adopts, found that "
+                f"{known.root}/{known.name} does. Adopt it under that name to list what is new.",
+                extra={"root": known.root, "run": known.name},
+            )
+
+
+def _adopts(run: StoreURI, folder: StoreURI) -> bool:
+    """Return whether a run has imported all of a folder, and not just one checkpoint in it."""
+    try:
+        return Run(run).info().adopts == str(folder)
+    except StorageError:  # unreadable: unknown, so do not block the import
+        return False

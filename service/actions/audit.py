@@ -1,0 +1,74 @@
+"""Audit trail: entries of changes, begun before each change and completed after it.
+
+Entries cover all roots, so callers of some roots may not list them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog.audit import AuditEntry, audit_events
+from cairn.service.filters.search import Search
+from cairn.service.http.problems import problem_from
+from cairn.service.schemas import AuditEvent
+
+
+@contextmanager
+def audited(
+    plane: ControlPlane,
+    caller: Caller,
+    action: str,
+    *,
+    root: str = "",
+    run: str = "",
+    **detail: Any,
+) -> Iterator[AuditEntry]:
+    """Run the block under an audit entry, and record its outcome.
+
+    Args:
+        plane: The control plane.
+        caller: Caller of the request.
+        action: Action, such as `checkpoint.delete`.
+        root: Name of the root that the action is about.
+        run: Name of the run that the action is about.
+        detail: Details of the request.
+
+    Raises:
+        SQLAlchemyError: The entry could not be written, and the block was not run.
+    """
+    entry = AuditEntry.begin(
+        plane.catalog,
+        action,
+        actor=caller.name,
+        root=root,
+        run=run,
+        detail=detail,
+        request_id=caller.request_id,
+    )
+    try:
+        yield entry
+    except Exception as exc:
+        problem = problem_from(exc, instance="")
+        refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        entry.complete("refused" if refused else "failed", problem=problem.type)
+        raise
+    entry.complete()
+
+
+def list_audit_events(
+    plane: ControlPlane, search: Search, *, after: tuple[int, ...], limit: int
+) -> tuple[list[AuditEvent], bool]:
+    """Return the next entries, newest first, and whether there are more.
+
+    Args:
+        plane: The control plane.
+        search: Filter and order.
+        after: Sort key of the last entry that the client has; (): start with the newest.
+        limit: Largest number of entries.
+    """
+    with plane.catalog.query() as connection:
+        found = audit_events(connection, search, after=after, limit=limit + 1)
+    return found[:limit], len(found) > limit

@@ -1,0 +1,63 @@
+"""Export of a checkpoint as Hugging Face files or as one GGUF file."""
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.job_start import JobStart
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.jobs.kinds import convert
+from cairn.service.jobs.kinds.export_job import export_request
+from cairn.service.schemas import (
+    ConvertRequest,
+    Operation,
+)
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.safetensors.sizes import parse_size
+
+
+def convert_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    wanted: ConvertRequest,
+    *,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start an export, as Hugging Face's files or as one GGUF.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StepDamagedError: The step is damaged, and the request gives no reason to export it
+            nonetheless.
+        InvalidRequestError: The step has no configuration of a model, or an option is invalid.
+        UnsupportedFormatError: `max_shard_size` or `memory` is no size.
+        NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
+    """
+    options = convert.convert_options(
+        wanted.dtype,
+        wanted.max_shard_size,
+        export_format="gguf" if wanted.format == "gguf" else convert.HUGGINGFACE,
+        lora=wanted.lora,
+        allow_nonfinite=wanted.allow_nonfinite,
+        check_logits=wanted.check_logits,
+    )
+    start = JobStart(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
+    memory = None if wanted.memory is None else parse_size(wanted.memory)
+    asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
+    if known := start.repeated({**asked, "despite_damage": wanted.despite_damage}):
+        return known
+    found = plane.run(root, run)
+    info = found.step(step)
+    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
+    convert.check_convertible(found.manifest(info), options)
+    request = export_request(
+        convert.KIND,
+        root=root,
+        run=found,
+        step=info,
+        options=options,
+        rule_version=convert.RULE_VERSION,
+        memory_bytes=memory,
+        despite_damage=wanted.despite_damage,
+    )
+    return start.make(request, exported=found)

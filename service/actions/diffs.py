@@ -1,0 +1,222 @@
+"""Differences between two steps, of one run or of two."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from cairn.service.actions.caches import LeafChange, OpenStep, StepCache, StepChanges
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.tensors import tensor_of
+from cairn.service.schemas import (
+    EntryDifference,
+    LeafCounts,
+    LeafDifference,
+    StepDiff,
+    StepName,
+    ValueDifference,
+)
+from cairn.storage.reading import step_diff
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.tensor_parts import TensorPart, json_number
+from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
+
+COMPARED_HELD_BYTES: Final = 512 << 20
+"""Memory that a comparison of values may use."""
+
+MOST_COMPARED_BYTES: Final = 4 << 30
+"""Largest size of the chunks that are read from both steps for one answer."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Side of a comparison of two steps.
+
+    Attributes:
+        name: Name of the step.
+        manifest: Manifest of the step.
+        noted: Labels and metrics of the step.
+        steps: Cache that opens the step.
+    """
+
+    name: StepName
+    run: Run
+    info: StepInfo
+    manifest: Manifest
+    noted: Annotation
+    steps: StepCache
+
+    @classmethod
+    def of(cls, name: StepName, run: Run, info: StepInfo, steps: StepCache) -> "Side":
+        """Return the side of a listed step.
+
+        Args:
+            name: Name of the step, without its manifest's digest.
+            run: Run of the step.
+            info: Info of the step from the run's list.
+            steps: Cache that opens the step, if its leaves are needed.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: A record of the step is unreadable.
+            StoreUnavailableError: The store does not answer.
+        """
+        name = name.model_copy(update={"manifest_digest": info.manifest_digest})
+        return cls(name, run, info, run.manifest(info), noted_of(run, info), steps)
+
+    @classmethod
+    def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "Side":
+        """Find a listed step, and return its side.
+
+        Raises:
+            UnknownRootError, RunNotFoundError, StepNotFoundError, StepInFlightError: There is no
+                such step.
+            CorruptionError, UnsupportedFormatError: A record of the step is unreadable.
+            StoreUnavailableError: The store does not answer.
+        """
+        found = plane.run(root, run)
+        name = StepName(root=root, run=run, step=step)
+        return cls.of(name, found, found.step(step), plane.steps)
+
+    @cached_property
+    def step(self) -> OpenStep:
+        """Opened step, read at first use."""
+        return self.steps.open(self.run, self.info)
+
+    @cached_property
+    def reader(self) -> CheckpointReader:
+        """Reader of the step's values."""
+        return self.step.reader()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Selection of the leaf differences in an answer.
+
+    Attributes:
+        item: Only leaves of this item; None: of all.
+        prefix: Only leaves whose path begins with this text.
+        values: Compare values too.
+        after: Number of these differences that the client has.
+        limit: Largest number of differences; None: all.
+        most_bytes: Largest number of bytes of chunks to read; None: no limit.
+    """
+
+    item: str | None
+    prefix: str
+    values: bool
+    after: int = 0
+    limit: int | None = None
+    most_bytes: int | None = None
+
+
+def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
+    """Compare two steps; return the differences, and whether there are more.
+
+    Equal leaves are never read. If both steps have equal leaves, or were compared recently, only
+    their manifests are read. An answer ends early once it has read many bytes.
+
+    Raises:
+        CorruptionError: An index, or stored values, are damaged.
+        StoreUnavailableError: The store does not answer.
+    """
+    found = _changes(this, other)
+    counts = Counter[str](one.change for one in found.leaves)
+    named = [one for one in found.leaves if wanted.item in {None, one.item}]
+    named = [one for one in named if one.path.startswith(wanted.prefix)]
+    page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted)
+    ours, theirs = this.noted.entries(), other.noted.entries()
+    answer = StepDiff(
+        this=this.name,
+        other=other.name,
+        equal=not found.leaves,
+        leaves=LeafCounts(equal=found.equal, **{name: counts[name] for name in _CHANGES}),
+        config=_entries(_config(this), _config(other)),
+        metrics=_entries(ours["metrics"], theirs["metrics"]),
+        labels=_entries(ours["labels"], theirs["labels"]),
+        differences=page,
+    )
+    return answer, len(named) > wanted.after + len(page)
+
+
+_CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equal")
+
+
+def _changes(this: Side, other: Side) -> StepChanges:
+    """Return the differing leaves, without reading either step if the result is known."""
+    indexes = this.manifest.index, other.manifest.index
+    digests = {one and one.leaves_digest for one in indexes}
+    if len(digests) == 1 and indexes[0] is not None and None not in digests:
+        return StepChanges((), indexes[0].leaves)
+    names = [
+        (str(side.run.step_uri(side.info)), side.info.manifest_digest) for side in (this, other)
+    ]
+    if any(digest is None for _, digest in names):
+        return StepChanges.between(this.step, other.step)
+    return this.steps.changes.get(tuple(names), lambda: StepChanges.between(this.step, other.step))
+
+
+def _compared(
+    this: Side, other: Side, differences: Iterable[LeafChange], wanted: Wanted
+) -> list[LeafDifference]:
+    """Return the differences in the form of the API, up to the limit of bytes to read."""
+    page: list[LeafDifference] = []
+    most = math.inf if wanted.most_bytes is None else wanted.most_bytes
+    read = 0
+    for one in differences:
+        told = LeafDifference(
+            item=one.item,
+            path=one.path,
+            change=one.change,
+            this=None if one.this is None else tensor_of(one.item, one.path, one.this),
+            other=None if one.other is None else tensor_of(one.item, one.path, one.other),
+        )
+        if wanted.values and step_diff.has_counterparts(one.change):
+            parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
+            needed = sum(part.stored_bytes for part in parts)
+            if read and read + needed > most:
+                break
+            more = _values(parts[0], parts[1], needed, most)
+            told = told.model_copy(update=more)
+            read += 0 if "not_compared" in more else needed
+        page.append(told)
+    return page
+
+
+def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> dict[str, Any]:
+    """Compare the values of a leaf; return the differences, or why they were not compared."""
+    if needed > most:
+        why = f"{needed} bytes: an answer reads {most} at most"
+        return {"not_compared": f"{why}; use `cairn diff` where the store is"}
+    if math.isfinite(most) and this.held_bytes + other.held_bytes > COMPARED_HELD_BYTES:
+        largest = max(this.chunk_bytes, other.chunk_bytes)
+        why = f"chunks of {largest} bytes are too large for an answer"
+        return {"not_compared": f"{why}; use `cairn diff` where the store is"}
+    found = step_diff.diff_values(this, other)
+    if found is None:
+        return {"not_compared": f"no numbers hold both {this.dtype.name} and {other.dtype.name}"}
+    change = found.change
+    return {
+        "values": ValueDifference(
+            elements=change.count,
+            differing=found.differing,
+            not_finite=change.nan + change.positive_infinity + change.negative_infinity,
+            max_absolute=found.max_absolute,
+            mean=change.mean,
+            norm=None if change.norm is None else json_number(change.norm),
+            relative=found.relative,
+        )
+    }
+
+
+def _config(side: Side) -> dict[str, Any]:
+    return {} if side.manifest.model is None else side.manifest.model.config
+
+
+def _entries(this: dict[str, Any], other: dict[str, Any]) -> list[EntryDifference]:
+    return [EntryDifference(**asdict(one)) for one in step_diff.diff_entries(this, other)]

@@ -1,1 +1,0 @@
-"""Actions on events and webhooks."""

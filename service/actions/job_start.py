@@ -1,0 +1,157 @@
+"""Start of a job, with idempotency key and audit entry."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.audit import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog.audit import AuditEntry
+from cairn.service.jobs.errors import IdempotencyKeyReusedError, OperationNotFoundError
+from cairn.service.jobs.exports import start_export
+from cairn.service.jobs.records import operation_id, operation_key
+from cairn.service.schemas import MAX_ERRORS, Operation
+from cairn.storage.runs.run import Run
+
+_PLACE: Final = ("root", "run", "by")
+_NONE: Final = object()
+_LONGEST: Final = 80  # characters of a field's name or value in an error
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """Request to start a job.
+
+    Attributes:
+        plane: The control plane.
+        caller: Caller of the request.
+        root: Name of the root that the job is about.
+        kind: Kind of the job.
+        action: Action in the audit trail.
+        idempotency_key: An equal key of this caller, in this root, returns the same operation, for
+            good.
+        briefly: Short values for the audit trail, in place of fields that are too large for it.
+    """
+
+    plane: ControlPlane
+    caller: Caller
+    root: str
+    kind: str
+    action: str
+    idempotency_key: str | None
+    briefly: Mapping[str, Any] = field(default_factory=dict)
+
+    def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
+        """Return the operation of an equal earlier request with the key; None: there is none.
+
+        Call this before the store is read. A client that got no answer repeats its request, and
+        what it asked for may be gone from the store by then.
+
+        Args:
+            asked: Values of the path and the body, as the job's request has them.
+
+        Raises:
+            UnknownRootError: No such root is configured.
+            NotReadyError: Jobs were not launched.
+        """
+        if self.idempotency_key is None:
+            return None
+        self.plane.root(self.root)
+        found = self._used()
+        if found is None:
+            return None
+        told = {name: found.request.get(name) for name in asked}
+        if (found.kind, told) != (self.kind, dict(asked)):
+            return None  # `make` raises the error
+        with self._audited(found.request) as entry:
+            entry.complete(operation=found.id)
+        return found
+
+    def is_key_used(self) -> bool:
+        """Return whether an operation has the key; then `make` returns it, or raises.
+
+        Raises:
+            NotReadyError: Jobs were not launched.
+        """
+        return self._used() is not None
+
+    def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
+        """Start the job, or return the existing operation for an equal request.
+
+        Args:
+            request: JSON object for the job, with the root and the run that it is about.
+            exported: Run that may have the export already.
+
+        Raises:
+            NotReadyError: Jobs were not launched.
+            IdempotencyKeyReusedError: The key was used for another request, which the error
+                describes.
+        """
+        jobs, key = self.plane.jobs, self._key
+        with self._audited(request) as entry:
+            try:
+                if exported is None:
+                    operation = jobs.start(self.kind, request, idempotency_key=key)
+                else:
+                    operation = start_export(jobs, exported, request, idempotency_key=key)
+            except IdempotencyKeyReusedError as exc:
+                found = reuse(exc.used, self.kind, request)
+                raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, found) from exc
+            entry.complete(operation=operation.id)
+        return operation
+
+    @property
+    def _key(self) -> str | None:
+        """Idempotency key for the engine."""
+        if self.idempotency_key is None:
+            return None
+        return operation_key(self.caller.name, self.root, self.idempotency_key)
+
+    def _used(self) -> Operation | None:
+        """Return the operation that has the key; None: there is none."""
+        if self._key is None:
+            return None
+        with suppress(OperationNotFoundError):
+            return self.plane.jobs.get(operation_id(self._key))
+        return None
+
+    def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
+        told = {**request, **self.briefly}
+        detail = {name: value for name, value in told.items() if name not in _PLACE}
+        place = {"root": request["root"], "run": request["run"]}
+        return audited(self.plane, self.caller, self.action, **place, **detail)
+
+
+def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
+    """Describe how a request differs from that of an operation."""
+    before = {"kind": str(used.kind), **_flat(used.request)}
+    now = {"kind": kind, **_flat(request)}
+    different = [
+        name
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name, _NONE) != now.get(name, _NONE)
+    ]
+    changes = [
+        f"{name[:_LONGEST]} {_shown(now, name)} where it was {_shown(before, name)}"
+        for name in different[:MAX_ERRORS]
+    ]
+    if len(different) > MAX_ERRORS:
+        changes.append(f"and {len(different) - MAX_ERRORS} more")
+    place = "/".join(str(used.request[name]) for name in ("root", "run"))
+    step = f"/steps/{used.request['step']}" if "step" in used.request else ""
+    return f"another one than its {used.kind} of {place}{step}: {', '.join(changes)}"
+
+
+def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Flatten nested fields to one level, with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in request.items():
+        inner = _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {}
+        found |= inner or {f"{within}{name}": value}
+    return found
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return repr(fields[name])[:_LONGEST] if name in fields else "not given"

@@ -1,1 +1,0 @@
-"""Views of steps and runs: leaves, values, diffs, placement on a mesh, usage."""

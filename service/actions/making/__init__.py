@@ -1,1 +1,0 @@
-"""Creation of runs and roots, import of Orbax folders, and takeover of a run's writer."""

@@ -1,1 +1,0 @@
-"""Deletion of steps, retention, and garbage collection."""

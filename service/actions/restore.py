@@ -1,0 +1,117 @@
+"""Return to a checkpoint: in a new run (fork), or in its own (rollback)."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.job_start import JobStart
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.runs import get_run
+from cairn.service.errors import (
+    AliasesStrandedError,
+    InvalidRequestError,
+    PreconditionRequiredError,
+    RunExistsError,
+)
+from cairn.service.http.preconditions import Seen
+from cairn.service.jobs.kinds import restore
+from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs.damage import refuse_damaged
+from cairn.storage.runs.fork import refuse_taken
+from cairn.storage.runs.rollback import stranded_aliases
+from cairn.storage.runs.run import Run
+
+_UNDER_WAY: Final = 1000  # largest number of operations to search for an equal one
+
+
+def restore_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    wanted: RestoreRequest,
+    *,
+    seen: Seen | None,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start a new run from the step (fork), or supersede the run's later steps (rollback).
+
+    Raises:
+        InvalidRequestError: A fork has no name or strands aliases, or a rollback has a name.
+        PreconditionRequiredError: A rollback without `seen`.
+        ResourceChangedError: A rollback, and the run has changed since `seen`.
+        AliasesStrandedError: A rollback would supersede steps that aliases name.
+        InvalidURIError: The new run's name leads out of the root.
+        RunExistsError: The store has something of the new run's name.
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        StepDamagedError: The step is damaged, and the request gives no reason to use it
+            nonetheless.
+        NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
+    """
+    if (wanted.run is not None) != (wanted.mode is RestoreMode.FORK):
+        raise InvalidRequestError(
+            "body.run: expected the new run's name for mode fork, and none for mode rollback, "
+            f"found {wanted.run!r} for mode {wanted.mode.value}"
+        )
+    if wanted.strand and wanted.mode is RestoreMode.FORK:
+        raise InvalidRequestError("body.strand: a fork strands no aliases; leave it out")
+    target = None if wanted.run is None else plane.place(root, wanted.run)
+    asked = {"root": root, "run": run, "step": step}
+    asked |= {"mode": wanted.mode.value, "target": wanted.run}
+    asked["despite_damage"] = wanted.despite_damage
+    start = JobStart(
+        plane, caller, root, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key
+    )
+    if known := start.repeated(asked):
+        return known
+    found = plane.run(root, run)
+    info = found.step(step)
+    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
+    request = restore.restore_request(
+        root=root,
+        run=found,
+        step=info,
+        mode=wanted.mode.value,
+        target=wanted.run,
+        strand=wanted.strand,
+        despite_damage=wanted.despite_damage,
+    )
+    if target is not None:
+        try:
+            refuse_taken(target)
+        except PreconditionFailedError as exc:
+            if not _is_repeated(start, request):  # a repeated request finds its own run there
+                raise RunExistsError(str(exc)) from exc
+    if target is None and not _is_repeated(start, request):
+        if seen is None:
+            raise PreconditionRequiredError(
+                "expected If-Match with the ETag of the run as last seen, or `If-Match: *` to go "
+                "back whatever was saved since; found none. GET the run for its ETag."
+            )
+        seen.require(get_run(plane, root, run, refresh=True))
+        _refuse_stranded(found, step, wanted.strand)
+    return start.make(request)
+
+
+def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
+    if stranded := stranded_aliases(run, step, accepted):
+        told = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
+        raise AliasesStrandedError(
+            f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
+            f"that it may stay on one that is set aside; found {told}. Promote another step first.",
+            extra={"aliases": list(stranded)},
+        )
+
+
+def _is_repeated(start: JobStart, request: Mapping[str, Any]) -> bool:
+    """Return whether an operation for this request exists already."""
+    if start.idempotency_key is not None:
+        return start.is_key_used()
+    return any(
+        operation.kind == restore.KIND and operation.request == request
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
+        for operation in start.plane.jobs.list(limit=_UNDER_WAY, state=state)
+    )

@@ -1,0 +1,191 @@
+"""Actions on roots: list, add and remove them at run time.
+
+Callers of some roots add and remove none, since roots concern all callers.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cairn.service.access.callers import Caller
+from cairn.service.actions.audit import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import roots
+from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedError
+from cairn.service.schemas import Operation, OperationState, Root
+from cairn.storage.errors import NotFoundError
+from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.store.disk.confinement import lies_within
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import StoreURI, parse_uri
+
+_SHOWN: Final = 5
+_AT_A_TIME: Final = 1000
+"""Operations that are read at a time."""
+
+
+def list_roots(plane: ControlPlane, caller: Caller) -> list[Root]:
+    """Return the caller's roots, those of the settings first."""
+    return [_body(plane, name, uri) for name, uri in caller.visible(plane.roots).items()]
+
+
+def get_root(plane: ControlPlane, name: str) -> Root:
+    """Return a root.
+
+    Raises:
+        UnknownRootError: There is no such root.
+    """
+    return _body(plane, name, plane.root(name))
+
+
+def add_root(
+    plane: ControlPlane, caller: Caller, name: str, uri: str, *, adopt_from: Sequence[str] = ()
+) -> Root:
+    """Add a root, for all processes of this catalog; nothing is written to its store.
+
+    Args:
+        plane: The control plane.
+        caller: Caller who adds it.
+        name: Name of the root.
+        uri: Address of the root.
+        adopt_from: Folders outside the root that records of its runs may name.
+
+    Raises:
+        InvalidURIError, RootRefusedError: The address is invalid, or not allowed.
+        RootTakenError: A root has this name, or is at, around or inside this address.
+        StoreUnavailableError: The store does not answer.
+    """
+    place = _parsed(uri)
+    sources = [_parsed(folder) for folder in adopt_from]
+    added = Root(name=name, uri=str(place), source="catalog", adopt_from=[*map(str, sources)])
+    detail: dict[str, Any] = {"uri": str(place)}
+    if sources:
+        detail["adopt_from"] = added.adopt_from
+    with audited(plane, caller, "root.add", root=name, **detail) as entry:
+        for folder in (place, *sources):
+            _check_allowed(plane, folder)
+        _check_usable(place)
+        plane.roots.add(name, place, adopt_from=sources, by=caller.name, now=datetime.now(UTC))
+        entry.complete(before=None, after=added.model_dump())
+    return added
+
+
+def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
+    """Remove an added root and its index; its store stays as it is.
+
+    If the settings have the name too, the settings' root is served again.
+
+    Raises:
+        UnknownRootError: There is no such root.
+        FixedRootError: The root comes from the settings, and nobody has added it.
+        RootInUseError: Operations on the root have not ended.
+        NotReadyError: Jobs were not launched.
+    """
+    fixed = plane.roots.is_of_settings(name)
+    added = roots.added_root(plane.catalog, name) is not None
+    if not added:
+        plane.root(name)  # raises, unless the settings name it
+    with audited(plane, caller, "root.remove", root=name) as entry:
+        if not added:
+            raise FixedRootError(
+                f"root {name!r}: expected one that was added, found one that the settings name. "
+                "Take it out of CAIRN_ROOTS, and start the servers anew."
+            )
+        if not fixed:
+            _refuse_used(plane, name)
+        row = plane.roots.remove(name)
+        before = Root(name=name, uri=row.uri, source="catalog", adopt_from=row.adopt_from)
+        entry.complete(before=before.model_dump(), after=None)
+
+
+def _body(plane: ControlPlane, name: str, uri: StoreURI) -> Root:
+    source = "settings" if plane.roots.is_of_settings(name) else "catalog"
+    _, *sources = uri.confinement.sources if uri.confinement else (uri,)
+    adopt_from = [*map(str, sources)]
+    return Root.model_validate(
+        {"name": name, "uri": str(uri), "source": source, "adopt_from": adopt_from}
+    )
+
+
+def _parsed(uri: str) -> StoreURI:
+    place = parse_uri(uri)
+    if place.scheme == "memory":
+        raise RootRefusedError(
+            f"{place}: expected a store that all servers and workers see, found this process's "
+            "memory. Give a folder, gs:// or s3://."
+        )
+    if place.scheme == "file" and not uri.startswith(("/", "file:")):
+        raise RootRefusedError(
+            f"{uri!r}: expected an absolute path, found one that depends on where the server was "
+            "started. Give it as /path or file:///path."
+        )
+    return place
+
+
+def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
+    if (setting := plane.settings.database_in(place)) is not None:
+        raise RootRefusedError(
+            f"{place}: expected a folder without the server's databases ({setting}), found "
+            "one that has them: whoever writes there could have them read. Give another."
+        )
+    allowed = plane.settings.roots_within
+    if allowed is not None and not lies_within(place, map(parse_uri, allowed)):
+        told = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
+        raise RootRefusedError(
+            f"{place}: expected {told} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "
+            "have the settings changed."
+        )
+
+
+def _check_usable(place: StoreURI) -> None:
+    """Raise unless an address exists, is readable, and is no run."""
+    if place.scheme == "file":
+        path = place.local_path
+        if not os.path.isdir(path):
+            found = "a file" if os.path.exists(path) else "nothing"
+            raise RootRefusedError(
+                f"{place}: expected a folder on the server, found {found}. Make it, or mount it."
+            )
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise RootRefusedError(
+                f"{place}: expected a folder that the server may read, found one that it may not. "
+                "Give its user the right to."
+            )
+    try:
+        names = {entry.name for entry in open_files(place).list()}
+    except NotFoundError as exc:
+        raise RootRefusedError(
+            f"{place}: expected a bucket that the server may list, found none. Create it."
+        ) from exc
+    if RUN_FILE in names:
+        raise RootRefusedError(
+            f"{place}: expected a folder that runs lie in, found a run. Give the folder around it."
+        )
+
+
+def _refuse_used(plane: ControlPlane, name: str) -> None:
+    found = [
+        operation.id
+        # Pending first: an operation that starts meanwhile is seen in the second list.
+        for state in (OperationState.PENDING, OperationState.RUNNING)
+        for operation in _operations(plane, state)
+        if operation.request.get("root") == name
+    ]
+    if found:
+        more = f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+        raise RootInUseError(
+            f"root {name!r}: expected no operations that have not ended, found "
+            f"{', '.join(found[:_SHOWN])}{more}. Cancel them, or wait for their end.",
+            extra={"operations": found},
+        )
+
+
+def _operations(plane: ControlPlane, state: OperationState) -> Iterator[Operation]:
+    after: tuple[datetime, str] | None = None
+    while True:
+        page = plane.jobs.list(limit=_AT_A_TIME, after=after, state=state)
+        yield from page
+        if len(page) < _AT_A_TIME:
+            return
+        after = page[-1].created, page[-1].id

@@ -1,0 +1,64 @@
+"""Form route that imports a folder of Orbax checkpoints."""
+
+from json import loads
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service.access.permission import Operator
+from cairn.service.actions import adopt
+from cairn.service.dashboard.forms.fields import Form, FormDependency, body_of, invalid
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency, RootName
+from cairn.service.schemas import AdoptRequest
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+
+@router.post("/adopt/{root}")
+def adopt_form(
+    request: Request,
+    caller: Operator,
+    root: RootName,
+    plane: PlaneDependency,
+    form: FormDependency,
+) -> HTMLResponse:
+    """Start to import the checkpoints of a folder as a run of the root."""
+    wanted = body_of(
+        AdoptRequest,
+        folder=form.text("folder"),
+        run=form.text("run"),
+        step=form.number("step"),
+        model=_model(form),
+    )
+    started = adopt.adopt_folder(plane, caller, root, wanted, idempotency_key=None)
+    return page(request, "operations/card.html", operation=started)
+
+
+def _model(form: Form) -> dict[str, Any] | None:
+    """Read the model that the form describes, as `config` and `map`; None if both are empty.
+
+    Raises:
+        InvalidRequestError: Only one of the two is filled in, or one is not a JSON object.
+    """
+    given = [name for name in ("config", "map") if form.text(name)]
+    if not given:
+        return None
+    if len(given) == 1:
+        missing = "map" if given == ["config"] else "config"
+        raise invalid(missing, f"expected one, as there is a {given[0]}: they go together")
+    return {name: _json(form, name) for name in given}
+
+
+def _json(form: Form, name: str) -> dict[str, Any]:
+    try:
+        found = loads(form.text(name))
+    except (ValueError, RecursionError) as exc:
+        raise invalid(name, f"expected a JSON object, found none: {exc}") from exc
+    if not isinstance(found, dict):
+        raise invalid(name, f"expected a JSON object, found {type(found).__name__}")
+    return found

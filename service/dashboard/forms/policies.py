@@ -1,0 +1,53 @@
+"""Retention policy from the fields of a form."""
+
+from dataclasses import asdict, dataclass
+
+from cairn.service.dashboard.forms.fields import Form, body_of
+from cairn.service.errors import InvalidRequestError
+from cairn.service.schemas import RetentionPolicy
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class PolicyFields:
+    """Fields of the policy form as typed. An empty field asks for no rule."""
+
+    keep_last: str = ""
+    keep_every: str = ""
+    keep_days: str = ""
+    best: str = ""
+    mode: str = "min"
+    best_count: str = ""
+    labelled: str = ""
+
+    @classmethod
+    def of(cls, form: Form) -> "PolicyFields":
+        """Read the fields from a form."""
+        return cls(**{name: form.text(name) for name in cls.__dataclass_fields__})
+
+    def __bool__(self) -> bool:
+        """Return True if the fields ask for at least one rule."""
+        return any((self.keep_last, self.keep_every, self.keep_days, self.best, self.labelled))
+
+
+def policy_of(fields: PolicyFields) -> RetentionPolicy:
+    """Build the policy that the fields ask for.
+
+    Raises:
+        InvalidRequestError: No rule is asked for, or a field is invalid.
+    """
+    if not fields:
+        raise InvalidRequestError("expected at least one rule of what to keep, found none")
+    form = Form({name: [value] for name, value in asdict(fields).items()})
+    days = form.decimal("keep_days")
+    count = form.number("best_count")
+    best = {"metric": fields.best, "mode": fields.mode, "count": 1 if count is None else count}
+    return body_of(
+        RetentionPolicy,
+        keep_last=form.number("keep_last"),
+        keep_every=form.number("keep_every"),
+        keep_within_seconds=None if days is None else days * _DAY,
+        keep_best=[best] if fields.best else [],
+        keep_labelled=[one.strip() for one in fields.labelled.split(",") if one.strip()],
+    )

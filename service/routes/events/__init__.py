@@ -1,1 +1,0 @@
-"""Events, and the webhooks that they are sent to."""

@@ -1,1 +1,0 @@
-"""Routes that start jobs on checkpoints and runs."""
