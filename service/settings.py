@@ -34,7 +34,7 @@ from cairn.service.schemas import (
 )
 from cairn.service.state_folders import CATALOG, JOBS, folder_of_any, folder_of_store
 from cairn.storage.errors import StorageError
-from cairn.storage.store.disk.confinement import confined, real_place
+from cairn.storage.store.disk.confinement import real_prefix, with_confinement
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
@@ -489,7 +489,7 @@ class Settings(BaseSettings):
         for setting, file in files.items():
             if file is None or place.scheme != "file":
                 continue
-            if f"{os.path.realpath(file)}/".startswith(real_place(place)):
+            if f"{os.path.realpath(file)}/".startswith(real_prefix(place)):
                 return setting
         return None
 
@@ -498,7 +498,7 @@ class Settings(BaseSettings):
         """Every root by name, `default` first, confined to its folder and its `adopt_from`."""
         named = {DEFAULT_ROOT: self.root, **self.roots}
         return {
-            name: confined(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
+            name: with_confinement(parse_uri(uri), map(parse_uri, self.adopt_from.get(name, ())))
             for name, uri in named.items()
         }
 

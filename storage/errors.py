@@ -28,7 +28,7 @@ StorageError
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
 ├── LateProcessError (TimeoutError)         stragglers of the job, named
-├── UnsoundStoreError                       a store without what runs require; lists why
+├── StoreCheckError                       a store without what runs require; lists why
 ├── SaveError                               a save that failed in the background
 │   └── StoreFullError (OSError)            no space or quota left
 └── StoreUnavailableError (OSError)         no answer, no permission, or too many failures
@@ -66,15 +66,15 @@ __all__ = [
     "StepInUseError",
     "StepNotFoundError",
     "StorageError",
+    "StoreCheckError",
     "StoreFullError",
     "StoreUnavailableError",
     "TreeMismatchError",
-    "UnsoundStoreError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
-    "translate",
-    "unanswered",
-    "unconfirmed",
+    "as_no_answer",
+    "translate_error",
+    "unconfirmed_change",
 ]
 
 
@@ -277,7 +277,7 @@ class LateProcessError(StorageError, TimeoutError):
     """Processes of a job did not arrive where the others wait, or are at another point."""
 
 
-class UnsoundStoreError(StorageError):
+class StoreCheckError(StorageError):
     """The store does not do what the run protocol requires; nothing is written to it.
 
     Attributes:
@@ -323,7 +323,7 @@ _FAILED_NEXT = "See the system's log for the disk or the mount, then try again."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
-def translate(exc: BaseException, *, path: object) -> StorageError:
+def translate_error(exc: BaseException, *, path: object) -> StorageError:
     """Map a foreign error to a `StorageError`; raise the result `from` it.
 
     Knows OSError (by errno), TensorStore's ValueErrors (by status, errno and HTTP code inside the
@@ -341,18 +341,18 @@ def translate(exc: BaseException, *, path: object) -> StorageError:
     return StorageError("the store failed", path=path, found=_text(exc))
 
 
-def unanswered(exc: BaseException, *, path: object) -> StoreUnavailableError | None:
+def as_no_answer(exc: BaseException, *, path: object) -> StoreUnavailableError | None:
     """Return the error that a read got no answer; None if the error is about the data.
 
     An exhausted request quota counts as no answer.
     """
-    known = translate(exc, path=path)
+    known = translate_error(exc, path=path)
     if isinstance(known, StoreFullError):
         return _unavailable(str(path), known.found)
     return known if isinstance(known, StoreUnavailableError) else None
 
 
-def unconfirmed(error: StorageError, path: object, found: str) -> StorageError:
+def unconfirmed_change(error: StorageError, path: object, found: str) -> StorageError:
     """Return the error of a change that failed on the disk but may have been made.
 
     Args:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Final, TypeVar
 
-__all__ = ["MOST_ROWS", "html_table", "never_raises", "size_cell"]
+__all__ = ["MAX_ROWS", "html_table", "never_raises", "size_cell"]
 
-MOST_ROWS: Final = 20
+MAX_ROWS: Final = 20
 _LONGEST: Final = 200  # letters of a cell
 _CELL: Final = "text-align:left;padding:0.1em 1em 0.1em 0;border:0;background:none;color:inherit"
 _TITLE: Final = "font-weight:bold;color:inherit"

@@ -31,10 +31,10 @@ from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
 from cairn.state.checkpointing.processes import background, exchange, gathering
 from cairn.state.checkpointing.restores import filling, shared_leaves, targets
 from cairn.state.checkpointing.saves import engine, held_arrays
-from cairn.storage.arrays import paged_table, value_files, value_sinks
+from cairn.storage.arrays import data_file_writers, data_files, paged_table
 from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.data_files import shard_index
 from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, STEP_METADATA
-from cairn.storage.arrays.value_files import shard_index
 from cairn.storage.reading import item_arrays, leaf_reads
 from cairn.storage.runs.records import step_index
 from cairn.storage.runs.records.layout import COMMIT_FILE
@@ -278,13 +278,13 @@ class SimulatedJob:
             patch(shared_leaves, "batch_bytes", self._once(shared_leaves.batch_bytes))
             patch(shared_leaves, "batches", self._once(shared_leaves.batches))
             # Array bytes are left out from here on.
-            patch(value_files, "_encoded", _left_out)
-            patch(value_files, "ContentSum", _NoSum)
-            patch(value_sinks, "_put_together", _put_together)
-            patch(value_sinks._RemoteSink, "_hand_over", _handed_over)
-            patch(value_sinks, "_REMOTE_WRITERS", _WRITERS)
-            patch(value_sinks, "_REMOTE_MAKERS", _WRITERS)
-            patch(value_sinks._StreamSink, "write", functools.partialmethod(_streamed, self))
+            patch(data_files, "_encoded", _left_out)
+            patch(data_files, "ContentSum", _NoSum)
+            patch(data_file_writers, "_put_together", _put_together)
+            patch(data_file_writers._RemoteSink, "_hand_over", _handed_over)
+            patch(data_file_writers, "_REMOTE_WRITERS", _WRITERS)
+            patch(data_file_writers, "_REMOTE_MAKERS", _WRITERS)
+            patch(data_file_writers._StreamSink, "write", functools.partialmethod(_streamed, self))
             patch(engine.StepWrite, "_open", functools.partialmethod(_orbax, self))
             for module in (shared_leaves, targets):
                 patch(module, "aligned_empty", _no_memory)
@@ -382,7 +382,7 @@ Pieces = Generator[int, None, None]
 
 
 def _left_out(shard: Any, file: Any, digests: list[int], prints: list[int]) -> Pieces:
-    """In the place of `value_files._encoded`: as many bytes and digests, and none of them."""
+    """In the place of `data_files._encoded`: as many bytes and digests, and none of them."""
     del prints
     sizes = zip(shard.values.shape, shard.chunk, strict=True)
     digests += [0] * int(np.prod([size // step for size, step in sizes], dtype=object))
@@ -473,7 +473,7 @@ class _Reads:
             for part, step in zip(self._part, cut.chunk, strict=True)
         ]
         chunks = int(np.prod(ranges, dtype=object))
-        chunk = int(np.prod(cut.chunk, dtype=object)) * itemsize + value_files.CRC_BYTES
+        chunk = int(np.prod(cut.chunk, dtype=object)) * itemsize + data_files.CRC_BYTES
         index = len(shard_index(*cut, itemsize))
         self._job.store.ask(VALUES, index + chunks * chunk, times=2)
         return _Nothing([part.stop - part.start for part in self._part], self._info.dtype)

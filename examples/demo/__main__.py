@@ -18,7 +18,7 @@ from cairn.service.schemas import Operation
 from cairn.service.sizes import size_text
 from cairn.storage.runs.records.layout import attempt_dir
 from cairn.storage.runs.run import Run
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from examples.demo import needs
 from examples.demo.jobs import Event, Jobs, events, losses

@@ -16,7 +16,7 @@ import numpy as np
 
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.interop.conversion.parts import Box, box_shape, common, elements, hull, whole_box
-from cairn.storage.arrays.regions import aligned_empty
+from cairn.storage.arrays.box_buffers import aligned_empty
 
 __all__ = ["covering", "merged", "read_boxes"]
 

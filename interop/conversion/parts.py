@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import Box
+from cairn.storage.arrays.boxes import Box
 
 __all__ = [
     "Box",

@@ -28,7 +28,7 @@ from cairn.interop.conversion.ops import (
 )
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.errors import ArgumentError, ConversionError
-from cairn.storage.safetensors.stream import TensorSource
+from cairn.storage.safetensors.writer import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 

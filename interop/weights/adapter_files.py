@@ -15,7 +15,7 @@ from cairn.interop.conversion.ops import Array
 from cairn.interop.errors import ConversionError
 from cairn.interop.weights.peft_config import PeftConfig, target_modules
 from cairn.interop.weights.peft_names import AdaptedModule, Pair
-from cairn.storage.safetensors.stream import TensorSource
+from cairn.storage.safetensors.writer import TensorSource
 
 __all__ = [
     "ADAPTER_CONFIG_FILE",

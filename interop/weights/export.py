@@ -27,7 +27,7 @@ from cairn.interop.weights.stored_leaves import ServedLeaf, adapters_of, served_
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.safetensors.stream import TensorSource
+from cairn.storage.safetensors.writer import TensorSource
 
 MODEL_ITEM = "model"
 MERGED_ITEM = "merged"

@@ -59,7 +59,7 @@ from cairn.interop.weights.weight_files import (
 from cairn.interop.weights.weight_source import RowSource, WeightSource, same
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs.records.layout import RUN_FILE
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 CONFIG_FILE = "config.json"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.storage.store.files import Files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["SourceFolder", "parse_json", "refuse_hub_options", "refuse_pointer"]

@@ -25,7 +25,7 @@ from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.source_folder import SourceFolder, refuse_pointer
 from cairn.interop.weights.weight_files import WeightFiles
 from cairn.storage.safetensors.format import DTYPES
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 __all__ = ["TorchFolder"]

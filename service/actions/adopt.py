@@ -15,7 +15,7 @@ from cairn.service.schemas import AdoptRequest, Operation
 from cairn.storage.errors import PreconditionFailedError, StorageError
 from cairn.storage.orbax_import.adopt import check_adoption
 from cairn.storage.runs.run import Run
-from cairn.storage.store.disk.confinement import confine, source_folder
+from cairn.storage.store.disk.confinement import safe_join, source_folder
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 _SHOWN: Final = 10
@@ -83,7 +83,7 @@ def _refuse_adopted(
     with plane.catalog.query() as connection:
         found = queries.runs_adopting(connection, roots, str(folder))
     for known in found:
-        if known.uri != str(target) and _adopts(confine(roots[known.root], known.name), folder):
+        if known.uri != str(target) and _adopts(safe_join(roots[known.root], known.name), folder):
             raise AlreadyAdoptedError(
                 f"{folder}: expected a folder that no other run adopts, found that "
                 f"{known.root}/{known.name} does. Adopt it under that name to list what is new.",

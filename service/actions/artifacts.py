@@ -20,7 +20,7 @@ from cairn.storage.runs.records.exports import (
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 

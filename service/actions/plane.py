@@ -14,7 +14,7 @@ from cairn.service.settings import Settings
 from cairn.storage.arrays.statistics import Statistics
 from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.run import Run, refuse_headless
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.uri import StoreURI
 
 
@@ -91,7 +91,7 @@ class ControlPlane:
             UnknownRootError: There is no such root.
             InvalidURIError: The run's name is invalid, or leads out of the root.
         """
-        return confine(self.root(root), run)
+        return safe_join(self.root(root), run)
 
     def run(self, root: str, run: str) -> Run:
         """Open a run in the store.

@@ -16,8 +16,8 @@ from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedErro
 from cairn.service.schemas import Operation, OperationState, Root
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs.records.layout import RUN_FILE
-from cairn.storage.store.disk.confinement import lies_within
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.disk.confinement import is_within
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 _SHOWN: Final = 5
@@ -130,7 +130,7 @@ def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
             "one that has them: whoever writes there could have them read. Give another."
         )
     allowed = plane.settings.roots_within
-    if allowed is not None and not lies_within(place, map(parse_uri, allowed)):
+    if allowed is not None and not is_within(place, map(parse_uri, allowed)):
         told = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
         raise RootRefusedError(
             f"{place}: expected {told} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "

@@ -38,7 +38,7 @@ def take_run_over(
         UnknownRootError, RunNotFoundError: There is no such run.
         PreconditionFailedError: The lease has changed since the caller saw it.
         LeaseHeldError: Another attempt took the lease just now.
-        CorruptionError, UnsupportedFormatError, UnsoundStoreError, StoreUnavailableError: The store
+        CorruptionError, UnsupportedFormatError, StoreCheckError, StoreUnavailableError: The store
             does not allow it.
     """
     found = plane.run(root, run)

@@ -32,8 +32,8 @@ from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.placed import UNREADABLE
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.deadlines import own_seconds_left, silence
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.deadlines import deadline_seconds_left, no_answer_error
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -315,9 +315,9 @@ class Index:
             turn = self._turns.setdefault((root, uri), _Turn())
             turn.people += 1
         try:
-            began, left = time.monotonic(), own_seconds_left()
+            began, left = time.monotonic(), deadline_seconds_left()
             if not turn.lock.acquire(timeout=-1 if left is None else left):
-                raise silence(uri, time.monotonic() - began, "none; others wait for it too")
+                raise no_answer_error(uri, time.monotonic() - began, "none; others wait for it too")
             try:
                 if turn.begun > arrived and not always:
                     yield None

@@ -19,7 +19,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.errors import RootTakenError, UnknownRootError
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store.disk.confinement import confined, real_place
+from cairn.storage.store.disk.confinement import real_prefix, with_confinement
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 KNOWN_SECONDS: Final = 1.0
@@ -209,7 +209,7 @@ def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
     found: dict[str, StoreURI] = {}
     for name, uri, adopt_from in rows:
         with suppress(InvalidURIError):  # `cairn doctor` reports these
-            found[name] = confined(parse_uri(uri), map(parse_uri, adopt_from))
+            found[name] = with_confinement(parse_uri(uri), map(parse_uri, adopt_from))
     return found
 
 
@@ -230,4 +230,4 @@ def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
 
 def _place(uri: StoreURI) -> str:
     """Return a canonical text for a folder, with a slash at its end."""
-    return f"{uri.scheme}:{real_place(uri)}"
+    return f"{uri.scheme}:{real_prefix(uri)}"

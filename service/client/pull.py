@@ -22,7 +22,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.whole_file import take_alone
 from cairn.service.errors import DownloadError, PullError
 from cairn.service.schemas import Artifact, ArtifactFile
-from cairn.storage.store.disk.disk_names import sync_names, sync_path
+from cairn.storage.store.disk.directory_entries import fsync_path, sync_entries
 
 CURRENT: Final = "current"
 _VERSIONS: Final = "versions"
@@ -106,10 +106,10 @@ def pull(
             _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
             whole.parent.mkdir(exist_ok=True)
             os.rename(folder / _PARTIAL / version, whole)
-        sync_path(str(whole.parent))  # another pull may have renamed it and died before its fsync
+        fsync_path(str(whole.parent))  # another pull may have renamed it and died before its fsync
         changed = _switch(folder, version)
         try:
-            sync_names(
+            sync_entries(
                 str(folder.absolute())
             )  # also covers a switch that another pull did not fsync
         except OSError as exc:
@@ -152,7 +152,7 @@ def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> 
         if target.parent != folder:
             raise PullError(f"{artifact.id}: expected plain names of files, found {file.name!r}")
         _fetch(client, artifact, file, target, tell)
-    sync_path(str(folder))
+    fsync_path(str(folder))
 
 
 def _fetch(
@@ -211,6 +211,6 @@ def _forget(folder: Path, serving: str, keep: int) -> None:
     for one in others[keep:]:
         shutil.rmtree(partial / one.name, ignore_errors=True)
         os.rename(one, partial / one.name)
-    sync_path(str(folder / _VERSIONS))
+    fsync_path(str(folder / _VERSIONS))
     for left in partial.iterdir():
         shutil.rmtree(left)

@@ -83,11 +83,11 @@ def _list_found(found: "Adoption", folder: str) -> None:
     print_table(console, ("step", "found"), sorted(states.items()))
     for line in (*found.left, *found.problems):
         errors.print(line, soft_wrap=True, markup=False)
-    from cairn.storage.store.disk.confinement import lies_within  # imports TensorStore
+    from cairn.storage.store.disk.confinement import is_within  # imports TensorStore
     from cairn.storage.store.uri import parse_uri
 
     errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
-    if not lies_within(parse_uri(folder), [found.run.parent]):
+    if not is_within(parse_uri(folder), [found.run.parent]):
         errors.print(
             f"A server of {found.run.parent} opens its files with: cairn serve --adopt-from "
             f"{folder}",

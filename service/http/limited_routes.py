@@ -15,7 +15,7 @@ from cairn.service.http.limiters import (
     StoreNeededError,
 )
 from cairn.service.http.permitted_routes import PermittedRoute
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 
 _READS: Final = frozenset({"GET", "HEAD"})
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
@@ -39,7 +39,7 @@ class StoreRoute(PermittedRoute):
         handler = super().permitted_handler()
 
         async def in_slot(request: Request) -> Response:
-            with within(ANSWER_SECONDS):
+            with deadline_after(ANSWER_SECONDS):
                 looks = request.query_params.get("refresh", "").lower() in _TRUE
                 if request.method in _READS and not looks and not self.needs_store:
                     searches = not self.searches.isdisjoint(request.query_params)
@@ -69,7 +69,7 @@ async def _in_slot(
     store_limiter: StoreLimiter, root: str, caller: str, task: BackgroundTask
 ) -> None:
     """Run a background task in a slot; skip it if no slot comes free in time."""
-    with within(ANSWER_SECONDS), suppress(NotReadyError):
+    with deadline_after(ANSWER_SECONDS), suppress(NotReadyError):
         async with store_limiter.slot(root, caller):
             await task()
 

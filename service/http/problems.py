@@ -60,7 +60,7 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.LeaseHeldError: (409, "lease-held", "Another writer holds the run"),
     storage_errors.FencedError: (409, "fenced", "A later attempt has taken over"),
     storage_errors.LateProcessError: (503, "process-late", "A process of the job did not come"),
-    storage_errors.UnsoundStoreError: (409, "store-unsound", "The store is not sound"),
+    storage_errors.StoreCheckError: (409, "store-unsound", "The store is not sound"),
     storage_errors.SaveError: (500, "save-failed", "A save failed"),
     storage_errors.StoreFullError: (507, "store-full", "The store is full"),
     storage_errors.StoreUnavailableError: (503, "store-unavailable", "The store does not answer"),
@@ -87,7 +87,7 @@ _WITH_PROBLEMS: Final = (
     storage_errors.IteratorMismatchError,
     storage_errors.CorruptionError,
     storage_errors.StepDamagedError,
-    storage_errors.UnsoundStoreError,
+    storage_errors.StoreCheckError,
 )
 
 

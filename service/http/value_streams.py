@@ -11,7 +11,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from cairn.service.http.limiters import ANSWER_SECONDS, StoreLimiter
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 
 
 class ValueStream(StreamingResponse):
@@ -84,7 +84,7 @@ class ValueRead(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the values, then make and send the answer."""
-        with nullcontext() if self._is_long else within(ANSWER_SECONDS):
+        with nullcontext() if self._is_long else deadline_after(ANSWER_SECONDS):
             async with self._slot():
                 made = await run_in_threadpool(self._make)
         await made(scope, receive, send)

@@ -10,7 +10,7 @@ from typing import Final
 
 from cairn.storage.errors import ArtifactNotFoundError, NotFoundError
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import RUN_NAME, StoreURI
 
@@ -64,7 +64,7 @@ class ArtifactRef:
         """
         if self.root not in roots:
             raise _missing(self.id, f"no root {self.root!r}")
-        run = confine(roots[self.root], self.run)
+        run = safe_join(roots[self.root], self.run)
         try:
             manifest = find_export(ObjectStore.open(run), self.key)
         except NotFoundError:

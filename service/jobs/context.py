@@ -15,7 +15,7 @@ from cairn.service.jobs.progress import ProgressMeter
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.uri import StoreURI
 
 Request = Mapping[str, Any]
@@ -147,4 +147,4 @@ def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
             found="a job of a root that is configured no more",
             next_step="Configure or add the root again, then resume the operation.",
         )
-    return Run.open(confine(roots[request["root"]], request["run"]))
+    return Run.open(safe_join(roots[request["root"]], request["run"]))

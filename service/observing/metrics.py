@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from cairn.service.observing.readings import Part, Readings
 from cairn.storage.errors import NotFoundError
-from cairn.storage.store.calls import StoreCall, listen
+from cairn.storage.store.requests import StoreRequest, listen
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -191,6 +191,6 @@ class _StoreMetrics:
             registry=registry,
         )
 
-    def count(self, call: StoreCall) -> None:
+    def count(self, call: StoreRequest) -> None:
         self._total.labels(call.operation, call.outcome).inc()
         self._seconds.labels(call.operation).observe(call.seconds)

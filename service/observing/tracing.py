@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cairn.service.errors import SettingsError
-from cairn.storage.store.calls import StoreCall, listen
+from cairn.storage.store.requests import StoreRequest, listen
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -42,7 +42,7 @@ class Tracing:
         self._provider.force_flush(int(FLUSH_SECONDS * 1000))
         self._provider.shutdown()
 
-    def _tell_store_call(self, call: StoreCall) -> None:
+    def _tell_store_call(self, call: StoreRequest) -> None:
         """Record a span of a store request, if it belongs to a traced request or job.
 
         Requests that nobody asked for, such as the scanner's, have no span.

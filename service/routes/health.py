@@ -18,8 +18,8 @@ from cairn.service.errors import NotReadyError
 from cairn.service.http.problems import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store.deadlines import within
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.deadlines import deadline_after
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -106,5 +106,5 @@ def _ask_root(uri: StoreURI) -> None:
         raise StoreUnavailableError(
             "no folder", path=uri, expected="a folder, or nothing yet", found="a file"
         )
-    with within(ANSWER_SECONDS):
+    with deadline_after(ANSWER_SECONDS):
         open_files(uri).list()

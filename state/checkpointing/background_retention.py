@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.saves.save_metrics import record_retention, record_withheld
-from cairn.storage.errors import PolicyError, StorageError, translate
+from cairn.storage.errors import PolicyError, StorageError, translate_error
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.retention import RetentionOutcome, RetentionPolicy, apply_retention
 from cairn.storage.runs.run import Run
@@ -92,7 +92,7 @@ class RunRetention:
                     record_withheld(self._run.uri, exc)
                 self.error = exc
             except Exception as exc:
-                self.error = translate(exc, path=self._run.uri)
+                self.error = translate_error(exc, path=self._run.uri)
                 record_retention(self._run.uri, errors=(self.error,))
 
     def _pass(self) -> None:

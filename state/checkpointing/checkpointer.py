@@ -51,7 +51,7 @@ from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.saves.unchanged import Unchanged
 from cairn.state.checkpointing.skipped_damage import take_skip
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import Look
@@ -61,7 +61,7 @@ from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import Writer, default_writer_id
 from cairn.storage.store.clock import Clock, is_above_zero, utc_now
-from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
@@ -208,7 +208,7 @@ class Checkpointer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
-            UnsoundStoreError: the store does not do what runs require.
+            StoreCheckError: the store does not do what runs require.
             InvalidURIError: this is the folder or the address of a checkpoint, or in another run.
             SaveError: the checkpointer is closed.
         """
@@ -276,7 +276,7 @@ class Checkpointer:
             InvalidURIError: a step, or an item's or iterator's name, that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
-            UnsoundStoreError: the store does not do what runs require.
+            StoreCheckError: the store does not do what runs require.
             PolicyError: a `deadline` that is no number of seconds above 0.
             StoreUnavailableError: the store gives no answer; this save did not start.
             SaveError: the previous save failed, and no call has raised that yet, or it still runs
@@ -297,7 +297,7 @@ class Checkpointer:
         try:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")
-            with within(deadline):
+            with deadline_after(deadline):
                 handle, work = self._save(step, items, given, overwrite=overwrite, check=check)
         except Exception as exc:
             record_refusal(exc, step=_number_of(step), uri=self.uri)
@@ -364,7 +364,7 @@ class Checkpointer:
                 stack.close()  # waves may take long: garbage collection is on again meanwhile
                 if held.waves > 1:
                     work.go()
-                if not held.copy_rest(own_seconds_left()):
+                if not held.copy_rest(deadline_seconds_left()):
                     raise _not_copied(handle, held.waves)
                 handle.staging, handle.waves = held.staging, held.waves
             except BaseException as exc:
@@ -567,7 +567,7 @@ class Checkpointer:
         """Prepare the save once the previous one has ended; `stack` lasts for the call."""
         self._refuse_fork()
         self._refuse_closed()
-        left = own_seconds_left()
+        left = deadline_seconds_left()
         if self._current is not None and not self._current.ended(left):
             raise self._still_busy(f"the save of step {self._current.step} still under way")
         self._settle()
@@ -591,7 +591,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        left = own_seconds_left()
+        left = deadline_seconds_left()
         if not self._lock.acquire(timeout=-1 if left is None else left):
             raise self._still_busy("another thread's call under way")
         try:

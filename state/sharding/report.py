@@ -14,7 +14,7 @@ from rich.text import Text
 from cairn.state.checkpointing.leaf_forms import is_key_dtype
 from cairn.state.errors import ShardingError
 from cairn.state.sharding.mesh import mesh_text
-from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
+from cairn.storage.notebooks import MAX_ROWS, html_table, never_raises, size_cell
 
 __all__ = ["LeafPlacement", "ShardingReport", "leaf_bytes"]
 
@@ -150,7 +150,7 @@ class ShardingReport:
     def _repr_html_(self) -> str:
         odd = [leaf for leaf in self.leaves if leaf.problems or leaf.unmatched]
         others = [leaf for leaf in self.leaves if not (leaf.problems or leaf.unmatched)]
-        shown = [*odd, *others][:MOST_ROWS]  # what does not fit is never left out first
+        shown = [*odd, *others][:MAX_ROWS]  # what does not fit is never left out first
         return html_table(
             f"Sharding on mesh {mesh_text(self.mesh)}",
             [

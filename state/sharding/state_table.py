@@ -7,7 +7,7 @@ import jax
 
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.report import leaf_bytes
-from cairn.storage.notebooks import MOST_ROWS, html_table, size_cell
+from cairn.storage.notebooks import MAX_ROWS, html_table, size_cell
 
 __all__ = ["state_table"]
 
@@ -34,8 +34,8 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
             ),
         ],
         ("part", "leaf", "dtype", "shape", "size", "sharding", "per device"),
-        [(name, leaf.path, *_cells(leaf.leaf)) for name, leaf in leaves[:MOST_ROWS]],
-        more=max(0, len(leaves) - MOST_ROWS),
+        [(name, leaf.path, *_cells(leaf.leaf)) for name, leaf in leaves[:MAX_ROWS]],
+        more=max(0, len(leaves) - MAX_ROWS),
     )
 
 

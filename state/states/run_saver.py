@@ -40,7 +40,7 @@ from cairn.storage.runs.retention import RetentionPolicy, check_names
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS
 from cairn.storage.store.clock import is_above_zero
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["RunSaver"]
@@ -135,7 +135,7 @@ class RunSaver:
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
         LeaseHeldError: another writer holds the run.
-        UnsoundStoreError: the store does not keep what runs rest on.
+        StoreCheckError: the store does not keep what runs rest on.
         StorageError: with `policy.best`, or metrics and labels in `keep`: those of the run's steps
             can't be read.
     """
@@ -289,7 +289,7 @@ class RunSaver:
         if reason is DueReason.PREEMPTION:
             return self._save_before_end(state, last)
         if reason is not None and not superseded:
-            with within(deadline):  # where one process has a refusal, this raises it on all
+            with deadline_after(deadline):  # where one process has a refusal, this raises it on all
                 return self._save(state, last, reason)
         if refusal is not None:
             raise refusal
@@ -348,7 +348,7 @@ class RunSaver:
             if not self._options.get("overwrite"):
                 raise self._saved_already(number, new)
         last = _LastStep(weakref.ref(state), number, options)
-        with within(deadline):
+        with deadline_after(deadline):
             return self._save(state, last, DueReason.ASKED)
 
     def close(self) -> None:
@@ -494,7 +494,7 @@ class RunSaver:
             late.daemon = True
             late.start()
             try:
-                with within(max(0.0, deadline - time.monotonic())):
+                with deadline_after(max(0.0, deadline - time.monotonic())):
                     self._save(state, last, DueReason.PREEMPTION)
             except StorageError:
                 if time.monotonic() < deadline:

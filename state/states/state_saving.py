@@ -40,12 +40,12 @@ from cairn.state.states.memory_kinds import offloaded_leaves
 from cairn.state.states.number_forms import python_numbers, weak_leaves
 from cairn.state.states.progress import say, size_text
 from cairn.state.states.stored_fields import field_forms
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import check_step, parse_ref
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.store.clock import is_above_zero
-from cairn.storage.store.deadlines import own_seconds_left, within
+from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -292,7 +292,7 @@ def store(
             items = FlatTrees({**items, MERGED_ITEM: flatten(tree)})
         else:
             items = {**items, MERGED_ITEM: tree}
-    with within(arguments.deadline):
+    with deadline_after(arguments.deadline):
         handle = Checkpointer.for_run(run).save(
             step,
             items,
@@ -312,7 +312,7 @@ def store(
             f"training waited {handle.blocked_seconds:.3f} s",
         )
         if arguments.wait:
-            handle.wait(own_seconds_left())
+            handle.wait(deadline_seconds_left())
             say(arguments.verbose, f"step {step} is durable")
     return handle
 

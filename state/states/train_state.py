@@ -23,7 +23,7 @@ from cairn.state.states.equinox_module import check_leaves, is_equinox, take_apa
 from cairn.state.states.optimizer_step import take_step
 from cairn.state.states.state_saving import SaveArguments
 from cairn.state.states.train_state_storage import load_train_state, save_train_state
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.notebooks import never_raises
 from cairn.storage.runs.damage import OnDamage
 

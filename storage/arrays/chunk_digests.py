@@ -17,7 +17,7 @@ import numpy as np
 
 from cairn.storage.arrays import digests
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store.bounds import refuse_crowded
+from cairn.storage.store.bounds import check_json_size
 
 __all__ = ["FILE_PREFIX", "ChunkDigests", "DigestedBox"]
 
@@ -105,7 +105,7 @@ class ChunkDigests:
         Raises:
             CorruptionError: it is no such file.
         """
-        refuse_crowded(data, path)
+        check_json_size(data, path)
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 __all__ = [
     "CHUNK_BYTES",
-    "LEAST_CHUNK_BYTES",
+    "MIN_CHUNK_BYTES",
     "SHARD_BYTES",
     "SQUARE_ABOVE_BYTES",
     "ChunkShapes",
@@ -22,7 +22,7 @@ __all__ = [
 CHUNK_BYTES: Final = 4 << 20
 """Maximum size of an inner chunk, where the shard's divisors allow it."""
 
-LEAST_CHUNK_BYTES: Final = 16 << 10
+MIN_CHUNK_BYTES: Final = 16 << 10
 """Minimum size of a chunk: each costs 20 bytes and some microseconds. A raveled model whose size
 has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
 
@@ -57,7 +57,7 @@ def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ..
     limit = max(1, SHARD_BYTES // itemsize)
     if math.prod(part) <= limit:
         return part
-    return _strip(part, limit, LEAST_CHUNK_BYTES // itemsize)
+    return _strip(part, limit, MIN_CHUNK_BYTES // itemsize)
 
 
 def inner_chunk_shape(
@@ -65,7 +65,7 @@ def inner_chunk_shape(
 ) -> tuple[int, ...]:
     """Return the shape of a shard's chunks: it divides the shard, within `CHUNK_BYTES`.
 
-    If only chunks below `LEAST_CHUNK_BYTES` divide it, this returns the next larger one that does.
+    If only chunks below `MIN_CHUNK_BYTES` divide it, this returns the next larger one that does.
 
     Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are divided along leading axes
     only: such a chunk is contiguous in memory, and needs no copy to be written. Larger arrays get
@@ -79,7 +79,7 @@ def inner_chunk_shape(
         square: False if nobody reads this array by columns.
     """
     shard = tuple(int(size) for size in shard_shape)
-    limit, least = max(1, CHUNK_BYTES // itemsize), LEAST_CHUNK_BYTES // itemsize
+    limit, least = max(1, CHUNK_BYTES // itemsize), MIN_CHUNK_BYTES // itemsize
     if math.prod(shard) <= limit:
         return shard
     if square and len(shard) > 1 and math.prod(global_shape) * itemsize > SQUARE_ABOVE_BYTES:

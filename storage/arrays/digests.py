@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import boxes
+from cairn.storage.arrays.boxes import boxes
 from cairn.storage.store.checksums import splitmix64
 
 __all__ = [

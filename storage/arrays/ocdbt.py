@@ -1,8 +1,8 @@
-"""Index of an OCDBT database whose value files we wrote: one node, one manifest.
+"""Index of an OCDBT database whose data files we wrote: one node, one manifest.
 
 OCDBT is TensorStore's key-value format. A B+tree leaf node maps keys to small values or to ranges
-of value files, and the manifest points at the tree's root. The format lets value files have any
-name and origin; we write them straight from the saved arrays (see `value_files`), and this module
+of data files, and the manifest points at the tree's root. The format lets data files have any
+name and origin; we write them straight from the saved arrays (see `data_files`), and this module
 writes the node and the manifest that make them a database. Pure, no JAX.
 
 Source: TensorStore, "ocdbt Key-Value Store driver", section "Storage format"
@@ -19,31 +19,31 @@ import google_crc32c
 import numpy as np
 
 __all__ = [
+    "DATA_FOLDER",
     "MANIFEST_FILE",
     "MAX_INLINE_BYTES",
     "MAX_NODE_BYTES",
     "NODE_FOLDER",
-    "VALUE_FOLDER",
     "Node",
     "ValueRef",
-    "holds_values",
+    "is_data_file",
     "leaf_node",
     "manifest",
 ]
 
 MANIFEST_FILE: Final = "manifest.ocdbt"
-VALUE_FOLDER: Final = "d"
-"""Folder of the value files and of nothing else: every byte in it is part of a value."""
+DATA_FOLDER: Final = "d"
+"""Folder of the data files and of nothing else: every byte in it is part of a value."""
 
 NODE_FOLDER: Final = "b"
 
-_VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{VALUE_FOLDER})/[^/]+")
-"""Value files by their path in a step, for the folder names of Orbax and of Cairn."""
+_VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{DATA_FOLDER})/[^/]+")
+"""Data files by their path in a step, for the folder names of Orbax and of Cairn."""
 
 _OTHER_VALUES: Final = re.compile(
     r"(ocdbt\.process_[^/]+/)?d/[0-9a-f]{32}|.+/([0-9]+(\.[0-9]+)*|c(/[0-9]+)*)"
 )
-"""Value files of a tree that is no item, and chunks of arrays with a folder each."""
+"""Data files of a tree that is no item, and chunks of arrays with a folder each."""
 
 _MANIFEST_MAGIC: Final = 0x0CDB3A2A
 _NODE_MAGIC: Final = 0x0CDB20DE
@@ -59,7 +59,7 @@ class ValueRef(NamedTuple):
     """Location of a value.
 
     Attributes:
-        file: path of the value file, from the database's folder.
+        file: path of the data file, from the database's folder.
         offset: first byte.
         length: bytes.
     """
@@ -75,7 +75,7 @@ class Node(NamedTuple):
     Attributes:
         data: the bytes of its file.
         keys: number of keys.
-        indirect_bytes: bytes of all values that lie in value files.
+        indirect_bytes: bytes of all values that lie in data files.
     """
 
     data: bytes
@@ -83,7 +83,7 @@ class Node(NamedTuple):
     indirect_bytes: int
 
 
-def holds_values(name: str) -> bool:
+def is_data_file(name: str) -> bool:
     """Return True if the name is that of a step's file with array elements."""
     return any(kind.fullmatch(name) for kind in (_VALUES, _OTHER_VALUES))
 

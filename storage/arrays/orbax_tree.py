@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.store.bounds import refuse_crowded
+from cairn.storage.store.bounds import check_json_size
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
 ROOT_METADATA = "metadata/_ROOT_METADATA"
@@ -318,7 +318,7 @@ def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:
     Raises:
         CorruptionError: the bytes are no JSON object, or exceed the limits.
     """
-    refuse_crowded(data, path)
+    check_json_size(data, path)
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as exc:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cairn.storage.errors import CorruptionError
 
-__all__ = ["PAGE_BYTES", "PagedTable", "TablePlace", "damaged_index", "table_place"]
+__all__ = ["PAGE_BYTES", "PagedTable", "TableLocation", "damaged_index", "table_location"]
 
 PAGE_BYTES: Final = 64 << 10
 """Maximum size of a page, in bytes."""
@@ -33,7 +33,7 @@ Fetch = Callable[[int, int], bytes | memoryview]
 """Function that returns a file's bytes between two offsets. The table keeps them, uncopied."""
 
 
-class TablePlace(NamedTuple):
+class TableLocation(NamedTuple):
     """Location of a table in its file.
 
     Attributes:
@@ -47,20 +47,20 @@ class TablePlace(NamedTuple):
     pages: tuple[str, ...]
 
 
-def table_place(rows: Rows, offset: int) -> TablePlace:
+def table_location(rows: Rows, offset: int) -> TableLocation:
     """Return the location and page digests of a table whose bytes are written at `offset`."""
     step = _page_rows(rows.dtype)
     pages = (rows[at : at + step] for at in range(0, len(rows), step))
-    return TablePlace(offset, len(rows), tuple(_sha256(page.tobytes()) for page in pages))
+    return TableLocation(offset, len(rows), tuple(_sha256(page.tobytes()) for page in pages))
 
 
 class PagedTable:
     """Rows of a table, read on first use and then cached. Safe for use by many threads."""
 
     def __init__(
-        self, place: TablePlace, row: np.dtype[Any], fetch: Fetch, *, end: int, path: object
+        self, place: TableLocation, row: np.dtype[Any], fetch: Fetch, *, end: int, path: object
     ) -> None:
-        """Check the location of a table that `table_place` described; read nothing.
+        """Check the location of a table that `table_location` described; read nothing.
 
         Args:
             place: its location.

@@ -20,9 +20,9 @@ import numpy as np
 
 from cairn.storage.arrays.dtypes import is_floating
 
-__all__ = ["MOST_BINS", "Histogram", "RunningStatistics", "Statistics"]
+__all__ = ["MAX_BINS", "Histogram", "RunningStatistics", "Statistics"]
 
-MOST_BINS: Final = 64
+MAX_BINS: Final = 64
 
 _TILE: Final = 1 << 15  # elements: as float64 they fit a core's cache
 _FAR: Final = 300  # scale numbers beyond 2**300 or below 2**-300 before squaring
@@ -268,8 +268,8 @@ class _Bins:
         self._range: tuple[_Real, _Real] | None = None
         self._exponent = 0
         self._first = 0
-        self._counts = np.zeros(MOST_BINS, np.int64)
-        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # by pair of adjacent numbers' bins
+        self._counts = np.zeros(MAX_BINS, np.int64)
+        self._pairs = np.zeros(MAX_BINS * _BYTE, np.int64)  # by pair of adjacent numbers' bins
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
         """Add finite numbers; `least` and `most` span them and all earlier ones."""
@@ -281,15 +281,15 @@ class _Bins:
             self._widen(least, most)
         places = _bins_of(values, self._exponent, self._first)
         if weights is not None:
-            self._counts += np.bincount(places, weights, MOST_BINS).astype(np.int64)
+            self._counts += np.bincount(places, weights, MAX_BINS).astype(np.int64)
             return
         _count(self._pairs, places[: places.size // 2 * 2].view(np.uint16))
         if places.size % 2:
             self._counts[places[-1]] += 1
 
     def _unpair(self) -> None:
-        pairs = self._pairs.reshape(MOST_BINS, _BYTE)
-        self._counts += pairs.sum(0)[:MOST_BINS] + pairs.sum(1)
+        pairs = self._pairs.reshape(MAX_BINS, _BYTE)
+        self._counts += pairs.sum(0)[:MAX_BINS] + pairs.sum(1)
         self._pairs[:] = 0
 
     def result(self) -> Histogram:
@@ -308,10 +308,10 @@ class _Bins:
         old, before, counted = self._exponent, self._first, self._counts.tolist()
         if self._range is None:
             self._exponent = _too_narrow(least, most)
-        while _bin_of(most, self._exponent) - _bin_of(least, self._exponent) >= MOST_BINS:
+        while _bin_of(most, self._exponent) - _bin_of(least, self._exponent) >= MAX_BINS:
             self._exponent += 1
         self._first = _bin_of(least, self._exponent)
-        self._counts = np.zeros(MOST_BINS, np.int64)
+        self._counts = np.zeros(MAX_BINS, np.int64)
         if self._range is None:
             value, count = self._same
             if count:

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import tensorstore as ts
 
 from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.data_files import Compression, codecs
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.value_files import Compression, codecs
 
 __all__ = ["StoredLayout", "stored_layout", "zarr_description"]
 

@@ -134,7 +134,7 @@ def adopt(
             another model.
         LeaseHeldError: a job writes the run, or another adoption does.
         FencedError: another adoption, by the same user on this machine, has begun meanwhile.
-        UnsoundStoreError: the store of the run does not keep what runs rest on.
+        StoreCheckError: the store of the run does not keep what runs rest on.
         StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
     """
     source = parse_uri(folder)

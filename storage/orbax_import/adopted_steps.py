@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import (
     CorruptionError,
     PreconditionFailedError,
@@ -24,8 +24,8 @@ from cairn.storage.runs.records.step_files import (
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store.file_checksums import read_files
-from cairn.storage.store.files import Entry
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.files import FileEntry
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["AdoptedSteps", "look_again"]
@@ -98,7 +98,7 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
     return found
 
 
-def _problems(place: FilePlace, entries: dict[str, Entry]) -> dict[str, str]:
+def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]:
     """What is not as it was in a step's folder, by file."""
     problems = listed_problems(entries, place.records)
     records = {
@@ -112,7 +112,7 @@ def _problems(place: FilePlace, entries: dict[str, Entry]) -> dict[str, str]:
             problems[read.name] = problem
     known = {record.name for record in place.records}
     # A chunk that was not stored was read as zeros, and now would be as something else.
-    new = (name for name in entries if name not in known and holds_values(name))
+    new = (name for name in entries if name not in known and is_data_file(name))
     return problems | {name: f"{name}: values that were not there" for name in new}
 
 

@@ -29,9 +29,9 @@ from cairn.storage.errors import (
 from cairn.storage.orbax_import.links import links_in, refuse_links
 from cairn.storage.runs.records.layout import COMMIT_FILE, RUN_FILE
 from cairn.storage.runs.records.manifest import PlainStep
-from cairn.storage.store.files import Entry
+from cairn.storage.store.files import FileEntry
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, check_segment
 
 __all__ = [
@@ -143,7 +143,7 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
     return _many(folder, entries)
 
 
-def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
+def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
     """List the checkpoints in a folder that holds several."""
     steps: dict[int, list[str]] = {}
     links = links_in(folder)
@@ -192,7 +192,7 @@ def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]
     return [f"{name}: no checkpoint of Orbax"] * is_numbered
 
 
-def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
+def _refuse_many(folder: StoreURI, entries: Iterable[FileEntry]) -> None:
     """Raise if a folder that is to be one checkpoint holds several."""
     names = [name for name in _folders(entries) if _NUMBERED.fullmatch(name)]
     many = [name for name in names if _is_checkpoint(folder / name)]
@@ -298,7 +298,7 @@ def _one(folder: StoreURI, step: int | None) -> FolderContents:
     return FolderContents({step: folder})
 
 
-def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
+def _is_old_step(folder: StoreURI, entries: Iterable[FileEntry]) -> bool:
     """Return True if a folder named by a number has items but no metadata of the whole step."""
     folders = _folders(entries)
     if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
@@ -320,7 +320,7 @@ def _is_checkpoint(folder: StoreURI) -> bool:
     return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in items)
 
 
-def _folders(entries: Iterable[Entry]) -> list[str]:
+def _folders(entries: Iterable[FileEntry]) -> list[str]:
     """Return the names of folders; skip names that no address allows: they are not Orbax's."""
     names = []
     for entry in entries:

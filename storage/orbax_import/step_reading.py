@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import PIECE_BYTES, Box, chunk_boxes
+from cairn.storage.arrays.boxes import READ_BYTES, Box, chunk_boxes
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from cairn.storage.arrays.digests import digest_chunks, digest_text, total
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.arrays.orbax_tree import ARRAY_METADATA, parse_key_kinds
 from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.orbax_import.model_map import ModelLeaf, ModelMap
@@ -31,9 +31,9 @@ from cairn.storage.runs.records.manifest import (
 )
 from cairn.storage.runs.records.step_files import is_kept, removed_by_owner
 from cairn.storage.store.file_checksums import read_files
-from cairn.storage.store.files import Entry, Files
+from cairn.storage.store.files import FileEntry, Files
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
@@ -204,7 +204,7 @@ def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: Mo
     return found == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
 
 
-def _owners(files: Files) -> list[Entry]:
+def _owners(files: Files) -> list[FileEntry]:
     """List all files except digests that a fork of an adopted step has brought."""
     return [entry for entry in files.walk() if not is_kept(entry.name)]
 
@@ -224,13 +224,13 @@ def _refuse_shared(arrays: ItemArrays) -> None:
         )
 
 
-def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:
+def _checksums(step: StoreURI, listed: list[FileEntry]) -> tuple[ObjectRecord, ...]:
     """Record each file. Do not read files of values here if the store returns their checksum."""
     largest_first = sorted(listed, key=lambda entry: (-entry.size, entry.name))
     to_read = [
         entry.name
         for entry in largest_first
-        if entry.crc32c is None or not holds_values(entry.name)
+        if entry.crc32c is None or not is_data_file(entry.name)
     ]
     read = {checksum.name: checksum for checksum in read_files(step, to_read)}
     records = []
@@ -326,7 +326,7 @@ def _leaf(info: LeafInfo) -> _Leaf:
     chunks = info.chunks or ()
     counts = [-(-size // chunk) for size, chunk in zip(info.shape, chunks, strict=True)]
     window = tuple(slice(0, size) for size in info.shape)
-    limit = max(1, PIECE_BYTES // max(1, info.dtype.itemsize))
+    limit = max(1, READ_BYTES // max(1, info.dtype.itemsize))
     boxes = chunk_boxes(window, chunks, limit) if info.shape else iter([()])
     return _Leaf(info, np.zeros(counts, np.uint64), boxes)
 

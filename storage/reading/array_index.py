@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import Box
+from cairn.storage.arrays.boxes import Box
 from cairn.storage.errors import InvalidSliceError
 
 __all__ = ["Index", "explicit_index", "permutation", "selected_box"]

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import (
-    MOST_CHUNKS,
-    PIECE_BYTES,
+from cairn.storage.arrays.boxes import (
+    MAX_CHUNKS_PER_READ,
+    READ_BYTES,
     Box,
-    bands,
     boxes,
     chunk_boxes,
     chunk_count,
     copy_permuted,
+    read_boxes,
 )
 from cairn.storage.arrays.four_bits import PackedReads
 from cairn.storage.reading.checked_reads import CheckedReads
@@ -37,7 +37,7 @@ _AHEAD_BYTES = 128 << 20
 
 def _pieces_ahead(chunk_bytes: int) -> int:
     """Return how many pieces are read ahead of the one in use."""
-    return min(_PIECES_AHEAD, _AHEAD_BYTES // max(PIECE_BYTES, chunk_bytes))
+    return min(_PIECES_AHEAD, _AHEAD_BYTES // max(READ_BYTES, chunk_bytes))
 
 
 def in_flight_bytes(chunk_bytes: int) -> int:
@@ -45,7 +45,7 @@ def in_flight_bytes(chunk_bytes: int) -> int:
 
     These are the pieces read ahead, the next one, the one in use, and one that is half decoded.
     """
-    return (_pieces_ahead(chunk_bytes) + 3) * max(PIECE_BYTES, chunk_bytes)
+    return (_pieces_ahead(chunk_bytes) + 3) * max(READ_BYTES, chunk_bytes)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class BlockPlan:
     def bands(self) -> Iterator[Box]:
         """Yield the boxes to keep in memory one after another, in stored coordinates."""
         order = self.order
-        cut = bands(
+        cut = read_boxes(
             [self.window[i].stop - self.window[i].start for i in order],
             self.itemsize,
             self.max_bytes,
@@ -101,10 +101,10 @@ class BlockPlan:
         """
         shape = [part.stop - part.start for part in band]
         fits = math.prod(shape) * self.itemsize <= self.max_bytes
-        if self.as_stored and fits and chunk_count(shape, self.chunks) < MOST_CHUNKS:
+        if self.as_stored and fits and chunk_count(shape, self.chunks) < MAX_CHUNKS_PER_READ:
             yield band
             return
-        yield from chunk_boxes(band, self.chunks, PIECE_BYTES // self.itemsize)
+        yield from chunk_boxes(band, self.chunks, READ_BYTES // self.itemsize)
 
 
 def stream_blocks(
@@ -172,7 +172,7 @@ def stream_pieces(
 ) -> Iterator[np.ndarray]:
     """Yield each element of a part of an array once, in stored order.
 
-    Nothing is combined or copied. A piece consists of whole chunks, and has at most `PIECE_BYTES`
+    Nothing is combined or copied. A piece consists of whole chunks, and has at most `READ_BYTES`
     unless one chunk has more.
 
     Args:
@@ -184,7 +184,7 @@ def stream_pieces(
     """
     ahead: deque[Any] = deque()
     most = _pieces_ahead(math.prod(chunks) * itemsize)
-    for box in chunk_boxes(window, chunks, PIECE_BYTES // itemsize):
+    for box in chunk_boxes(window, chunks, READ_BYTES // itemsize):
         ahead.append(array[box].read(order="C"))
         if len(ahead) > most:
             yield wait(ahead.popleft())

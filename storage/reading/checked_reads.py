@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import PIECE_BYTES, Box, chunk_boxes, copy_permuted
+from cairn.storage.arrays.boxes import READ_BYTES, Box, chunk_boxes, copy_permuted
 from cairn.storage.arrays.digests import digest_chunks
 
 __all__ = ["CheckedReads"]
@@ -43,7 +43,7 @@ class CheckedReads:
             check: raises unless the chunk of this index in the grid of chunks has this digest.
         """
         self.array, self.shape, self.chunks = array, tuple(shape), tuple(chunks)
-        self.limit = PIECE_BYTES // itemsize
+        self.limit = READ_BYTES // itemsize
         self._check = check
 
     def __getitem__(self, index: Index) -> _CheckedRead:
@@ -70,7 +70,7 @@ class _CheckedRead:
     """Part of a checked array; `read` starts to read it, and `result` waits for it.
 
     A part of whole chunks is one read. Any other part is assembled from pieces of whole chunks,
-    read a few ahead: besides the part this takes three pieces of at most `PIECE_BYTES` or one chunk
+    read a few ahead: besides the part this takes three pieces of at most `READ_BYTES` or one chunk
     each.
     """
 

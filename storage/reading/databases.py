@@ -5,8 +5,8 @@ from typing import Any
 import tensorstore as ts
 
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.errors import unanswered
-from cairn.storage.store.deadlines import Progress, outcome
+from cairn.storage.errors import as_no_answer
+from cairn.storage.store.deadlines import Progress, wait_for
 from cairn.storage.store.disk.confinement import check_tree
 from cairn.storage.store.objects import store_context
 from cairn.storage.store.uri import StoreURI
@@ -26,9 +26,9 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
 
     def answered(future: Any) -> Any:
         try:
-            return outcome(future, progress)
+            return wait_for(future, progress)
         except (ValueError, OSError) as exc:
-            if (silence := unanswered(exc, path=item)) is not None:
+            if (silence := as_no_answer(exc, path=item)) is not None:
                 raise silence from exc
             raise
 

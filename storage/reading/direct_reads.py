@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import Box
-from cairn.storage.arrays.regions import Region, boxes_touching
+from cairn.storage.arrays.box_buffers import BoxBuffer, grid_overlaps
+from cairn.storage.arrays.boxes import Box
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.checked_reads import CheckedReads, Index
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
@@ -55,8 +55,8 @@ class DirectReads:
             CorruptionError: stored data is missing or damaged.
         """
         values = np.empty(shape, self._cut.dtype)
-        region = Region(tuple(origin), values)
-        for start, touching in boxes_touching(self._checked.shape, self._cut.cut.shard, [region]):
+        region = BoxBuffer(tuple(origin), values)
+        for start, touching in grid_overlaps(self._checked.shape, self._cut.cut.shard, [region]):
             self._local.read(self._cut, start, touching)
         return values
 
@@ -67,9 +67,9 @@ class DirectReads:
         # memory.
         nothing = np.empty((), self._cut.dtype)
         shape = [part.stop - part.start for part in box]
-        region = Region(origin, np.broadcast_to(nothing, shape))
+        region = BoxBuffer(origin, np.broadcast_to(nothing, shape))
         with suppress(StorageError):
-            for start, _ in boxes_touching(self._checked.shape, self._cut.cut.shard, [region]):
+            for start, _ in grid_overlaps(self._checked.shape, self._cut.cut.shard, [region]):
                 self._local.ask(self._cut, start, region)
 
     def submit(self, origin: Sequence[int], shape: Sequence[int]) -> Future[np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays.blocks import chunk_count
+from cairn.storage.arrays.boxes import chunk_count
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.digests import digest_text, parse_digest
@@ -26,7 +26,7 @@ from cairn.storage.errors import (
     LeafNotFoundError,
     StorageError,
     UnsupportedFormatError,
-    unanswered,
+    as_no_answer,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.direct_reads import DirectReads
@@ -36,7 +36,7 @@ from cairn.storage.reading.local_shards import LocalShards, StoredCut
 from cairn.storage.reading.read_ahead import ReadAhead
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.records.step_index import ItemPlaces
-from cairn.storage.store.bounds import memory_here
+from cairn.storage.store.bounds import total_memory
 from cairn.storage.store.deadlines import ReadProgress
 from cairn.storage.store.disk.confinement import check_tree
 from cairn.storage.store.uri import StoreURI
@@ -222,7 +222,7 @@ class ItemArrays:
 
     def _refuse_large_chunks(self, path: str, stored: ts.TensorStore) -> None:
         chunk = math.prod(_grid_of(stored)) * stored.dtype.numpy_dtype.itemsize
-        most = memory_here() // MEMORY_OF_A_CHUNK
+        most = total_memory() // MEMORY_OF_A_CHUNK
         if chunk > most:
             raise UnsupportedFormatError(
                 "chunks that do not fit into memory",
@@ -481,7 +481,7 @@ class ItemArrays:
             raise self._unreadable(exc, path) from exc
 
     def _unreadable(self, exc: Exception, path: str) -> StorageError:
-        silence = unanswered(exc, path=self.where(path))
+        silence = as_no_answer(exc, path=self.where(path))
         if silence is not None:
             return silence
         return CorruptionError(

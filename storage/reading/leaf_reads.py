@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from cairn.storage.arrays.regions import Index, Region, boxes_touching, overlap
-from cairn.storage.errors import translate
+from cairn.storage.arrays.box_buffers import BoxBuffer, Index, grid_overlaps, overlap
+from cairn.storage.errors import translate_error
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 from cairn.storage.reading.remote_shards import Piece, RangeReads, shard_pieces
@@ -53,7 +53,7 @@ class LeafReads:
         if self._ranges is not None:
             self._ranges.close()
 
-    def pieces(self, info: LeafInfo, regions: Sequence[Region]) -> list[Piece] | None:
+    def pieces(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[Piece] | None:
         """Return the pieces to read to fill the regions, for uncompressed values in a bucket.
 
         Pass the pieces of many leaves to `start` together, so that neighbours are read in one
@@ -70,8 +70,10 @@ class LeafReads:
         if cut is None or cut.place is None:
             return None
         found: list[Piece] = []
-        for origin, touching in boxes_touching(info.shape, cut.cut.shard, regions):
-            stored = [Region(region.origin, region.values.view(cut.dtype)) for region in touching]
+        for origin, touching in grid_overlaps(info.shape, cut.cut.shard, regions):
+            stored = [
+                BoxBuffer(region.origin, region.values.view(cut.dtype)) for region in touching
+            ]
             found += shard_pieces(cut, origin, stored)
         return found
 
@@ -80,7 +82,7 @@ class LeafReads:
         assert self._ranges is not None
         return self._ranges.start(pieces)
 
-    def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
+    def tasks(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> Iterator[Callable[[], None]]:
         """Yield functions that fill all regions with checked values, in any order and any threads.
 
         A task raises CorruptionError if stored data is missing or damaged, and
@@ -92,14 +94,14 @@ class LeafReads:
         """
         cut = self._arrays.stored_cut(info.path)
         if self._local is not None and cut is not None:
-            for origin, touching in boxes_touching(info.shape, cut.cut.shard, regions):
+            for origin, touching in grid_overlaps(info.shape, cut.cut.shard, regions):
                 yield _local_task(self._local, cut, origin, touching)
             return
         box = self._arrays.read_box(info)
-        for origin, touching in boxes_touching(info.shape, box, regions):
+        for origin, touching in grid_overlaps(info.shape, box, regions):
             yield self._task(info, origin, box, touching)
 
-    def whole_chunks(self, info: LeafInfo, regions: Sequence[Region]) -> list[WholeChunk] | None:
+    def whole_chunks(self, info: LeafInfo, regions: Sequence[BoxBuffer]) -> list[WholeChunk] | None:
         """Return the chunks to read to fill the regions, if each is a small chunk on a disk.
 
         Pass those of many leaves to `read_whole` together: one by one they cost more to schedule
@@ -119,7 +121,7 @@ class LeafReads:
             if values.shape != cut.cut.chunk or any(map(operator.mod, origin, values.shape)):
                 return None
             stored = values if values.dtype == cut.dtype else values.view(cut.dtype)
-            chunks.append(WholeChunk(cut, Region(origin, stored)))
+            chunks.append(WholeChunk(cut, BoxBuffer(origin, stored)))
         return chunks
 
     def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
@@ -133,10 +135,10 @@ class LeafReads:
             if self._local is not None:
                 self._local.read_whole(chunks)
         except OSError as exc:
-            raise translate(exc, path=self._arrays.uri) from exc
+            raise translate_error(exc, path=self._arrays.uri) from exc
 
     def _task(
-        self, info: LeafInfo, origin: Index, box: Sequence[int], regions: list[Region]
+        self, info: LeafInfo, origin: Index, box: Sequence[int], regions: list[BoxBuffer]
     ) -> Callable[[], None]:
         shape = tuple(min(a, n - o) for a, n, o in zip(box, info.shape, origin, strict=True))
 
@@ -162,14 +164,14 @@ class LeafReads:
 
 
 def _local_task(
-    local: LocalShards, cut: StoredCut, origin: Index, regions: list[Region]
+    local: LocalShards, cut: StoredCut, origin: Index, regions: list[BoxBuffer]
 ) -> Callable[[], None]:
-    stored = [Region(region.origin, region.values.view(cut.dtype)) for region in regions]
+    stored = [BoxBuffer(region.origin, region.values.view(cut.dtype)) for region in regions]
 
     def run() -> None:
         try:
             local.read(cut, origin, stored)
         except OSError as exc:
-            raise translate(exc, path=cut.where) from exc
+            raise translate_error(exc, path=cut.where) from exc
 
     return run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.storage.store.calls import called
-from cairn.storage.store.deadlines import Progress, outcome
+from cairn.storage.store.deadlines import Progress, wait_for
+from cairn.storage.store.requests import timed_request
 
 __all__ = ["LimitedRead", "LimitedReads"]
 
@@ -46,5 +46,5 @@ class LimitedRead:
             TimeoutError: nothing was read for too long.
             ValueError, OSError: as TensorStore raises them.
         """
-        with called("read", self._path):
-            return outcome(self._future, self._progress)
+        with timed_request("read", self._path):
+            return wait_for(self._future, self._progress)

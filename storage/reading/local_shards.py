@@ -17,18 +17,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from cairn.storage.arrays.box_buffers import BoxBuffer, Index, overlap
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.digests import box_digest
-from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.regions import Index, Region, overlap
-from cairn.storage.arrays.value_files import (
+from cairn.storage.arrays.data_files import (
     CRC_BYTES,
     bytes_of,
     crc_bytes,
     shard_index,
     stored_bytes,
 )
-from cairn.storage.errors import CorruptionError, translate
+from cairn.storage.arrays.digests import box_digest
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.errors import CorruptionError, translate_error
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
 from cairn.storage.store.disk.confinement import open_below
@@ -88,14 +88,14 @@ class WholeChunk(NamedTuple):
     """
 
     array: StoredCut
-    region: Region
+    region: BoxBuffer
 
 
 class _Chunk(NamedTuple):
     """Chunk to read: its place, its regions, and the memory that it is read into."""
 
     origin: Index
-    regions: list[Region]
+    regions: list[BoxBuffer]
     values: np.ndarray[Any, Any]
     in_place: bool
     crc: bytearray
@@ -110,7 +110,7 @@ class LocalShards:
         self._index: dict[str, ValueRef] | None = None
         self._lock = threading.Lock()
 
-    def read(self, array: StoredCut, origin: Index, regions: Sequence[Region]) -> None:
+    def read(self, array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) -> None:
         """Fill the regions' parts of an outer shard.
 
         Args:
@@ -151,7 +151,7 @@ class LocalShards:
                         at = ref.offset - start
                         _take(one, found[at : at + ref.length], ref.length)
 
-    def ask(self, array: StoredCut, origin: Index, region: Region) -> None:
+    def ask(self, array: StoredCut, origin: Index, region: BoxBuffer) -> None:
         """Have the disk read ahead what a region shares with an outer shard.
 
         Args:
@@ -177,7 +177,7 @@ class LocalShards:
             ask(file, [(ref.offset + first * step, (last + 1 - first) * step)])
 
     def _chunks(
-        self, array: StoredCut, origin: Index, regions: Sequence[Region]
+        self, array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]
     ) -> Iterator[tuple[int, _Chunk]]:
         """Yield the chunks of a shard that touch a region, with their numbers in stored order."""
         shard, chunk = array.cut
@@ -254,7 +254,7 @@ class LocalShards:
 
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
-        """Open a value file. None stays open: an item may have more than a process may open."""
+        """Open a data file. None stays open: an item may have more than a process may open."""
         try:
             file = open_below(self._item, name)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
@@ -266,7 +266,7 @@ class LocalShards:
                 next_step=_NEXT_STEP,
             ) from exc
         except OSError as exc:
-            raise translate(exc, path=array.where) from exc
+            raise translate_error(exc, path=array.where) from exc
         try:
             yield file
         finally:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from cairn.storage.store.disk.direct_io import goes_direct
+from cairn.storage.store.disk.direct_io import should_use_direct_io
 
 __all__ = ["AHEAD_BYTES", "ReadAhead", "ask", "asked_ahead"]
 
@@ -89,5 +89,5 @@ def ask(file: int, ranges: Sequence[tuple[int, int]]) -> None:
     """
     if hasattr(os, "posix_fadvise"):
         for offset, length in ranges:
-            if not goes_direct(length):
+            if not should_use_direct_io(length):
                 os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)

@@ -46,7 +46,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     StorageError,
 )
-from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
+from cairn.storage.notebooks import MAX_ROWS, html_table, never_raises, size_cell
 from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_pieces
 from cairn.storage.reading.indexed_database import MEMORY
@@ -57,11 +57,11 @@ from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainSte
 from cairn.storage.runs.records.step_contents import StepContents
 from cairn.storage.runs.records.step_files import is_kept
 from cairn.storage.runs.records.step_index import StepIndex, open_contents
-from cairn.storage.store.bounds import refuse_oversized
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.bounds import check_not_oversized
+from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.disk.confinement import source_folder
 from cairn.storage.store.objects import ObjectStore, store_context
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["CheckpointReader", "LeafInfo"]
@@ -113,7 +113,7 @@ class CheckpointReader:
 
     @never_raises
     def _repr_html_(self) -> str:
-        with within(_SHOWN_SECONDS):
+        with deadline_after(_SHOWN_SECONDS):
             items = {item: self.leaves(item) for item in self.items()}
         sizes = {item: sum(leaf.nbytes for leaf in found.values()) for item, found in items.items()}
         leaves = [(item, leaf) for item, found in items.items() for leaf in found.values()]
@@ -126,9 +126,9 @@ class CheckpointReader:
             ("item", "leaf", "dtype", "shape", "size"),
             [
                 (item, leaf.path, leaf.dtype.name, leaf.shape, size_cell(leaf.nbytes))
-                for item, leaf in leaves[:MOST_ROWS]
+                for item, leaf in leaves[:MAX_ROWS]
             ],
-            more=max(0, len(leaves) - MOST_ROWS),
+            more=max(0, len(leaves) - MAX_ROWS),
         )
 
     @classmethod
@@ -323,8 +323,8 @@ class CheckpointReader:
 
         Reads follow the stored chunks: whole rows of chunks are read ahead and returned in slices,
         so each chunk is decoded and checked once, unless a row of chunks is larger than
-        `blocks.BAND_BYTES`. Besides the caller's blocks this takes about twice the larger of that
-        and `max_bytes`, and never more than a few chunks beyond.
+        `boxes.MAX_CHUNK_ROW_BYTES`. Besides the caller's blocks this takes about twice the larger
+        of that and `max_bytes`, and never more than a few chunks beyond.
 
         Args:
             item: name of the item.
@@ -648,7 +648,7 @@ class CheckpointReader:
 
     def _checked(self, name: str, data: bytes) -> bytes:
         """Return the data of a file if it is what the manifest records."""
-        refuse_oversized(data, self.uri / name)
+        check_not_oversized(data, self.uri / name)
         record = self._files.get(name)
         crc = f"{google_crc32c.value(data):08x}"
         if record is not None and (len(data), crc) != (record.size, record.crc32c or crc):

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays.regions import Index, Region, overlap
-from cairn.storage.arrays.value_files import CRC_BYTES, bytes_of, shard_index
-from cairn.storage.errors import CorruptionError, unanswered
+from cairn.storage.arrays.box_buffers import BoxBuffer, Index, overlap
+from cairn.storage.arrays.data_files import CRC_BYTES, bytes_of, shard_index
+from cairn.storage.errors import CorruptionError, as_no_answer
 from cairn.storage.reading.local_shards import (
     StoredCut,
     checked_place,
@@ -32,10 +32,10 @@ from cairn.storage.reading.local_shards import (
     damaged,
     ensure_saved,
 )
-from cairn.storage.store.calls import called
-from cairn.storage.store.deadlines import Progress, outcome
+from cairn.storage.store.deadlines import Progress, wait_for
 from cairn.storage.store.gcs_ranges import GcsRanges, RangeStream
 from cairn.storage.store.objects import read_context
+from cairn.storage.store.requests import timed_request
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -156,19 +156,19 @@ class RangeReads:
         if self._ranges is not None:
             with (
                 suppress(OSError, HTTPException),
-                called("read", f"{self._item}/{piece.file}"),
+                timed_request("read", f"{self._item}/{piece.file}"),
             ):
                 stream = self._ranges.open(piece.file, start, stop)
         return _Range(start, stream, lambda at: self._asked(piece, at, stop))
 
     def _asked(self, piece: Piece, start: int, stop: int) -> bytes:
         path = f"{self._item}/{piece.file}"
-        with called("read", path):
+        with timed_request("read", path):
             try:
                 asked = self._files.read(piece.file, byte_range=slice(start, stop))
-                found = outcome(asked, self._progress)
+                found = wait_for(asked, self._progress)
             except (ValueError, OSError) as exc:
-                if (silence := unanswered(exc, path=path)) is not None:
+                if (silence := as_no_answer(exc, path=path)) is not None:
                     raise silence from exc
                 raise _missing(piece, f"bytes {start} to {stop}", str(exc)) from exc
         if found.state != "value":
@@ -177,7 +177,7 @@ class RangeReads:
 
     @cached_property
     def _files(self) -> Any:
-        return outcome(ts.KvStore.open(self._item.kvstore_spec(), context=read_context()))
+        return wait_for(ts.KvStore.open(self._item.kvstore_spec(), context=read_context()))
 
     @contextmanager
     def _within_budget(self, nbytes: int) -> Iterator[None]:
@@ -246,11 +246,11 @@ def _missing(piece: Piece, expected: str, found: str) -> CorruptionError:
     )
 
 
-_Touched = tuple[int, Index, list[Region]]
+_Touched = tuple[int, Index, list[BoxBuffer]]
 """Chunk of a shard: its number in stored order, its first element, the regions that it fills."""
 
 
-def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> Iterator[Piece]:
+def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[BoxBuffer]) -> Iterator[Piece]:
     """Yield the pieces to read to fill the regions' parts of an outer shard.
 
     Args:
@@ -277,7 +277,7 @@ def shard_pieces(array: StoredCut, origin: Index, regions: Sequence[Region]) -> 
 
 
 def _runs(
-    array: StoredCut, origin: Index, regions: Sequence[Region], size: int
+    array: StoredCut, origin: Index, regions: Sequence[BoxBuffer], size: int
 ) -> Iterator[list[_Touched]]:
     """Group consecutive chunks that touch a region."""
     chunk = array.cut.chunk
@@ -315,7 +315,7 @@ def _fill(array: StoredCut, run: list[_Touched]) -> Generator[memoryview, int, N
                 region.part(shared.second)[...] = values[shared.first]
 
 
-def _place(at: Index, chunk: Index, regions: Sequence[Region]) -> np.ndarray | None:
+def _place(at: Index, chunk: Index, regions: Sequence[BoxBuffer]) -> np.ndarray | None:
     """Return the memory that a chunk can be read into directly; None if there is none."""
     if len(regions) != 1:
         return None

@@ -7,7 +7,7 @@ checked here, before any of them is used. Imports no JAX.
 
 from typing import Final
 
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.runs.records.step_files import (
@@ -17,9 +17,9 @@ from cairn.storage.runs.records.step_files import (
     listed_problems,
     removed_by_owner,
 )
-from cairn.storage.store.bounds import OTHERS, bound_of
+from cairn.storage.store.bounds import DEFAULT_BOUND, bound_of
 from cairn.storage.store.file_checksums import read_files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["NEXT_STEP", "check_step_files"]
@@ -74,7 +74,7 @@ def _problems(place: FilePlace) -> dict[str, str]:
     # TensorStore reads Orbax's own files without a bound: refuse large ones here.
     for record in place.records:
         bound = bound_of(record.name)
-        if bound is not OTHERS and record.size > bound.max_bytes:
+        if bound is not DEFAULT_BOUND and record.size > bound.max_bytes:
             expected = f"{bound.max_bytes} bytes at most for a {bound.kind}"
             problems[record.name] = f"{record.name}: {record.size} bytes, {expected}"
     records = {
@@ -82,7 +82,7 @@ def _problems(place: FilePlace) -> dict[str, str]:
         for record in place.records
         if record.name not in problems
         and listed[record.name].crc32c is None
-        and not holds_values(record.name)
+        and not is_data_file(record.name)
         # Larger ones are of kinds that are never read whole.
         and record.size <= bound_of(record.name).max_bytes
     }

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cairn.storage.arrays.blocks import BAND_BYTES
+from cairn.storage.arrays.boxes import MAX_CHUNK_ROW_BYTES
 from cairn.storage.arrays.dtypes import is_floating
 from cairn.storage.arrays.statistics import RunningStatistics, Statistics
 from cairn.storage.errors import InvalidSliceError, UnsupportedLeafError
@@ -174,7 +174,7 @@ class TensorPart:
     def held_bytes(self) -> int:
         """Memory that reading it takes at a time, for any use: pieces and a band."""
         pieces = min(2 * self.stored_bytes, in_flight_bytes(self.chunk_bytes))
-        return min(self.stored_bytes, BAND_BYTES) + pieces
+        return min(self.stored_bytes, MAX_CHUNK_ROW_BYTES) + pieces
 
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Read the part.

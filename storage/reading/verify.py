@@ -18,7 +18,7 @@ from typing import Final, SupportsIndex, TypeGuard, TypeVar
 
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests
 from cairn.storage.arrays.digests import digest_text, parse_digest
-from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, holds_values
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, is_data_file
 from cairn.storage.arrays.orbax_tree import (
     JSON_FILES,
     META_ITEM,
@@ -73,7 +73,7 @@ from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.file_checksums import forget_cached, read_files
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["VerifyReport", "verify_step"]
@@ -357,7 +357,7 @@ class _StepCheck:
         self._sound = records.keys() - problems.keys()
         self._files = problems
         for name in sorted(problems):
-            values = holds_values(name) and name not in closed
+            values = is_data_file(name) and name not in closed
             self._found(problems[name], loads=values or not self._is_read(name))
 
     def _listed_in(self, place: FilePlace) -> dict[str, str]:
@@ -414,9 +414,9 @@ class _StepCheck:
         Without an index, no leaf is read if a file that leads to the leaves is damaged: no parser
         gets data that is known to be wrong.
         """
-        values = [name for name in self._records if holds_values(name)]
+        values = [name for name in self._records if is_data_file(name)]
         if any(
-            name not in self._sound and self._is_read(name) and not holds_values(name)
+            name not in self._sound and self._is_read(name) and not is_data_file(name)
             for name in self._records
         ):
             self.loads = False
@@ -426,7 +426,7 @@ class _StepCheck:
         stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
         # A chunk that was not stored reads as zeros; a file added later can turn it into something
         # else.
-        added = self._index is None and any(map(holds_values, self.extra))
+        added = self._index is None and any(map(is_data_file, self.extra))
         if self._sound.issuperset(values) and not added and (values or not stored):
             return
         unreadable = self._unreadable_leaves()
@@ -486,7 +486,7 @@ class _StepCheck:
 
     def _is_read(self, name: str) -> bool:
         """Return True if a load by Cairn reads this file: with an index, only JSON and values."""
-        if self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
+        if self._index is None or is_data_file(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
             return True
         return name.startswith(ITERATORS)
 

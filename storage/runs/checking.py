@@ -48,8 +48,8 @@ from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store.disk.confinement import source_folder
 from cairn.storage.store.objects import Versioned
-from cairn.storage.store.opening import open_files
-from cairn.storage.store.records import Place, Record, place_told, sha256_of
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.records import Record, RecordLocation, sha256_of, stored_location
 
 __all__ = ["RunReport", "check_run", "run_ids"]
 
@@ -110,7 +110,7 @@ def run_ids(run: Run) -> Counter[str]:
     names.append(LEASE_FILE)
     found: Counter[str] = Counter()
     for _, stored in objects.read_each(names):
-        place = None if stored is None else place_told(stored.value)
+        place = None if stored is None else stored_location(stored.value)
         if place is not None and place.run is not None:
             found[place.run] += 1
     return found
@@ -148,7 +148,9 @@ class _RunCheck:
             if found is None:
                 refuse_headless(self._run)
                 return True
-            info = RunInfo.parse(found.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
+            info = RunInfo.parse(
+                found.value, self._run.uri / RUN_FILE, RecordLocation(None, RUN_FILE)
+            )
             self._records += 1
         except StorageError as exc:
             self._add(RUN_FILE, exc)

@@ -59,9 +59,9 @@ from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store.clock import Clock, utc_now
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
 from cairn.storage.store.files import Files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
-from cairn.storage.store_checks.record import is_of_a_probe
+from cairn.storage.store_checks.record import is_probe_name
 
 __all__ = ["abandon_fork", "fork_run", "refuse_taken"]
 
@@ -106,7 +106,7 @@ def fork_run(
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
-        UnsoundStoreError: the store of `target` does not keep the promises that runs depend on.
+        StoreCheckError: the store of `target` does not keep the promises that runs depend on.
         CorruptionError: files of the step are missing or damaged; `problems` names them all. Or its
             manifest, an asset, or its labels are damaged; or a copy is, though its source is right.
         StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
@@ -393,7 +393,7 @@ def _refuse_foreign(target: StoreURI) -> None:
 def _is_own(name: str) -> bool:
     """Return True if the name in a run's folder is Cairn's, or left by a write that was killed."""
     name = name.removesuffix(LOCK_SUFFIX)
-    return name in _FILES or f"{name}/" in RUN_FOLDERS or is_of_a_probe(name)
+    return name in _FILES or f"{name}/" in RUN_FOLDERS or is_probe_name(name)
 
 
 def _refuse_inside(source: Run, target: StoreURI) -> None:

@@ -45,7 +45,7 @@ from cairn.storage.runs.trash import (
     read_tombstones,
 )
 from cairn.storage.store.clock import Clock, utc_now
-from cairn.storage.store.files import Entry, Held
+from cairn.storage.store.files import FileEntry, FileUsage
 
 __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 
@@ -266,7 +266,7 @@ def _export_key(manifest: str) -> ExportKey | None:
     return None if parts is None else ExportKey(*parts)
 
 
-def _numbers(folder: Entry) -> tuple[int | None, int | None]:
+def _numbers(folder: FileEntry) -> tuple[int | None, int | None]:
     step, _, attempt = folder.name.partition(".")
     known = step.isdecimal() and attempt.isdecimal()
     return (int(step), int(attempt)) if known else (None, None)
@@ -316,7 +316,7 @@ def _places(garbage: Garbage) -> list[str]:
     return [garbage.name]
 
 
-def _unlinked(held: Collection[Held], places: Sequence[Collection[str]]) -> list[int]:
+def _unlinked(held: Collection[FileUsage], places: Sequence[Collection[str]]) -> list[int]:
     """Return, for each group of places, the bytes of files without a name outside of all groups.
 
     A file with names in several groups counts for the group in which it is found first. Pure.

@@ -31,7 +31,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
 from cairn.storage.store.objects import Versioned
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 
 __all__ = ["delete_alias", "promote_step"]
 

@@ -56,8 +56,8 @@ from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
 from cairn.storage.store.bounds import Oversized
 from cairn.storage.store.clock import Clock, rfc3339, utc_now
 from cairn.storage.store.objects import Versioned
-from cairn.storage.store.opening import open_files
-from cairn.storage.store.records import Place, Record, sha256_of
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.records import Record, RecordLocation, sha256_of
 
 __all__ = ["Repair", "repair_run"]
 
@@ -262,7 +262,7 @@ class _Mender:
         times = self._times()
         info = RunInfo(
             name=self._run.uri.name, created=min(times, default=rfc3339(self._clock()))
-        ).placed(Place(run_id, RUN_FILE))
+        ).placed(RecordLocation(run_id, RUN_FILE))
         action = (
             f"begin it anew with the id {run_id!r} that the other records have, created "
             f"{info.created}; labels, lineage, environment and the folder it adopts are lost"
@@ -464,7 +464,9 @@ class _Mender:
 
     def _is_own_run_file(self, stored: Versioned) -> bool:
         try:
-            info = RunInfo.parse(stored.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
+            info = RunInfo.parse(
+                stored.value, self._run.uri / RUN_FILE, RecordLocation(None, RUN_FILE)
+            )
         except UNREADABLE:
             return False
         ids = run_ids(self._run)

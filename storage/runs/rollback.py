@@ -85,7 +85,7 @@ def roll_back(
         LeaseHeldError: a writer holds the run.
         PreconditionFailedError: the request was used for another step; or an alias that is not in
             `strand` would be left on a superseded step.
-        UnsoundStoreError: the store does not keep the promises that runs depend on.
+        StoreCheckError: the store does not keep the promises that runs depend on.
         StoreUnavailableError: the store failed; the error says so if the run has gone back already.
     """
     number = step.step if isinstance(step, StepInfo) else check_step(step)
@@ -213,7 +213,7 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
     Raises:
         PreconditionFailedError: nobody holds the run, or another attempt does.
         LeaseHeldError: another attempt took it just now.
-        UnsoundStoreError: the store does not keep the promises that runs depend on.
+        StoreCheckError: the store does not keep the promises that runs depend on.
     """
     lease = read_lease(run.objects)
     if lease is None or not lease.is_alive(run.clock()) or lease.attempt != attempt:

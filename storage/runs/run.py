@@ -22,7 +22,7 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
-from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
+from cairn.storage.notebooks import MAX_ROWS, html_table, never_raises, size_cell
 from cairn.storage.runs.history import (
     History,
     Look,
@@ -74,14 +74,14 @@ from cairn.storage.runs.records.step_contents import StepContents
 from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
 from cairn.storage.store.clock import Clock, rfc3339, utc_now
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.disk.confinement import source_folder
-from cairn.storage.store.files import Entry, Files
+from cairn.storage.store.files import FileEntry, Files
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.records import sha256_of
 from cairn.storage.store.uri import StoreURI, parse_uri
-from cairn.storage.store_checks.probing import begin_probe, recall
+from cairn.storage.store_checks.probe import begin_probe, read_cached_record
 
 __all__ = [
     "Run",
@@ -227,7 +227,7 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
     )
 
 
-def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
+def _refuse_remains(run: "Run", look: Look, entries: Iterable[FileEntry]) -> None:
     """Raise if records of steps exist without any attempt: a start would reuse their numbers.
 
     If a run was removed or restored in part, the remaining records would say of new steps with the
@@ -258,7 +258,7 @@ def _refuse_remains(run: "Run", look: Look, entries: Iterable[Entry]) -> None:
     )
 
 
-def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None) -> None:
+def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = None) -> None:
     """Raise if the folder holds checkpoints of no run: a job would take them for its own.
 
     Args:
@@ -338,10 +338,10 @@ class Run:
 
     @never_raises
     def _repr_html_(self) -> str:
-        with within(_SHOWN_SECONDS):
+        with deadline_after(_SHOWN_SECONDS):
             info = self.info()
             listed = [one for one in self.history().states() if one[1] is StepState.LISTED]
-            newest = self.described(listed[-MOST_ROWS:])[::-1]
+            newest = self.described(listed[-MAX_ROWS:])[::-1]
             aliases = self.aliases.judge()[0]
         named: dict[StepKey, list[str]] = {}
         for alias in aliases:
@@ -466,7 +466,7 @@ class Run:
             lambda: read_run_info(run.objects),
             lambda: _unless_absent(lambda: look_at(run.objects)),
             lambda: _unless_absent(open_files(uri).list),
-            lambda: recall(uri) if probed else None,
+            lambda: read_cached_record(uri) if probed else None,
         )
         if look is not None and entries is not None:
             _refuse_remains(run, look, entries)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import COMMIT_FILE
 from cairn.storage.runs.records.manifest import ObjectRecord
@@ -210,7 +210,7 @@ class _Copy:
     def _problem(self, files: Files, record: ObjectRecord) -> str | None:
         """Return the problem with a file where it lies, in one line, or None."""
         try:
-            if record.content is None or holds_values(record.name):
+            if record.content is None or is_data_file(record.name):
                 stat = files.stat(record.name)
                 if stat.crc32c is not None:
                     self._told = True

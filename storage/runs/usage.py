@@ -16,7 +16,7 @@ from cairn.storage.runs.history import StepKey
 from cairn.storage.runs.records.layout import parse_step_folder
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.store.files import Held
+from cairn.storage.store.files import FileUsage
 
 __all__ = ["RunUsage", "StepUsage", "Use", "run_usage"]
 
@@ -79,7 +79,7 @@ def run_usage(run: Run) -> RunUsage:
     """
     known = {(info.step, info.attempt): info for info in run.all_states()}
     held = run.files.held()
-    of_step: dict[StepKey, list[Held]] = {}
+    of_step: dict[StepKey, list[FileUsage]] = {}
     for one in held:
         key = _step_of(one.name)
         if key is not None:
@@ -109,7 +109,9 @@ def _step_of(name: str) -> StepKey | None:
     return None if found is None or folder is None else (folder.step, int(found[1]))
 
 
-def _steps(of_step: dict[StepKey, list[Held]], known: dict[StepKey, StepInfo]) -> list[StepUsage]:
+def _steps(
+    of_step: dict[StepKey, list[FileUsage]], known: dict[StepKey, StepInfo]
+) -> list[StepUsage]:
     """Measure each step, by the time it was saved; steps without a listed record come last."""
 
     def saved(key: StepKey) -> tuple[bool, str, int, int]:
@@ -139,7 +141,7 @@ def _steps(of_step: dict[StepKey, list[Held]], known: dict[StepKey, StepInfo]) -
     return made
 
 
-def _once(files: Iterable[Held]) -> list[Held]:
+def _once(files: Iterable[FileUsage]) -> list[FileUsage]:
     """Return one of the names of each file."""
     found = {one.identity or one.name: one for one in files}
     return list(found.values())

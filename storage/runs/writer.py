@@ -22,7 +22,7 @@ from cairn.storage.errors import (
     SaveError,
     StepExistsError,
     StorageError,
-    translate,
+    translate_error,
 )
 from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.history import (
@@ -62,13 +62,13 @@ from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import Clock, utc_now
-from cairn.storage.store.deadlines import own_seconds_left, within
-from cairn.storage.store.disk.disk_names import sync_names, sync_path
+from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
+from cairn.storage.store.disk.directory_entries import fsync_path, sync_entries
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
 from cairn.storage.store.files_local import TEMPORARY_PREFIX
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI
-from cairn.storage.store_checks.probing import Probe
+from cairn.storage.store_checks.probe import Probe
 
 __all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 
@@ -143,7 +143,7 @@ class Writer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
-            UnsoundStoreError: the store does not keep the promises that runs depend on.
+            StoreCheckError: the store does not keep the promises that runs depend on.
         """
         self.check()
         held = self.attempt
@@ -179,7 +179,7 @@ class Writer:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
-            UnsoundStoreError: the store does not keep the promises that runs depend on.
+            StoreCheckError: the store does not keep the promises that runs depend on.
         """
         self.check()
         step = check_step(step)
@@ -229,7 +229,7 @@ class Writer:
             FencedError: a later attempt took the run over; the step does not count.
             SaveError: the run was given back, or the step was not claimed, or was given up
                 meanwhile (`drop`); nothing was written.
-            UnsoundStoreError: the store does not keep the promises that runs depend on.
+            StoreCheckError: the store does not keep the promises that runs depend on.
             StoreUnavailableError: the store gives no answer.
             PreconditionFailedError: another manifest exists already.
         """
@@ -290,7 +290,7 @@ class Writer:
         self._pause()
         if self._attempt is not None and self._fenced is None:
             # A failure here loses nothing: the steps are saved, and the lease expires.
-            with contextlib.suppress(StorageError), within(_GIVING_BACK_SECONDS):
+            with contextlib.suppress(StorageError), deadline_after(_GIVING_BACK_SECONDS):
                 if self._unsettled is not None:
                     self._begin(self._last_to_keep)
                     self._pause()
@@ -462,7 +462,7 @@ class Writer:
     def _pause(self) -> None:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            left = own_seconds_left()
+            left = deadline_seconds_left()
             self._thread.join(_RENEWAL_SECONDS if left is None else min(left, _RENEWAL_SECONDS))
         self._thread = None
 
@@ -527,12 +527,12 @@ def sync_folder(folder: StoreURI) -> None:
         for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
             for name in names:
                 if not (name.startswith(TEMPORARY_PREFIX) or name.endswith(LOCK_SUFFIX)):
-                    sync_path(os.path.join(directory, name))
-            sync_path(directory)
-        sync_path(folder.parent.local_path)
-        sync_path(folder.parent.parent.local_path)
+                    fsync_path(os.path.join(directory, name))
+            fsync_path(directory)
+        fsync_path(folder.parent.local_path)
+        fsync_path(folder.parent.parent.local_path)
     except OSError as exc:
-        raise translate(exc, path=folder) from exc
+        raise translate_error(exc, path=folder) from exc
 
 
 def _sync_names(run: StoreURI) -> None:
@@ -544,9 +544,9 @@ def _sync_names(run: StoreURI) -> None:
     if run.scheme != "file":
         return
     try:
-        sync_names(run.local_path)
+        sync_entries(run.local_path)
     except OSError as exc:
-        raise translate(exc, path=run) from exc
+        raise translate_error(exc, path=run) from exc
 
 
 def _raised(error: OSError) -> None:

@@ -19,31 +19,31 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 
 __all__ = [
     "BOUNDS",
-    "LEAST_BYTES",
-    "MOST_FREE_BYTES",
-    "MOST_FREE_DEPTH",
-    "MOST_VALUES",
-    "OTHERS",
+    "DEFAULT_BOUND",
+    "MAX_FREE_JSON_BYTES",
+    "MAX_FREE_JSON_DEPTH",
+    "MAX_JSON_VALUES",
+    "MIN_BOUND_BYTES",
     "Bound",
     "FreeJson",
     "Oversized",
     "bound_of",
-    "ensure_within",
-    "few",
-    "free_context",
+    "check_json_size",
+    "check_not_oversized",
+    "check_writable",
+    "free_json_context",
     "free_memory",
-    "memory_here",
-    "refuse_crowded",
-    "refuse_oversized",
+    "max_entries",
+    "total_memory",
 ]
 
-MOST_VALUES: Final = 4_000_000
+MAX_JSON_VALUES: Final = 4_000_000
 """Values in one JSON, counted by commas and brackets: enough for 100,000 leaves with their axes."""
 
-MOST_FREE_BYTES: Final = 4 << 20
+MAX_FREE_JSON_BYTES: Final = 4 << 20
 """Bytes of free-form JSON, such as a model's config: its strings and 8 for each value."""
 
-MOST_FREE_DEPTH: Final = 64
+MAX_FREE_JSON_DEPTH: Final = 64
 """Nesting depth of free-form JSON."""
 
 _KIB: Final = 1 << 10
@@ -78,7 +78,7 @@ _GROUPS: Final = (
 
 
 @functools.cache
-def memory_here() -> int:
+def total_memory() -> int:
     """Return the bytes of memory of this machine, or of its container."""
     machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(limit for group in _GROUPS if (limit := _number(group.limit)))])
@@ -87,7 +87,7 @@ def memory_here() -> int:
 def free_memory() -> int:
     """Return the bytes of memory that are free now on this machine, or in its container."""
     free = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
-    room = memory_here() if free is None else free << 10
+    room = total_memory() if free is None else free << 10
     for group in _GROUPS:
         limit, used = _number(group.limit), _number(group.used)
         if limit is not None and used is not None:
@@ -170,7 +170,9 @@ BOUNDS: Final[Sequence[Bound]] = (
 )
 """The first match counts. Docs: `docs/reference/storage/bounds.md`."""
 
-OTHERS: Final = Bound("small object", ("*",), 1 * _MIB, "probes of a store, and what else there is")
+DEFAULT_BOUND: Final = Bound(
+    "small object", ("*",), 1 * _MIB, "probes of a store, and what else there is"
+)
 """Bound of all other objects that are read whole."""
 
 
@@ -178,7 +180,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile("[^/]*".join(map(re.escape, name.split("*"))))
 
 
-LEAST_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, OTHERS))
+MIN_BOUND_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, DEFAULT_BOUND))
 """Size that every kind allows: no lookup of the kind is needed below it."""
 
 _BY_LENGTH: Final = {
@@ -202,14 +204,14 @@ def bound_of(path: str) -> Bound:
         for pattern, bound in _BY_LENGTH[len(segments) - start]:
             if pattern.fullmatch(tail):
                 return bound
-    return OTHERS
+    return DEFAULT_BOUND
 
 
 class Oversized(bytes):
     """Placeholder for the value of an object that exceeds its bound; it holds none of the bytes.
 
     It is an empty `bytes`, so that code which only tests for existence works. Parsers call
-    `refuse_oversized`.
+    `check_not_oversized`.
 
     Attributes:
         size: bytes of the object.
@@ -236,7 +238,7 @@ class Oversized(bytes):
         )
 
 
-def refuse_oversized(data: bytes, path: object) -> None:
+def check_not_oversized(data: bytes, path: object) -> None:
     """Raise if `data` is the placeholder of an object that exceeds its bound.
 
     Raises:
@@ -246,27 +248,27 @@ def refuse_oversized(data: bytes, path: object) -> None:
         raise data.error(path)
 
 
-def refuse_crowded(data: bytes, path: object) -> None:
-    """Raise if JSON is too large to read, or has more values than `MOST_VALUES`.
+def check_json_size(data: bytes, path: object) -> None:
+    """Raise if JSON is too large to read, or has more values than `MAX_JSON_VALUES`.
 
     The second limit bounds memory: an empty list of two bytes takes 64.
 
     Raises:
         CorruptionError: one of the two.
     """
-    refuse_oversized(data, path)
-    count = sum(map(data.count, (b",", b"[", b"{"))) if len(data) > MOST_VALUES else 0
-    if count > MOST_VALUES:
+    check_not_oversized(data, path)
+    count = sum(map(data.count, (b",", b"[", b"{"))) if len(data) > MAX_JSON_VALUES else 0
+    if count > MAX_JSON_VALUES:
         raise CorruptionError(
             "too many values in JSON",
             path=path,
-            expected=f"at most {MOST_VALUES}, by its commas and brackets",
+            expected=f"at most {MAX_JSON_VALUES}, by its commas and brackets",
             found=str(count),
             next_step="Restore the object from a backup.",
         )
 
 
-def few(most: int) -> BeforeValidator:
+def max_entries(most: int) -> BeforeValidator:
     """Return a validator that refuses a larger mapping before pydantic validates its entries."""
 
     def checked(given: Any) -> Any:
@@ -277,10 +279,10 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(checked)
 
 
-def free_context(data: bytes) -> dict[str, bool]:
+def free_json_context(data: bytes) -> dict[str, bool]:
     """Return the validation context of a record: `is_small` skips measuring free-form JSON."""
     containers = data.count(b"[") + data.count(b"{")
-    return {"is_small": len(data) <= MOST_FREE_BYTES and containers <= MOST_FREE_DEPTH}
+    return {"is_small": len(data) <= MAX_FREE_JSON_BYTES and containers <= MAX_FREE_JSON_DEPTH}
 
 
 def _checked_free(given: Any, info: ValidationInfo) -> Any:
@@ -295,10 +297,10 @@ def _checked_free(given: Any, info: ValidationInfo) -> Any:
             parts += [(one, depth + 1) for one in part.values()]
         elif isinstance(part, list | tuple):
             parts += [(one, depth + 1) for one in part]
-        if size + 8 * len(parts) > MOST_FREE_BYTES:
-            raise PydanticCustomError("too_long", f"at most {MOST_FREE_BYTES} bytes of JSON")
-        if depth > MOST_FREE_DEPTH:
-            raise PydanticCustomError("too_long", f"at most {MOST_FREE_DEPTH} containers deep")
+        if size + 8 * len(parts) > MAX_FREE_JSON_BYTES:
+            raise PydanticCustomError("too_long", f"at most {MAX_FREE_JSON_BYTES} bytes of JSON")
+        if depth > MAX_FREE_JSON_DEPTH:
+            raise PydanticCustomError("too_long", f"at most {MAX_FREE_JSON_DEPTH} containers deep")
     return given
 
 
@@ -306,14 +308,14 @@ FreeJson = Annotated[dict[str, Any], BeforeValidator(_checked_free)]
 """Free-form JSON of bounded size and depth, such as a model's config."""
 
 
-def ensure_within(path: str, size: int) -> None:
+def check_writable(path: str, size: int) -> None:
     """Raise if an object of this size could not be read again.
 
     Raises:
         UnsupportedFormatError: it could not.
     """
     bound = bound_of(path)
-    if bound is not OTHERS and size > bound.max_bytes:
+    if bound is not DEFAULT_BOUND and size > bound.max_bytes:
         raise UnsupportedFormatError(
             f"too large a {bound.kind} to be read again",
             path=path,

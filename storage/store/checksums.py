@@ -23,9 +23,9 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["CHECKED_PART", "ContentSum", "combined", "splitmix64"]
+__all__ = ["CRC_AND_DATA_CRC32C", "ContentSum", "combine_crc32c", "splitmix64"]
 
-CHECKED_PART: Final = 0x48674BC7
+CRC_AND_DATA_CRC32C: Final = 0x48674BC7
 """The crc32c of any bytes followed by their own crc32c (little endian): a constant."""
 
 _POLYNOMIAL: Final = 0x82F63B78
@@ -41,7 +41,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Matrix = tuple[int, ...]
 
 
-def combined(first: int, second: int, length: int) -> int:
+def combine_crc32c(first: int, second: int, length: int) -> int:
     """Return the crc32c of two parts together.
 
     Args:

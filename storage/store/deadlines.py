@@ -1,10 +1,10 @@
 """Deadlines for every wait on a store, whichever library carries the call.
 
 A wait ends when none of its calls was answered for `DEADLINE_SECONDS`, or at the caller's own
-deadline (`within`). `outcome` waits for TensorStore's futures. fsspec waits without a limit, so its
-calls run in a thread of their own (`WatchedCall`), which the caller can abandon. An abandoned call
-may still complete for as long as the store holds it: whoever abandons a write must make sure that
-nobody reads what it may yet write.
+deadline (`deadline_after`). `wait_for` waits for TensorStore's futures. fsspec waits without a
+limit, so its calls run in a thread of their own (`WatchedCall`), which the caller can abandon. An
+abandoned call may still complete for as long as the store holds it: whoever abandons a write must
+make sure that nobody reads what it may yet write.
 """
 
 import math
@@ -25,11 +25,11 @@ __all__ = [
     "Progress",
     "ReadProgress",
     "WatchedCall",
-    "answer",
-    "outcome",
-    "own_seconds_left",
-    "silence",
-    "within",
+    "call_with_deadline",
+    "deadline_after",
+    "deadline_seconds_left",
+    "no_answer_error",
+    "wait_for",
 ]
 
 DEADLINE_SECONDS = 90.0
@@ -49,7 +49,7 @@ _ends: ContextVar[float] = ContextVar("cairn_deadline", default=math.inf)
 
 
 @contextmanager
-def within(seconds: float | None) -> Iterator[None]:
+def deadline_after(seconds: float | None) -> Iterator[None]:
     """End every wait in this context after `seconds`; the earliest of nested deadlines counts.
 
     A thread starts without the deadline, unless it runs in a copy of the caller's context.
@@ -65,15 +65,15 @@ def within(seconds: float | None) -> Iterator[None]:
         _ends.reset(token)
 
 
-def own_seconds_left() -> float | None:
-    """Return the seconds until the caller's own deadline; None if `within` set none."""
+def deadline_seconds_left() -> float | None:
+    """Return the seconds until the caller's own deadline; None if `deadline_after` set none."""
     ends = _ends.get()
     if ends == math.inf:
         return None
     return min(max(0.0, ends - time.monotonic()), threading.TIMEOUT_MAX)
 
 
-def silence(path: object, seconds: float, found: str = "none") -> StoreUnavailableError:
+def no_answer_error(path: object, seconds: float, found: str = "none") -> StoreUnavailableError:
     """Return the error for a store that gave no answer for `seconds`."""
     return StoreUnavailableError(
         "the store does not answer",
@@ -98,7 +98,7 @@ class Progress:
         self._at = time.monotonic()
 
     def look(self) -> None:
-        """Detect progress that no call reported; `outcome` calls this now and then."""
+        """Detect progress that no call reported; `wait_for` calls this now and then."""
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -154,7 +154,7 @@ def _bytes_read() -> int:
     )
 
 
-def outcome(future: Any, progress: Progress | None = None) -> Any:
+def wait_for(future: Any, progress: Progress | None = None) -> Any:
     """Wait for a TensorStore future and return its result.
 
     Args:
@@ -215,7 +215,7 @@ class WatchedCall(Generic[T]):
         shared = Progress() if progress is None else progress
         while not wait([self._outcome], min(shared.seconds_left(), DEADLINE_SECONDS / _LOOKS)).done:
             if shared.seconds_left() <= 0:
-                raise silence(self._path, time.monotonic() - self._began)
+                raise no_answer_error(self._path, time.monotonic() - self._began)
         return self._outcome.result()
 
     def _run(self, call: Callable[[], T]) -> None:
@@ -225,7 +225,7 @@ class WatchedCall(Generic[T]):
             self._outcome.set_exception(exc)
 
 
-def answer(call: Callable[[], T], *, path: object) -> T:
+def call_with_deadline(call: Callable[[], T], *, path: object) -> T:
     """Run `call`, which makes one request to a store, and return its result.
 
     Raises:

@@ -17,10 +17,10 @@ import google_crc32c
 import numpy as np
 
 from cairn.storage.errors import NotFoundError
-from cairn.storage.store.checksums import ContentSum, combined
+from cairn.storage.store.checksums import ContentSum, combine_crc32c
 from cairn.storage.store.disk.direct_io import drop_cached, read_blocks
-from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.files import BLOCK_BYTES, Files, translated_errors
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -154,7 +154,7 @@ def read_crc32c(
     found = crc = 0
     threads = min(_DISK_THREADS if on_disk else _NETWORK_THREADS, len(starts))
     for length, part in _in_threads(threads, read, starts, meter, progress):
-        found, crc = found + length, combined(crc, part, length)
+        found, crc = found + length, combine_crc32c(crc, part, length)
     return found, f"{crc:08x}"
 
 
@@ -233,7 +233,7 @@ class _Reader:
                 return
 
     def _read(self, name: str, start: int, end: int) -> Iterator[Buffer]:
-        with mapped(self._files.uri / name), self._files.open_read(name) as stream:
+        with translated_errors(self._files.uri / name), self._files.open_read(name) as stream:
             if self._past_cache:
                 drop_cached(stream.fileno())
             yield from map(np.asarray, read_blocks(stream.fileno(), start, end))

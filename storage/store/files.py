@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
-from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate
-from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.deadlines import answer
+from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate_error
+from cairn.storage.store.deadlines import call_with_deadline
+from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import StoreURI, check_segment
 
-__all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files", "Held"]
+__all__ = ["BLOCK_BYTES", "FileEntry", "FileStat", "FileUsage", "FileWriter", "Files"]
 
 BLOCK_BYTES = 8 << 20
 """Size of the blocks that are streamed, in bytes."""
@@ -40,7 +40,7 @@ class FileStat(NamedTuple):
     crc32c: str | None = None
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """Entry of a listing.
 
     Attributes:
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     modified_ns: int | None = None
 
 
-class Held(NamedTuple):
+class FileUsage(NamedTuple):
     """File that occupies space in a store.
 
     Attributes:
@@ -139,20 +139,20 @@ class Files(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list(self, rel: str = "") -> builtins.list[Entry]:
+    def list(self, rel: str = "") -> builtins.list[FileEntry]:
         """List what lies directly in the folder `rel`, by name; empty if it does not exist."""
 
     @abc.abstractmethod
-    def walk(self, rel: str = "") -> builtins.list[Entry]:
+    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
         """List every file below the folder `rel`, by path; empty if it does not exist."""
 
     def room(self) -> int | None:
         """Return the bytes that can be written before the store is full; None if unknown."""
         return None
 
-    def held(self, rel: str = "") -> builtins.list[Held]:
+    def held(self, rel: str = "") -> builtins.list[FileUsage]:
         """List everything that occupies space below the folder `rel`, hidden files included."""
-        return [Held(entry.name, entry.size, None) for entry in self.walk(rel)]
+        return [FileUsage(entry.name, entry.size, None) for entry in self.walk(rel)]
 
     @abc.abstractmethod
     def open_read(self, rel: str) -> BinaryIO:
@@ -238,9 +238,9 @@ class Files(abc.ABC):
         except StorageError:
             raise
         except Exception as exc:
-            known = translate(exc, path=self.uri / rel)
+            known = translate_error(exc, path=self.uri / rel)
             if isinstance(known, StoreFullError):  # it is the target's store that is full
-                known = translate(exc, path=target.uri / target_rel)
+                known = translate_error(exc, path=target.uri / target_rel)
             raise known from exc
 
     def move(self, rel: str, target: "Files", target_rel: str) -> None:
@@ -272,23 +272,23 @@ class Files(abc.ABC):
 
 
 @contextmanager
-def mapped(path: object, operation: Operation | None = None) -> Iterator[None]:
+def translated_errors(path: object, operation: Operation | None = None) -> Iterator[None]:
     """Map any error in the body to a `StorageError` that names `path`.
 
     Args:
         path: the object of the body.
         operation: report the body to the listeners as one request of this kind; None: don't.
     """
-    with called(operation, path) if operation else contextlib.nullcontext():
+    with timed_request(operation, path) if operation else contextlib.nullcontext():
         try:
             yield
         except StorageError:
             raise
         except Exception as exc:
-            raise translate(exc, path=path) from exc
+            raise translate_error(exc, path=path) from exc
 
 
-def asked(
+def request(
     operation: Operation, path: object, call: Callable[..., T], *args: Any, **options: Any
 ) -> T:
     """Run a call of fsspec's, which has no timeout of its own, with a deadline.
@@ -297,5 +297,5 @@ def asked(
         StoreUnavailableError: no answer came in time.
         StorageError: any other error, with `path`.
     """
-    with mapped(path, operation):
-        return answer(lambda: call(*args, **options), path=path)
+    with translated_errors(path, operation):
+        return call_with_deadline(lambda: call(*args, **options), path=path)

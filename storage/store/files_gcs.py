@@ -13,12 +13,20 @@ import google_crc32c
 from typing_extensions import override
 
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.store.calls import called
-from cairn.storage.store.deadlines import answer
-from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
+from cairn.storage.store.deadlines import call_with_deadline
+from cairn.storage.store.files import (
+    BLOCK_BYTES,
+    FileEntry,
+    Files,
+    FileStat,
+    FileWriter,
+    request,
+    translated_errors,
+)
 from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
-from cairn.storage.store.gcs import crc32c_of, filesystem, listed_pages
+from cairn.storage.store.gcs import crc32c_of, filesystem, list_pages
 from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.requests import timed_request
 
 __all__ = ["GcsFiles"]
 
@@ -36,9 +44,9 @@ class GcsFiles(RemoteFiles):
     @override
     def stat(self, rel: str) -> FileStat:
         name = (self.uri / self._checked(rel)).path
-        with mapped(self.uri / rel, "stat"):
+        with translated_errors(self.uri / rel, "stat"):
             try:
-                found = answer(
+                found = call_with_deadline(
                     lambda: self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True),
                     path=self.uri / rel,
                 )
@@ -49,24 +57,22 @@ class GcsFiles(RemoteFiles):
         return FileStat(int(found["size"]), str(found["generation"]), crc32c_of(found))
 
     @override
-    def list(self, rel: str = "") -> builtins.list[Entry]:
+    def list(self, rel: str = "") -> builtins.list[FileEntry]:
         prefix = self._prefix(rel)
         entries = []
-        for page in listed_pages(self.uri, prefix, delimiter="/"):
+        for page in list_pages(self.uri, prefix, delimiter="/"):
             entries += [
-                Entry(folder[len(prefix) :].rstrip("/"), 0, True)
+                FileEntry(folder[len(prefix) :].rstrip("/"), 0, True)
                 for folder in page.get("prefixes", ())
             ]
             entries += self._entries(page, prefix)
         return sorted(entries)
 
     @override
-    def walk(self, rel: str = "") -> builtins.list[Entry]:
+    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
         prefix = self._prefix(rel)
         return sorted(
-            entry
-            for page in listed_pages(self.uri, prefix)
-            for entry in self._entries(page, prefix)
+            entry for page in list_pages(self.uri, prefix) for entry in self._entries(page, prefix)
         )
 
     @override
@@ -85,9 +91,9 @@ class GcsFiles(RemoteFiles):
 
     def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
         """Read one range with one request."""
-        with mapped(self.uri / rel, "read"):
+        with translated_errors(self.uri / rel, "read"):
             try:
-                return answer(
+                return call_with_deadline(
                     lambda: bytes(self._fs.cat_file(path, start=start, end=end)),
                     path=self.uri / rel,
                 )
@@ -98,7 +104,7 @@ class GcsFiles(RemoteFiles):
 
     @override
     def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
-        stream = asked(
+        stream = request(
             "write", self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES
         )
         return _CheckedUpload(self, rel, stream)
@@ -118,8 +124,8 @@ class GcsFiles(RemoteFiles):
         query: dict[str, Any] = {}
         while True:  # GCS copies a large object to another location in many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)
-            with called("copy", self.uri / source):
-                done = answer(rewrite, path=self.uri / source)
+            with timed_request("copy", self.uri / source):
+                done = call_with_deadline(rewrite, path=self.uri / source)
             if done["done"] is True:
                 return True
             query = {"rewriteToken": done["rewriteToken"]}
@@ -145,9 +151,9 @@ class GcsFiles(RemoteFiles):
         return f"{path}/" if path else ""
 
     @staticmethod
-    def _entries(page: dict[str, Any], prefix: str) -> builtins.list[Entry]:
+    def _entries(page: dict[str, Any], prefix: str) -> builtins.list[FileEntry]:
         return [
-            Entry(item["name"][len(prefix) :], int(item["size"]), False, crc32c_of(item))
+            FileEntry(item["name"][len(prefix) :], int(item["size"]), False, crc32c_of(item))
             for item in page.get("items", ())
             if not item["name"].endswith("/")
         ]

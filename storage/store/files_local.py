@@ -18,11 +18,23 @@ from typing import BinaryIO, Final
 from typing_extensions import override
 
 from cairn.storage.errors import ConfinementError, InvalidURIError, NotFoundError
-from cairn.storage.store.disk.confinement import Anchor, anchored_folder, check_below, open_below
+from cairn.storage.store.disk.confinement import (
+    PathHandle,
+    check_below,
+    open_below,
+    open_folder_handle,
+)
 from cairn.storage.store.disk.direct_writes import DirectWrites
-from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
+from cairn.storage.store.disk.directory_entries import durable_entries, forget_missing, fsync_path
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
-from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
+from cairn.storage.store.files import (
+    FileEntry,
+    Files,
+    FileStat,
+    FileUsage,
+    FileWriter,
+    translated_errors,
+)
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
@@ -45,17 +57,17 @@ class LocalFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        with mapped(self.uri / rel, "stat"), self._anchor(rel) as anchor:
-            found = os.stat(anchor.path)
+        with translated_errors(self.uri / rel, "stat"), self._handle(rel) as handle:
+            found = os.stat(handle.path)
             if stat.S_ISDIR(found.st_mode):
                 raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
             return FileStat(found.st_size, f"{found.st_size:x}-{found.st_mtime_ns:x}")
 
     @override
-    def list(self, rel: str = "") -> builtins.list[Entry]:
-        with mapped(self._at(rel), "list"):
+    def list(self, rel: str = "") -> builtins.list[FileEntry]:
+        with translated_errors(self._at(rel), "list"):
             try:
-                with self._anchor(rel) as folder, os.scandir(folder.path) as found:
+                with self._handle(rel) as folder, os.scandir(folder.path) as found:
                     shown = [item for item in found if self._is_shown(item)]
                     entries = [entry for item in shown if (entry := _entry(item)) is not None]
             except (FileNotFoundError, NotADirectoryError):
@@ -69,9 +81,9 @@ class LocalFiles(Files):
         """
         newest = time.time_ns() - SETTLED_NANOSECONDS
         found: dict[str, str | None] = {}
-        with mapped(self._at(rel), "list"):
+        with translated_errors(self._at(rel), "list"):
             try:
-                with self._anchor(rel) as folder, os.scandir(folder.path) as items:
+                with self._handle(rel) as folder, os.scandir(folder.path) as items:
                     for item in items:
                         if self._is_shown(item) and (known := _stamp(item, newest)):
                             found[item.name] = known[0]
@@ -80,8 +92,8 @@ class LocalFiles(Files):
         return found
 
     @override
-    def walk(self, rel: str = "") -> builtins.list[Entry]:
-        with mapped(self._at(rel), "list"):
+    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
+        with translated_errors(self._at(rel), "list"):
             return sorted(self._files_below(self._checked_folder(rel), PurePosixPath()))
 
     @override
@@ -89,15 +101,15 @@ class LocalFiles(Files):
         folder = self.uri.local_path
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
-        with mapped(self.uri):
+        with translated_errors(self.uri):
             found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
 
     @override
-    def held(self, rel: str = "") -> builtins.list[Held]:
+    def held(self, rel: str = "") -> builtins.list[FileUsage]:
         folder = self._folder(rel)
         found = []
-        with mapped(folder, "list"):
+        with translated_errors(folder, "list"):
             for place, _, names in os.walk(folder):
                 for name in names:
                     path = os.path.join(place, name)
@@ -106,13 +118,13 @@ class LocalFiles(Files):
                     except FileNotFoundError:  # removed since it was listed
                         continue
                     shared = (status.st_dev, status.st_ino)
-                    found.append(Held(os.path.relpath(path, folder), status.st_size, shared))
+                    found.append(FileUsage(os.path.relpath(path, folder), status.st_size, shared))
         return sorted(found)
 
-    def _files_below(self, rel: str, prefix: PurePosixPath) -> Iterator[Entry]:
+    def _files_below(self, rel: str, prefix: PurePosixPath) -> Iterator[FileEntry]:
         entries, folders = [], []
         try:
-            with self._anchor(rel) as folder, os.scandir(folder.path) as found:
+            with self._handle(rel) as folder, os.scandir(folder.path) as found:
                 for item in found:
                     if not self._is_shown(item):
                         continue
@@ -122,7 +134,9 @@ class LocalFiles(Files):
                         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                             status, name = item.stat(), str(prefix / item.name)
                             modified = status.st_mtime_ns
-                            entries.append(Entry(name, status.st_size, False, modified_ns=modified))
+                            entries.append(
+                                FileEntry(name, status.st_size, False, modified_ns=modified)
+                            )
         except (FileNotFoundError, NotADirectoryError):
             return
         yield from entries
@@ -131,12 +145,12 @@ class LocalFiles(Files):
 
     @override
     def open_read(self, rel: str) -> BinaryIO:
-        with mapped(self.uri / rel, "read"):
+        with translated_errors(self.uri / rel, "read"):
             return open(self._opened(rel), "rb")
 
     @override
     def read_range(self, rel: str, start: int, end: int) -> bytes:
-        with mapped(self.uri / rel, "read"), open(self._opened(rel), "rb") as stream:
+        with translated_errors(self.uri / rel, "read"), open(self._opened(rel), "rb") as stream:
             stream.seek(start)
             return stream.read(max(0, end - start))
 
@@ -144,7 +158,7 @@ class LocalFiles(Files):
     def read_into(self, rel: str, start: int, buffer: memoryview) -> int:
         done = 0
         with (
-            mapped(self.uri / rel, "read"),
+            translated_errors(self.uri / rel, "read"),
             open(self._opened(rel), "rb", buffering=0) as stream,
         ):
             while count := os.preadv(stream.fileno(), [buffer[done:]], start + done):
@@ -153,21 +167,21 @@ class LocalFiles(Files):
 
     @override
     def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
-        with mapped(self.uri / rel):
+        with translated_errors(self.uri / rel):
             return _LocalWriter(self.uri, self._path(rel), self.uri / rel, read_back=read_back)
 
     @override
     def delete_tree(self, rel: str) -> None:
         path = self._path(rel)
-        with mapped(path, "delete"):
+        with translated_errors(path, "delete"):
             try:
-                with anchored_folder(self.uri, os.path.dirname(path)) as folder:
+                with open_folder_handle(self.uri, os.path.dirname(path)) as folder:
                     name = os.path.join(folder.path, os.path.basename(path))
                     if os.path.isdir(name) and not os.path.islink(name):
                         shutil.rmtree(name)
                     else:
                         os.unlink(name)
-                    sync_path(folder.path)
+                    fsync_path(folder.path)
             except FileNotFoundError:
                 return
             finally:
@@ -176,7 +190,7 @@ class LocalFiles(Files):
     @override
     @contextmanager
     def alone(self) -> Iterator[None]:
-        with mapped(self.uri):
+        with translated_errors(self.uri):
             descriptor = _locked_folder(self._folder(""))
         try:
             yield
@@ -186,9 +200,9 @@ class LocalFiles(Files):
     @override
     def sweep(self, rel: str) -> None:
         folders = []
-        with mapped(self._at(rel)):
+        with translated_errors(self._at(rel)):
             try:
-                with self._anchor(rel) as folder, os.scandir(folder.path) as found:
+                with self._handle(rel) as folder, os.scandir(folder.path) as found:
                     for item in found:
                         if item.name.startswith(TEMPORARY_PREFIX):
                             _sweep(item)
@@ -217,13 +231,13 @@ class LocalFiles(Files):
         if not isinstance(target, LocalFiles):
             return False
         path, new = self._path(source), target._path(target_rel)
-        with mapped(self.uri / source):
+        with translated_errors(self.uri / source):
             os.stat(path)  # fails before a folder is created for it
             forget_missing(os.path.dirname(new))
             try:
                 with (
-                    anchored_folder(self.uri, os.path.dirname(path)) as here,
-                    anchored_folder(target.uri, os.path.dirname(new), create=True) as there,
+                    open_folder_handle(self.uri, os.path.dirname(path)) as here,
+                    open_folder_handle(target.uri, os.path.dirname(new), create=True) as there,
                 ):
                     os.replace(
                         os.path.join(here.path, os.path.basename(path)),
@@ -233,10 +247,10 @@ class LocalFiles(Files):
                 if exc.errno != errno.EXDEV:  # the folders are on two disks
                     raise
                 return False
-            with names_held(os.path.dirname(new)):
-                sync_path(os.path.dirname(new))
+            with durable_entries(os.path.dirname(new)):
+                fsync_path(os.path.dirname(new))
             with contextlib.suppress(FileNotFoundError):
-                sync_path(os.path.dirname(path))
+                fsync_path(os.path.dirname(path))
         return True
 
     def _path(self, rel: str) -> str:
@@ -253,8 +267,8 @@ class LocalFiles(Files):
         checked = self._checked_folder(rel)
         return self.uri / checked if checked else self.uri
 
-    def _anchor(self, rel: str) -> Anchor:
-        return Anchor(self.uri, self._at(rel).local_path)
+    def _handle(self, rel: str) -> PathHandle:
+        return PathHandle(self.uri, self._at(rel).local_path)
 
     def _opened(self, rel: str) -> int:
         if self.uri.confinement is None:
@@ -296,11 +310,11 @@ def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
     return (None,) if changed > newest else (known,)
 
 
-def _entry(item: os.DirEntry[str]) -> Entry | None:
+def _entry(item: os.DirEntry[str]) -> FileEntry | None:
     """Return the listing entry of a name; None if it no longer exists."""
     try:
         is_dir = item.is_dir()
-        return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
+        return FileEntry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
     except FileNotFoundError:
         return None
 
@@ -344,7 +358,7 @@ class _LocalWriter(FileWriter):
         folder = os.path.dirname(path)
         forget_missing(folder)
         try:
-            anchor = anchored_folder(uri, folder, create=True)
+            handle = open_folder_handle(uri, folder, create=True)
         except (FileExistsError, NotADirectoryError) as exc:
             raise InvalidURIError(
                 "a file is in the way",
@@ -353,10 +367,10 @@ class _LocalWriter(FileWriter):
                 found=str(exc),
                 next_step="Remove the file, or give another path.",
             ) from exc
-        with anchor:
+        with handle:
             while True:
                 name = f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-                temporary = os.path.join(anchor.path, name)
+                temporary = os.path.join(handle.path, name)
                 self._stream = open(temporary, "x+b", buffering=0)  # noqa: SIM115 (by commit)
                 _locked(self._stream.fileno(), fcntl.LOCK_EX)
                 if os.path.lexists(temporary):
@@ -369,13 +383,13 @@ class _LocalWriter(FileWriter):
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
         view = memoryview(data).cast("B")
-        with mapped(self._shown):
+        with translated_errors(self._shown):
             self._bytes.write(view)
         return len(view)
 
     def copy_from(self, source: int, size: int) -> None:
         """Write `size` bytes of the open file `source` by sendfile; call it alone."""
-        with mapped(self._shown):
+        with translated_errors(self._shown):
             done = 0
             while done < size:
                 count = os.sendfile(self._stream.fileno(), source, done, min(size - done, 1 << 30))
@@ -386,21 +400,21 @@ class _LocalWriter(FileWriter):
     @override
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
-        with mapped(self._shown, "write"):
+        with translated_errors(self._shown, "write"):
             # fsync before the rename: a crash must not leave the name with half of the bytes.
             self._bytes.finish()
             os.fsync(self._stream.fileno())
             self.read_back = self._bytes.crc32c()
             self._bytes.close()
-            with anchored_folder(self._uri, folder) as anchor:
+            with open_folder_handle(self._uri, folder) as handle:
                 os.replace(
-                    os.path.join(anchor.path, os.path.basename(self._temporary)),
-                    os.path.join(anchor.path, os.path.basename(self._path)),
+                    os.path.join(handle.path, os.path.basename(self._temporary)),
+                    os.path.join(handle.path, os.path.basename(self._path)),
                 )
             self._finished = True
             self._stream.close()  # last: its lock protects it from `sweep` until the rename
-            with names_held(folder):
-                sync_path(folder)
+            with durable_entries(folder):
+                fsync_path(folder)
 
     @override
     def abort(self) -> None:
@@ -412,6 +426,6 @@ class _LocalWriter(FileWriter):
         folder, name = os.path.split(self._temporary)
         with (
             contextlib.suppress(FileNotFoundError, ConfinementError),
-            anchored_folder(self._uri, folder) as anchor,
+            open_folder_handle(self._uri, folder) as handle,
         ):
-            os.unlink(os.path.join(anchor.path, name))
+            os.unlink(os.path.join(handle.path, name))

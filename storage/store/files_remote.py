@@ -9,9 +9,17 @@ import fsspec
 from typing_extensions import override
 
 from cairn.storage.errors import NotFoundError, StoreUnavailableError
-from cairn.storage.store.calls import called
-from cairn.storage.store.deadlines import answer, within
-from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
+from cairn.storage.store.deadlines import call_with_deadline, deadline_after
+from cairn.storage.store.files import (
+    BLOCK_BYTES,
+    FileEntry,
+    Files,
+    FileStat,
+    FileWriter,
+    request,
+    translated_errors,
+)
+from cairn.storage.store.requests import timed_request
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["RemoteFiles", "UploadWriter"]
@@ -44,18 +52,18 @@ class RemoteFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        found = asked("stat", self.uri / rel, self._fs.info, self._path(rel))
+        found = request("stat", self.uri / rel, self._fs.info, self._path(rel))
         if found["type"] != "file":
             raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
         etag = found.get("ETag") or found.get("etag")
         return FileStat(int(found["size"]), str(etag).strip('"') if etag else None)
 
     @override
-    def list(self, rel: str = "") -> builtins.list[Entry]:
+    def list(self, rel: str = "") -> builtins.list[FileEntry]:
         folder = self._folder(rel)
-        with mapped(folder, "list"):
+        with translated_errors(folder, "list"):
             try:
-                found = answer(
+                found = call_with_deadline(
                     lambda: self._fs.ls(folder, detail=True, refresh=True), path=self.uri
                 )
             except (FileNotFoundError, NotADirectoryError):
@@ -65,28 +73,30 @@ class RemoteFiles(Files):
             parent, _, name = str(item["name"]).strip("/").rpartition("/")
             if name and parent == folder.strip("/"):
                 is_dir = item["type"] == "directory"
-                entries.append(Entry(name, 0 if is_dir else int(item["size"]), is_dir))
+                entries.append(FileEntry(name, 0 if is_dir else int(item["size"]), is_dir))
         return sorted(entries)
 
     @override
-    def walk(self, rel: str = "") -> builtins.list[Entry]:
+    def walk(self, rel: str = "") -> builtins.list[FileEntry]:
         folder = self._folder(rel)
-        with mapped(folder, "list"):
+        with translated_errors(folder, "list"):
             self._fs.invalidate_cache()
             try:
-                found = answer(lambda: self._fs.find(folder, detail=True), path=self.uri)
+                found = call_with_deadline(
+                    lambda: self._fs.find(folder, detail=True), path=self.uri
+                )
             except FileNotFoundError:
                 return []
         prefix = f"{folder.strip('/')}/" if folder else ""
         return sorted(
-            Entry(name.strip("/").removeprefix(prefix), int(item["size"]), False)
+            FileEntry(name.strip("/").removeprefix(prefix), int(item["size"]), False)
             for name, item in found.items()
             if name.strip("/").startswith(prefix)
         )
 
     @override
     def open_read(self, rel: str) -> BinaryIO:
-        stream = asked(
+        stream = request(
             "stat",  # opening requests the file's length
             self.uri / rel,
             self._fs.open,
@@ -104,7 +114,7 @@ class RemoteFiles(Files):
         if low >= high:
             return b""
         return bytes(
-            asked("read", self.uri / rel, self._fs.cat_file, self._path(rel), start=low, end=high)
+            request("read", self.uri / rel, self._fs.cat_file, self._path(rel), start=low, end=high)
         )
 
     @override
@@ -112,14 +122,16 @@ class RemoteFiles(Files):
         path = self._path(rel)
         if self.uri.scheme == "memory":
             return _MemoryWriter(self._fs, path)
-        stream = asked("write", self.uri / rel, self._fs.open, path, "wb", block_size=BLOCK_BYTES)
+        stream = request("write", self.uri / rel, self._fs.open, path, "wb", block_size=BLOCK_BYTES)
         return UploadWriter(stream, self.uri / rel)
 
     @override
     def delete_tree(self, rel: str) -> None:
-        with mapped(self.uri / rel, "delete"):
+        with translated_errors(self.uri / rel, "delete"):
             try:
-                answer(lambda: self._fs.rm(self._path(rel), recursive=True), path=self.uri / rel)
+                call_with_deadline(
+                    lambda: self._fs.rm(self._path(rel), recursive=True), path=self.uri / rel
+                )
             except FileNotFoundError:
                 return
 
@@ -130,8 +142,8 @@ class RemoteFiles(Files):
         if type(self._fs) is not type(target._fs):
             return False
         paths = self._path(source), target._path(target_rel)
-        with called("copy", self.uri / source):
-            answer(lambda: self._fs.cp_file(*paths), path=self.uri / source)
+        with timed_request("copy", self.uri / source):
+            call_with_deadline(lambda: self._fs.cp_file(*paths), path=self.uri / source)
         return True
 
     def _path(self, rel: str) -> str:
@@ -165,7 +177,7 @@ class _Stream(io.RawIOBase):
         return int(self._stream.tell())
 
     def readinto(self, buffer: Any) -> int:
-        data: bytes = asked("read", self._shown, self._stream.read, len(buffer))
+        data: bytes = request("read", self._shown, self._stream.read, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -186,11 +198,11 @@ class UploadWriter(FileWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        return int(asked("write", self._shown, self._stream.write, data))
+        return int(request("write", self._shown, self._stream.write, data))
 
     @override
     def commit(self) -> None:
-        asked("write", self._shown, self._stream.close)
+        request("write", self._shown, self._stream.close)
         self._finished = True
 
     @override
@@ -198,8 +210,10 @@ class UploadWriter(FileWriter):
         if self._finished:
             return
         self._finished = True
-        with contextlib.suppress(Exception), within(_DISCARD_SECONDS):
-            answer(self._stream.discard, path=self._shown)  # if this fails, the store expires it
+        with contextlib.suppress(Exception), deadline_after(_DISCARD_SECONDS):
+            call_with_deadline(
+                self._stream.discard, path=self._shown
+            )  # if this fails, the store expires it
         # Otherwise the garbage collector would close the file, which completes its upload.
         self._stream.closed = True
 

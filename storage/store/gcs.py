@@ -12,10 +12,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cairn.storage.store import deadlines
-from cairn.storage.store.files import asked, mapped
+from cairn.storage.store.files import request, translated_errors
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["bucket_time", "crc32c_of", "filesystem", "limit_etils", "listed_pages"]
+__all__ = ["bucket_time", "crc32c_of", "filesystem", "list_pages", "set_etils_timeouts"]
 
 _CONNECT_SECONDS = 20.0
 _connect_lock = threading.Lock()
@@ -32,7 +32,7 @@ def filesystem(uri: StoreURI) -> Any:
         emulator = f"http://{emulator}"
     import aiohttp
 
-    with _connect_lock, mapped(uri):
+    with _connect_lock, translated_errors(uri):
         connected = _connected(emulator.rstrip("/") if emulator else None)
     # gcsfs retries after a `sock_read` timeout, but not after a `total` one: set `total` only.
     connected.requests_timeout = aiohttp.ClientTimeout(
@@ -54,7 +54,7 @@ def _connected(emulator: str | None) -> Any:
     )
 
 
-def limit_etils() -> None:
+def set_etils_timeouts() -> None:
     """Set timeouts on the requests that Orbax makes through etils, whose file system has none.
 
     Saves don't rely on this: they have deadlines of their own. It frees the blocked threads, if
@@ -70,7 +70,7 @@ def limit_etils() -> None:
         )
 
 
-def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+def list_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
     """Yield the pages of a listing: `items` (name, size, crc32c, generation) and `prefixes`.
 
     Args:
@@ -85,7 +85,7 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     query: dict[str, Any] = {"prefix": prefix or None, "fields": fields, **options}
     while True:
         fs = filesystem(uri)
-        page = asked(
+        page = request(
             "list",
             uri,
             fs.call,
@@ -109,8 +109,8 @@ def bucket_time(uri: StoreURI) -> float:
         StoreUnavailableError: the store gives no answer, or refuses.
     """
     fs = filesystem(uri)
-    headers, _ = asked("stat", uri, fs.call, "GET", "b/{}/o", uri.bucket, maxResults=1)
-    with mapped(uri):
+    headers, _ = request("stat", uri, fs.call, "GET", "b/{}/o", uri.bucket, maxResults=1)
+    with translated_errors(uri):
         return parsedate_to_datetime(headers["Date"]).timestamp()
 
 

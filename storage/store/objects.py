@@ -26,27 +26,32 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     StorageError,
     StoreUnavailableError,
-    translate,
-    unconfirmed,
+    translate_error,
+    unconfirmed_change,
 )
 from cairn.storage.store import bounds
-from cairn.storage.store.bounds import Oversized, bound_of, ensure_within
-from cairn.storage.store.calls import Operation, called
-from cairn.storage.store.deadlines import Progress, outcome, silence
-from cairn.storage.store.disk.confinement import HAS_ANCHORS, Anchor, anchored_folder, check_below
-from cairn.storage.store.disk.disk_names import names_held, sync_path
+from cairn.storage.store.bounds import Oversized, bound_of, check_writable
+from cairn.storage.store.deadlines import Progress, no_answer_error, wait_for
+from cairn.storage.store.disk.confinement import (
+    HAS_PATH_HANDLES,
+    PathHandle,
+    check_below,
+    open_folder_handle,
+)
+from cairn.storage.store.disk.directory_entries import durable_entries, fsync_path
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
-from cairn.storage.store.files import mapped
+from cairn.storage.store.files import translated_errors
 from cairn.storage.store.files_local import LocalFiles
-from cairn.storage.store.gcs import listed_pages
+from cairn.storage.store.gcs import list_pages
 from cairn.storage.store.records import canonical_json, load_json
+from cairn.storage.store.requests import Operation, timed_request
 from cairn.storage.store.uri import Confinement, StoreURI, check_segment, parse_uri
 
 __all__ = [
     "ObjectStore",
     "Versioned",
-    "patient_context",
+    "long_retry_context",
     "read_context",
     "store_context",
 ]
@@ -97,7 +102,7 @@ def store_context() -> ts.Context:
 
 
 @functools.cache
-def patient_context() -> ts.Context:
+def long_retry_context() -> ts.Context:
     """Return the context for a save's arrays: it retries for more than a minute."""
     retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
     return ts.Context(retries, parent=store_context())
@@ -122,12 +127,12 @@ def read_context() -> ts.Context:
 
 _DESCRIPTORS_AT_ONCE: Final = 64
 _descriptors: Final = threading.BoundedSemaphore(_DESCRIPTORS_AT_ONCE)
-"""Bounds open descriptors: TensorStore queues reads, while each anchor is open from the start."""
+"""Bounds open descriptors: TensorStore queues reads, while each handle is open from the start."""
 
 
 @functools.cache
 def _disk() -> ts.KvStore:
-    """Return a key-value store of the whole disk, for the paths of an `Anchor`."""
+    """Return a key-value store of the whole disk, for the paths of a `PathHandle`."""
     return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
 
 
@@ -136,11 +141,11 @@ def _absent() -> Any:
     return _disk().read("proc/self/fd/none")
 
 
-def _until_done(future: Any, anchor: Anchor) -> Any:
-    """Close the anchor once `future` is done, and return `future`."""
+def _until_done(future: Any, handle: PathHandle) -> Any:
+    """Close the handle once `future` is done, and return `future`."""
 
     def let_go(_: Any) -> None:
-        anchor.close()
+        handle.close()
         _descriptors.release()
 
     future.add_done_callback(let_go)
@@ -178,13 +183,13 @@ class ObjectStore:
         self._parsed_kept = _PARSED_MIN
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
-        self._is_judged = HAS_ANCHORS and uri.scheme == "file" and uri.confinement is not None
+        self._is_judged = HAS_PATH_HANDLES and uri.scheme == "file" and uri.confinement is not None
         spec = uri.kvstore_spec()
-        context = patient_context() if patient else store_context()
+        context = long_retry_context() if patient else store_context()
         try:
-            self._kv = outcome(ts.KvStore.open(spec, context=context))
+            self._kv = wait_for(ts.KvStore.open(spec, context=context))
         except (ValueError, OSError) as exc:
-            raise translate(exc, path=uri) from exc
+            raise translate_error(exc, path=uri) from exc
 
     def __repr__(self) -> str:
         return f"ObjectStore({str(self.uri)!r})"
@@ -274,7 +279,7 @@ class ObjectStore:
         for name in names:
             size = self._size(name)
             kept = size
-            if size > bounds.LEAST_BYTES and size > bound_of(name).max_bytes:
+            if size > bounds.MIN_BOUND_BYTES and size > bound_of(name).max_bytes:
                 kept = 0  # too large: it is not read
             if len(window) == _READS_AT_ONCE or (window and together + kept > _WINDOW_BYTES):
                 yield window
@@ -306,28 +311,28 @@ class ObjectStore:
             size: its bytes, as far as known.
             known: generation whose value the caller already has.
         """
-        if size > bounds.LEAST_BYTES:
+        if size > bounds.MIN_BOUND_BYTES:
             bound = bound_of(name)
             if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
                 return self._read(name, byte_range=_NOTHING), Oversized(size, bound)
         return self._read(name, if_not_equal=known), None
 
     def _read(self, name: str, **options: Any) -> Any:
-        """Begin to read an object; in a confined folder through an anchor, safe from renames."""
+        """Begin to read an object; in a confined folder through a handle, safe from renames."""
         if not self._is_judged:
             return self._kv.read(name, **options)
         assert self._folder is not None
-        with mapped(f"{self.uri}/{name}"):
+        with translated_errors(f"{self.uri}/{name}"):
             if not _descriptors.acquire(timeout=Progress().seconds_left()):
                 raise TimeoutError("others wait for the disk")
             try:
-                anchor = Anchor(self.uri, self._folder + name)
+                handle = PathHandle(self.uri, self._folder + name)
             except BaseException as exc:
                 _descriptors.release()
                 if isinstance(exc, FileNotFoundError | NotADirectoryError):
                     return _absent()
                 raise
-        return _until_done(_disk().read(anchor.path[1:], **options), anchor)
+        return _until_done(_disk().read(handle.path[1:], **options), handle)
 
     def _replace(self, name: str, value: bytes | None, condition: bytes | None) -> bytes:
         """Write or delete an object in a confined disk folder, under TensorStore's lock.
@@ -345,14 +350,14 @@ class ObjectStore:
         assert self._folder is not None
         folder, last = os.path.split(self._folder + name)
         operation: Operation = "delete" if value is None else "write"
-        with mapped(f"{self.uri}/{name}", operation):
+        with translated_errors(f"{self.uri}/{name}", operation):
             try:
-                anchor = anchored_folder(self.uri, folder, create=value is not None)
+                handle = open_folder_handle(self.uri, folder, create=value is not None)
             except (FileNotFoundError, NotADirectoryError):
                 if value is not None:
                     raise
                 return b""
-            with anchor, locked_file(os.path.join(anchor.path, last)) as file:
+            with handle, locked_file(os.path.join(handle.path, last)) as file:
                 if condition is not None and condition != self._generation(name):
                     return b""
                 if value is None:
@@ -360,12 +365,12 @@ class ObjectStore:
                     return _absent_generation()
                 file.write(value)
                 stored = f"proc/self/fd/{file.descriptor}"
-                written = outcome(_disk().read(stored, byte_range=_NOTHING))
+                written = wait_for(_disk().read(stored, byte_range=_NOTHING))
                 file.replace()
                 return bytes(written.stamp.generation)
 
     def _generation(self, name: str) -> bytes:
-        return bytes(outcome(self._read(name, byte_range=_NOTHING)).stamp.generation)
+        return bytes(wait_for(self._read(name, byte_range=_NOTHING)).stamp.generation)
 
     def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
         """Begin to delete; return a function that waits and returns what `_replace` does."""
@@ -401,7 +406,10 @@ class ObjectStore:
         if oversized is not None:
             return oversized
         value = bytes(result.value)
-        if len(value) <= bounds.LEAST_BYTES or len(value) <= (bound := bound_of(name)).max_bytes:
+        if (
+            len(value) <= bounds.MIN_BOUND_BYTES
+            or len(value) <= (bound := bound_of(name)).max_bytes
+        ):
             return value
         self._note_size(name, len(value))
         return Oversized(len(value), bound)
@@ -416,7 +424,7 @@ class ObjectStore:
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of a bucket's listing, and remember the sizes of large objects."""
         start = len(self.uri.path) + 1 if self.uri.path else 0
-        for page in listed_pages(self.uri, prefix, **options):
+        for page in list_pages(self.uri, prefix, **options):
             for item in page.get("items", ()):
                 self._note_size(item["name"][start:], int(item["size"]))
             yield page
@@ -485,7 +493,7 @@ class ObjectStore:
         if self._is_judged:
             written = self._put(key, bytes(value), None)
             return lambda: written
-        ensure_within(self._checked(key), len(value))
+        check_writable(self._checked(key), len(value))
         future = self._kv.write(key, value)
         return lambda: bytes(self._wait("write", future, key).generation)
 
@@ -539,14 +547,14 @@ class ObjectStore:
         between that and our write, our value gets a foreign tail: reading it back shows that, and
         we write again.
         """
-        ensure_within(self._checked(key), len(value))
+        check_writable(self._checked(key), len(value))
         if self.uri.scheme != "file":
             stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
             return bytes(stamp.generation)
         path = os.path.join(self.uri.local_path, key)
 
         def put() -> bytes:
-            with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
+            with translated_errors(f"{self.uri}/{key}"), durable_entries(os.path.dirname(path)):
                 if self._is_judged:
                     return self._replace(key, value, condition)
                 return self._put_file(path, key, value, condition)
@@ -594,13 +602,13 @@ class ObjectStore:
         try:
             stored = self.read(key)
         except StorageError:
-            raise unconfirmed(error, path, "no answer to whether it is made") from error
+            raise unconfirmed_change(error, path, "no answer to whether it is made") from error
         if (None if stored is None else stored.value) != value:
             raise error
         try:
             self.sync(key)
         except StorageError:
-            raise unconfirmed(error, path, "one that a power failure may undo") from error
+            raise unconfirmed_change(error, path, "one that a power failure may undo") from error
         return _absent_generation() if stored is None else stored.generation
 
     def sync(self, name: str) -> None:
@@ -620,12 +628,12 @@ class ObjectStore:
         self._named(name.removesuffix("/"))
         folder = os.path.dirname(self._folder + name)
         with (
-            mapped(f"{self.uri}/{name}"),
+            translated_errors(f"{self.uri}/{name}"),
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            names_held(folder),
-            anchored_folder(self.uri, folder) as anchor,
+            durable_entries(folder),
+            open_folder_handle(self.uri, folder) as handle,
         ):
-            sync_path(anchor.path)
+            fsync_path(handle.path)
 
     def _lost(
         self,
@@ -834,14 +842,14 @@ class ObjectStore:
 
     def _wait(self, operation: Operation, future: Any, key: str) -> Any:
         began = time.monotonic()
-        with called(operation, f"{self.uri}/{key}"):
+        with timed_request(operation, f"{self.uri}/{key}"):
             try:
-                return outcome(future, self._progress)
+                return wait_for(future, self._progress)
             except TimeoutError as exc:
                 found = "none; a write may or may not have been done"
-                raise silence(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
+                raise no_answer_error(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
             except (ValueError, OSError) as exc:
-                raise translate(exc, path=f"{self.uri}/{key}") from exc
+                raise translate_error(exc, path=f"{self.uri}/{key}") from exc
 
 
 def _begun(call: Callable[[], Any]) -> Future[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Generic, TypeVar
 
-__all__ = ["prefetched"]
+__all__ = ["prefetch"]
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class _Channel(Generic[T]):
 
 
 @contextmanager
-def prefetched(source: Generator[T, None, None], ahead: int) -> Iterator[Iterator[T]]:
+def prefetch(source: Generator[T, None, None], ahead: int) -> Iterator[Iterator[T]]:
     """Yield an iterator over `source` that makes up to `ahead` items in advance.
 
     The consumer gets an exception of `source` after the items before it. When the context ends,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.store.bounds import free_context, refuse_crowded
+from cairn.storage.store.bounds import check_json_size, free_json_context
 
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
 """The key in canonical JSON. It can't match inside a string, where quotation marks are escaped."""
@@ -23,10 +23,17 @@ _large = threading.Lock()
 
 _NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
 
-__all__ = ["Place", "Record", "canonical_json", "load_json", "place_told", "sha256_of"]
+__all__ = [
+    "Record",
+    "RecordLocation",
+    "canonical_json",
+    "load_json",
+    "sha256_of",
+    "stored_location",
+]
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Run and key that a record belongs to.
 
     Attributes:
@@ -71,7 +78,7 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
         CorruptionError: `data` is larger, or has more values, than a record may.
         UnsupportedFormatError: `data` is no JSON object.
     """
-    refuse_crowded(data, path)
+    check_json_size(data, path)
     try:
         value = json.loads(data)
         if b"\\u" in data:  # a lone surrogate can't be encoded, so not written again
@@ -100,7 +107,7 @@ def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
     return _large if len(data) > _LARGE_BYTES else contextlib.nullcontext()
 
 
-def place_told(data: bytes) -> Place | None:
+def stored_location(data: bytes) -> RecordLocation | None:
     """Return the place that a stored record of any kind names; None if the record is damaged."""
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
@@ -108,7 +115,7 @@ def place_told(data: bytes) -> Place | None:
     with contextlib.suppress(CorruptionError, UnsupportedFormatError):
         match load_json(data, path=""):
             case {"run": str(run), "key": str(key)}:
-                return Place(run, key)
+                return RecordLocation(run, key)
     return None
 
 
@@ -129,18 +136,18 @@ class Record(BaseModel):
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int] = 1
 
-    _place: Place | None = PrivateAttr(None)
+    _place: RecordLocation | None = PrivateAttr(None)
 
     def __eq__(self, other: object) -> bool:
         """Compare type and fields; the place does not count."""
         return type(other) is type(self) and other.__dict__ == self.__dict__
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RecordLocation | None:
         """Place that the record belongs to; None if it belongs to no run, or is not placed yet."""
         return self._place
 
-    def placed(self, place: Place) -> Self:
+    def placed(self, place: RecordLocation) -> Self:
         """Return a copy of this record that belongs to `place`."""
         copy = self.model_copy()
         copy._place = place
@@ -162,7 +169,7 @@ class Record(BaseModel):
         return sha256_of(self.to_bytes())
 
     @classmethod
-    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
+    def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
         """Parse what `to_bytes` wrote.
 
         Args:
@@ -178,10 +185,10 @@ class Record(BaseModel):
             return cls._parsed(data, path, place)
 
     @classmethod
-    def _parsed(cls, data: bytes, path: object, place: Place | None) -> Self:
+    def _parsed(cls, data: bytes, path: object, place: RecordLocation | None) -> Self:
         body, stored = cls._read(data, path, place)
         try:
-            record = cls.model_validate(body, context=free_context(data))
+            record = cls.model_validate(body, context=free_json_context(data))
         except ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
             problems = "; ".join(
@@ -207,7 +214,7 @@ class Record(BaseModel):
         return record
 
     @classmethod
-    def body(cls, data: bytes, path: object, place: Place | None = None) -> dict[str, Any]:
+    def body(cls, data: bytes, path: object, place: RecordLocation | None = None) -> dict[str, Any]:
         """Return the fields in `data`; checks format, version, checksum and place, but no field.
 
         Raises:
@@ -219,8 +226,8 @@ class Record(BaseModel):
 
     @classmethod
     def _read(
-        cls, data: bytes, path: object, place: Place | None
-    ) -> tuple[dict[str, Any], Place | None]:
+        cls, data: bytes, path: object, place: RecordLocation | None
+    ) -> tuple[dict[str, Any], RecordLocation | None]:
         """Return the fields, and the place that the record names."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
@@ -247,13 +254,13 @@ class Record(BaseModel):
         return body, stored
 
     @classmethod
-    def _stored_place(cls, body: dict[str, Any], path: object) -> Place | None:
+    def _stored_place(cls, body: dict[str, Any], path: object) -> RecordLocation | None:
         if not {"run", "key"} & body.keys():
             return None
         run, key = body.pop("run", None), body.pop("key", None)
         if not isinstance(run, str) or not isinstance(key, str):
             raise cls._placeless(path, f"run {run!r}, key {key!r}"[:200])
-        return Place(run, key)
+        return RecordLocation(run, key)
 
     @classmethod
     def _placeless(cls, path: object, found: str) -> UnsupportedFormatError:
@@ -266,7 +273,9 @@ class Record(BaseModel):
         )
 
     @classmethod
-    def _check_place(cls, stored: Place | None, place: Place, path: object) -> None:
+    def _check_place(
+        cls, stored: RecordLocation | None, place: RecordLocation, path: object
+    ) -> None:
         what = cls.FORMAT.rpartition(".")[2]
         if stored is None:
             raise cls._placeless(path, "neither")

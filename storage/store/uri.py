@@ -46,7 +46,7 @@ class Confinement:
 
     Attributes:
         folder: path of the folder.
-        place: its path with symbolic links resolved, as `real_place` returns it.
+        place: its path with symbolic links resolved, as `real_prefix` returns it.
         sources: folders that may hold the files of imported steps.
         above: confinement of the folder's parent; None if the parent has none.
     """
@@ -59,7 +59,7 @@ class Confinement:
 
 @dataclass(frozen=True)
 class StoreURI:
-    """Address of a folder or object in a store. `parse_uri`, `confine` and `/` make and check it.
+    """Address of a folder or object in a store. `parse_uri`, `safe_join` and `/` make and check it.
 
     Attributes:
         scheme: kind of store.

@@ -4,19 +4,19 @@ import os
 import secrets
 from typing import Final
 
-from cairn.storage.errors import translate
+from cairn.storage.errors import translate_error
 from cairn.storage.store.clock import Clock, utc_now
 from cairn.storage.store.gcs import bucket_time
 from cairn.storage.store.uri import StoreURI
 from cairn.storage.store_checks.record import probe_name
 
-__all__ = ["clock_ahead"]
+__all__ = ["seconds_ahead"]
 
 _TOLD_EACH: Final = 1.0
 """Seconds of precision of a bucket's time."""
 
 
-def clock_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
+def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
     """Return the seconds by which this host's clock is certainly ahead of the store's.
 
     The duration of the request counts against the difference. On a disk it creates and removes a
@@ -57,4 +57,4 @@ def _time_of_disk(folder: StoreURI) -> float:
         finally:
             os.rmdir(path)
     except OSError as exc:
-        raise translate(exc, path=folder) from exc
+        raise translate_error(exc, path=folder) from exc

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from cairn.storage.store.disk.disk_names import sync_path
+from cairn.storage.store.disk.directory_entries import fsync_path
 from cairn.storage.store_checks.mounts import Mount
 
 __all__ = ["disk_problems"]
@@ -35,7 +35,7 @@ def disk_problems(folder: str, mount: Mount | None) -> list[str]:
     links = _hard_links(folder, mount)
     if links:
         problems.append(links)
-    sync_path(folder)
+    fsync_path(folder)
     return problems
 
 

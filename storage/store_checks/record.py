@@ -9,7 +9,7 @@ from cairn.storage.store.records import Record
 from cairn.storage.store.uri import StoreURI
 from cairn.storage.store_checks.mounts import Mount
 
-__all__ = ["RECORD_FILE", "StoreRecord", "identity", "is_of_a_probe", "probe_name", "probed_at"]
+__all__ = ["RECORD_FILE", "StoreRecord", "identity", "is_probe_name", "probe_name", "probed_at"]
 
 RECORD_FILE: Final = ".cairn-store.json"
 """File in a root, or in a run whose root can't be written. No run can have this name."""
@@ -71,6 +71,6 @@ def probed_at(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def is_of_a_probe(name: str) -> bool:
+def is_probe_name(name: str) -> bool:
     """Return True for the names of a probe's record and of its leftovers."""
     return name == RECORD_FILE or probed_at(name) is not None

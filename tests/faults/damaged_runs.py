@@ -45,7 +45,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import Tombstone, deletable_step, delete_step
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.records import Place, Record
+from cairn.storage.store.records import Record, RecordLocation
 from cairn.storage.store.uri import StoreURI
 from tests.gcs.plugin import Gcs
 
@@ -289,7 +289,7 @@ def _foreign(template: Template, rng: Random) -> tuple[str, dict[str, bytes | No
     """Of another run that has a record of the same name."""
     name, value = rng.choice(list(template.records.items()))
     record = KINDS[_kind(name)].parse(value, name)
-    other = record.placed(Place("f" * 32, name)).to_bytes()
+    other = record.placed(RecordLocation("f" * 32, name)).to_bytes()
     return f"{name} of another run", {name: other}
 
 

@@ -24,7 +24,7 @@ from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.states.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
 from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.orbax_tree import nest
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
@@ -102,7 +102,7 @@ def save_steps(run: Path | StoreURI) -> dict[str, Any]:
     """Save steps 7 and 8, in small chunks and small files; what step 8 holds."""
     with pytest.MonkeyPatch.context() as patch, Checkpointer(run, writer_id="job") as checkpointer:
         patch.setattr(chunk_shape, "CHUNK_BYTES", CHUNK_BYTES)
-        patch.setattr(value_sinks, "FILE_BYTES", DATA_FILE_BYTES)
+        patch.setattr(data_file_writers, "FILE_BYTES", DATA_FILE_BYTES)
         for step in (OTHER_STEP, STEP):
             items = make_items(step)
             meta = {"format": META_FORMAT, "version": META_VERSION, "position": step}

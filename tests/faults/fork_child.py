@@ -12,7 +12,7 @@ from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.run import Run
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told

@@ -12,7 +12,7 @@ import pytest
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
@@ -51,7 +51,7 @@ def _settled():
 def stored(tmp_path_factory):
     """Saved with small chunks and small data files, so that a small state has several of each."""
     made = Stored(tmp_path_factory.mktemp("flips") / "run")
-    values = [path for path in made.files if holds_values(made.name(path))]
+    values = [path for path in made.files if is_data_file(made.name(path))]
     assert len(values) >= 8
     return made
 

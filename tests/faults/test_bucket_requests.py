@@ -182,14 +182,14 @@ def listing(uri):
 @pytest.fixture
 def pages(monkeypatch):
     """Lists come two names at a time."""
-    asked = client.asked
+    request = client.request
 
     def small(operation, path, call, *arguments, **options):
         if "maxResults" in options:
             options["maxResults"] = 2
-        return asked(operation, path, call, *arguments, **options)
+        return request(operation, path, call, *arguments, **options)
 
-    monkeypatch.setattr(client, "asked", small)
+    monkeypatch.setattr(client, "request", small)
 
 
 def held(bucket, act, request, meanwhile):

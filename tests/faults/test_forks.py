@@ -14,7 +14,7 @@ from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.faults.flips import STEP, save_steps

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from cairn.storage.errors import LeaseHeldError, StorageError, UnsoundStoreError
+from cairn.storage.errors import LeaseHeldError, StorageError, StoreCheckError
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.records.attempts import list_attempts
@@ -19,14 +19,14 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.store_checks import probing
+from cairn.storage.store_checks import probe
 from cairn.storage.store_checks.record import RECORD_FILE
 from tests.faults import report
 from tests.service.stores import make_run
 
 STEPS = [3, 6, 9]
 FORGETS = ("upload", r"objects\.delete", r"upload|objects\.delete")
-REFUSALS = (UnsoundStoreError, LeaseHeldError)
+REFUSALS = (StoreCheckError, LeaseHeldError)
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
@@ -83,11 +83,11 @@ def play(gcs, root, rng):
         ObjectStore.open(root).delete(RECORD_FILE)
     else:
         Run.create(uri)
-    probing._answers.clear()  # as a process that starts
+    probe._answers.clear()  # as a process that starts
     gcs.faults.add("unconditional", operation=rng.choice(FORGETS), count=None)
     race = Race(uri, rng)
     told = race.run()
-    wait(list(probing._answers.values()))  # some were refused before theirs was answered
+    wait(list(probe._answers.values()))  # some were refused before theirs was answered
     gcs.faults.clear()
     problems = [f"{one!r}" for one in told if not isinstance(one, StorageError)]
     if begun:
@@ -103,7 +103,7 @@ def play(gcs, root, rng):
     for entry in ObjectStore(root).list():
         if entry.startswith("child-") and "/manifests/" in entry:
             problems.append(f"a fork was made: {entry}")
-    return problems, sum(isinstance(one, UnsoundStoreError) for one in told)
+    return problems, sum(isinstance(one, StoreCheckError) for one in told)
 
 
 def test_nobody_is_told_that_it_writes_to_a_store_that_forgets_conditions(gcs):

@@ -10,7 +10,7 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ConfigError
 from cairn.storage.errors import StorageError
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.field.reports import REPORTS
 from tests.interop.families.test_config_fuzz import bases
 

@@ -39,4 +39,4 @@ def impatient(**tries: object) -> Iterator[None]:
 
 def _forget_contexts() -> None:
     objects.store_context.cache_clear()
-    objects.patient_context.cache_clear()
+    objects.long_retry_context.cache_clear()

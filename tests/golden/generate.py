@@ -36,7 +36,7 @@ from cairn.storage.runs.records.exports import ExportKey, find_export
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.store_checks import probing
+from cairn.storage.store_checks import probe
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"
 
@@ -216,7 +216,7 @@ def name_no_machine():
     """Have the store say that it was written on no real machine."""
     socket.gethostname = lambda: "golden"
     platform.platform = lambda *_, **__: "Linux-golden"
-    probing.identity = functools.partial(neutral_store, probing.identity)
+    probe.identity = functools.partial(neutral_store, probe.identity)
 
 
 def read_run(run):

@@ -21,7 +21,7 @@ from cairn.state.checkpointing.processes import background
 from cairn.state.checkpointing.saves import engine, item_writer
 from cairn.state.checkpointing.saves.held_arrays import Transfers
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.errors import SaveError
 from cairn.storage.runs import writer
 from tests.storage.counting import Numbers
@@ -43,7 +43,7 @@ MOMENTS: Mapping[str, Moment] = {
     "Orbax begins": Moment(engine.ocp, "save_checkpointables_async"),
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),
-    "a value file is written": Moment(value_sinks, "_write_all", "after"),
+    "a data file is written": Moment(data_file_writers, "_write_all", "after"),
     "the positions are written": Moment(engine.StepWrite, "_write_positions", "after"),
     "the values are written": Moment(item_writer, "write_files"),
     "the item is written": Moment(engine, "write_item", "after"),

@@ -29,7 +29,7 @@ from cairn.state.checkpointing.save_policy import SavePolicy
 from cairn.state.checkpointing.saves import engine
 from cairn.state.states.run_saver import RunSaver
 from cairn.state.states.train_state import TrainState
-from cairn.storage.arrays.value_files import StoredFile
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI
 from tests.faults.report import is_long

@@ -19,7 +19,7 @@ from cairn.state.checkpointing.saves import held_arrays, saves
 from cairn.state.checkpointing.saves.held_arrays import Transfers
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.multi_process.scenarios import SAVE_SECONDS
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere

@@ -33,11 +33,11 @@ ONLY_IN_0 = {
 }
 NEVER_IN_0 = {"the outcome is awaited"}
 STEP_2_IS_LISTED = {"the step is listed", "the outcome is awaited"}
-ONLY_ON_A_DISK = {"a value file is written"}
+ONLY_ON_A_DISK = {"a data file is written"}
 
 SHORT = [
     ("file", 2, "Orbax begins", 1),
-    ("file", 2, "a value file is written", 1),
+    ("file", 2, "a data file is written", 1),
     ("gs", 2, "Orbax commits", 0),
 ]
 LONG = [
@@ -115,7 +115,7 @@ def positions(run_uri, step):
 FAILURES = [
     ("the arrays reach the host", 1),
     ("the folder is made", 0),
-    ("a value file is written", 1),
+    ("a data file is written", 1),
     ("the positions are written", 1),
     ("the parts are merged", 0),
     ("Orbax commits", 0),

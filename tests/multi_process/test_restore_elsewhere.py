@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cairn.state.states.easydel_state import EasyDeLState
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.run import Run
 from tests.multi_process.scenarios import digest, host_leaves
 from tests.tiny import batch, compile_step
@@ -117,7 +117,7 @@ def test_four_processes_read_little_more_than_the_checkpoint(by_four, runs):
     _, aligned, across = by_four
     run = Run.open(runs[0])
     objects = run.contents(run.step(2)).objects
-    whole = sum(record.size for record in objects if holds_values(record.name))
+    whole = sum(record.size for record in objects if is_data_file(record.name))
     assert whole <= aligned < 1.25 * whole
     # Two of the four need a half of each stored chunk: chunks are read whole.
     assert across < 2.25 * whole

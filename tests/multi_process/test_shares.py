@@ -9,7 +9,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn.state.checkpointing.restore import restore_item
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.multi_process.shares import advanced, changed_by_process_one, host_items, numbers
 from tests.storage.states import assert_same
 

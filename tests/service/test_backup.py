@@ -158,6 +158,6 @@ def test_a_damaged_database_or_a_full_disk_leaves_no_copy(data, tmp_path, monkey
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "sync_path", full)
+    monkeypatch.setattr(backup, "fsync_path", full)
     assert "No space left on device" in refused(tmp_path / "two", "--data-dir", data)
     assert list((tmp_path / "two").iterdir()) == []

@@ -20,7 +20,7 @@ from cairn.service.errors import SettingsError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.store.records import Place
+from cairn.storage.store.records import RecordLocation
 from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
@@ -345,7 +345,7 @@ def test_large_run_is_indexed_whole(index, catalog, root):
     manifest = run.manifest(run.step(0))
     for step in range(1, 1500):
         other = manifest.model_copy(update={"step": step})
-        body = other.placed(Place(run.info().id, f"manifests/{step}.1.json")).to_bytes()
+        body = other.placed(RecordLocation(run.info().id, f"manifests/{step}.1.json")).to_bytes()
         (root / "run" / "manifests" / f"{step}.1.json").write_bytes(body)
     index.refresh_run("default", Run.open(run.uri))
     with catalog.read() as session:

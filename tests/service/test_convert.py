@@ -7,7 +7,7 @@ import pytest
 
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     ASSETS,

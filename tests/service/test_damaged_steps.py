@@ -11,7 +11,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.pull import pull
 from cairn.service.errors import ProblemResponseError
 from cairn.service.settings import Settings
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
@@ -43,7 +43,7 @@ def root(tmp_path_factory):
 
 def damage(run: Path) -> None:
     folder = run / "attempts" / "1" / "2"
-    values = [path for path in folder.rglob("*") if holds_values(str(path.relative_to(folder)))]
+    values = [path for path in folder.rglob("*") if is_data_file(str(path.relative_to(folder)))]
     path = max(
         (one for one in values if "optimizer" in one.parts), key=lambda one: one.stat().st_size
     )

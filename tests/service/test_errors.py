@@ -50,7 +50,7 @@ STATUSES = {
     "StoreFullError": 507,
     "StoreUnavailableError": 503,
     "TreeMismatchError": 422,
-    "UnsoundStoreError": 409,
+    "StoreCheckError": 409,
     "UnsupportedFormatError": 422,
     "UnsupportedLeafError": 422,
 }
@@ -147,7 +147,7 @@ def test_detail_says_path_expected_found_and_next_step():
 def test_extension_members_carry_what_a_client_needs():
     held = storage_errors.LeaseHeldError("held", holder="me@host")
     assert problem_from(held, instance="/x").model_dump()["holder"] == "me@host"
-    for kind in (storage_errors.TreeMismatchError, storage_errors.UnsoundStoreError):
+    for kind in (storage_errors.TreeMismatchError, storage_errors.StoreCheckError):
         several = problem_from(kind("no fit", problems=["a: missing", "b: shape"]), instance="/x")
         assert several.model_dump()["problems"] == ["a: missing", "b: shape"]
 

@@ -21,8 +21,8 @@ from cairn.interop.weights.export import export_sources
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.stream import plan_shards, write_shard
-from cairn.storage.store.opening import open_files
+from cairn.storage.safetensors.writer import plan_shards, write_shard
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.faults.report import trials
 from tests.programs.program import Program

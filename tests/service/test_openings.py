@@ -1,7 +1,7 @@
 """Every place where the server opens something has a reason why it opens nothing else.
 
 What a record says is a stranger's word: it becomes an address in `source_folder` alone, and all
-that lies below an address of `confine` is judged as it is opened. Whoever adds a call to what is
+that lies below an address of `safe_join` is judged as it is opened. Whoever adds a call to what is
 listed here says which of these it is, and a call of another kind is not to be had.
 """
 
@@ -14,7 +14,7 @@ import cairn
 
 FOLDER: Final = Path(cairn.__file__).resolve().parent.parent
 
-CONFINED = "below an address of a root or a run, which `confined` and `confine` made"
+CONFINED = "below an address of a root or a run, which `with_confinement` and `safe_join` made"
 SOURCE = "judged by `source_folder`"
 ADMINISTRATOR = "an address that only an administrator gives"
 GIVEN = "an address of who calls: a server's is confined already, all others have their own rights"
@@ -115,7 +115,7 @@ OPENINGS: Final = {
         "_key_kinds: open_files": CONFINED,
         "_key_kinds: ObjectStore.open": CONFINED,
     },
-    "storage/arrays/value_sinks.py": {
+    "storage/arrays/data_file_writers.py": {
         "_LocalSink.write: os.open": SAVES,
         "_RemoteSink.__init__: ObjectStore": SAVES,
         "_StreamSink.__init__: open_files": SAVES,
@@ -211,8 +211,8 @@ OPENINGS: Final = {
     "storage/store_checks/mounts.py": {
         "mount_of: open": OWN,
     },
-    "storage/store_checks/probing.py": {
-        "recall: ObjectStore.open": CONFINED,
+    "storage/store_checks/probe.py": {
+        "read_cached_record: ObjectStore.open": CONFINED,
         "_ask: ObjectStore.open": CONFINED,
         "_look: ObjectStore.open": CONFINED,
         "_on_disk: os.listdir": PROBE,
@@ -225,15 +225,15 @@ OPENINGS: Final = {
     },
     "storage/store/disk/confinement.py": {
         "source_folder: parse_uri": JUDGES,
-        "Anchor.__init__: os.open": JUDGES,
+        "PathHandle.__init__: os.open": JUDGES,
         "open_below: os.open": JUDGES,
         "check_tree: os.scandir": JUDGES,
     },
     "storage/store/disk/direct_writes.py": {
         "DirectWrites._read: os.open": OWN,
     },
-    "storage/store/disk/disk_names.py": {
-        "sync_path: os.open": SYNCED,
+    "storage/store/disk/directory_entries.py": {
+        "fsync_path: os.open": SYNCED,
     },
     "storage/store/disk/locked_files.py": {
         "LockedFile.remove: unlink": LOCK,
@@ -280,7 +280,7 @@ OPENINGS: Final = {
         "ObjectStore.entries: LocalFiles": JUDGES,
         "ObjectStore.folders: LocalFiles": JUDGES,
     },
-    "storage/store/opening.py": {
+    "storage/store/open_files.py": {
         "open_files: parse_uri": JUDGES,
         "open_files: LocalFiles": JUDGES,
     },

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import pytest
 
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store.deadlines import own_seconds_left
+from cairn.storage.store.deadlines import deadline_seconds_left
 from cairn.storage.store.objects import ObjectStore
 from tests.service.stores import make_run
 
@@ -66,7 +66,7 @@ def test_what_a_request_asks_of_the_store_has_a_deadline(http, root, monkeypatch
 
     def noted(self, key):
         if self.uri == run.uri:  # and not one that a thread of another test still holds
-            left.append(own_seconds_left())
+            left.append(deadline_seconds_left())
         return read(self, key)
 
     monkeypatch.setattr(ObjectStore, "read", noted)
@@ -74,4 +74,4 @@ def test_what_a_request_asks_of_the_store_has_a_deadline(http, root, monkeypatch
     assert promoted.is_success
     assert left
     assert all(seconds is not None and seconds <= 30 for seconds in left)
-    assert own_seconds_left() is None
+    assert deadline_seconds_left() is None

@@ -450,7 +450,7 @@ def test_only_chunks_that_a_part_needs_are_read(http, root, monkeypatch):
         "box_digest",
         lambda found, origin: checked.append(found.shape[0]) or digest(found, origin),
     )
-    monkeypatch.setattr(checked_reads, "PIECE_BYTES", 8 * 4096)
+    monkeypatch.setattr(checked_reads, "READ_BYTES", 8 * 4096)
     for text, rows in ROWS_READ.items():
         checked.clear()
         part = eval(f"np.s_[{text}]")
@@ -465,13 +465,13 @@ def problem_of(answer):
     return answer.status_code, answer.json()["type"]
 
 
-def value_files(run):
+def data_files(run):
     folder = Path(run.step_uri(run.step(1)).local_path) / "model"
     return sorted(path for path in folder.rglob("*") if path.is_file() and "d/" in str(path))
 
 
 def damage(run, every=512):
-    for file in value_files(run):
+    for file in data_files(run):
         content = bytearray(file.read_bytes())
         for at in range(64, len(content), every):
             content[at] ^= 1
@@ -519,7 +519,7 @@ def test_long_answer_is_sent_as_it_is_read(http, root, long_answers, kind):
 
 def test_long_answer_whose_first_values_are_damaged_is_a_problem(http, root, long_answers):
     _, run = chunked(root)
-    for file in value_files(run):
+    for file in data_files(run):
         file.write_bytes(bytes(file.stat().st_size))
     assert problem_of(read(http, "leaf")) == CORRUPT
 

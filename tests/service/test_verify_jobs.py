@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cairn.service.jobs.kinds import verify
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.runs.annotating import annotate_step, note_verified, noted_of
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
@@ -29,7 +29,7 @@ def root(tmp_path_factory):
     for name in ("damaged", "described", "unreadable", "amiss", "lost", "headless"):
         shutil.copytree(root / "sound", root / name)
     folder = root / "damaged" / "attempts" / "1" / "2"
-    values = [path for path in folder.rglob("*") if holds_values(str(path.relative_to(folder)))]
+    values = [path for path in folder.rglob("*") if is_data_file(str(path.relative_to(folder)))]
     flip(max(values, key=lambda path: path.stat().st_size))
     (folder / "model" / "_METADATA").unlink()
     flip(root / "described" / "attempts" / "1" / "2" / "model" / "_METADATA")

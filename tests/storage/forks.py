@@ -9,7 +9,7 @@ from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 WRITER = "fork/test"

@@ -1,4 +1,4 @@
-"""Bytes as the sinks of value files take them."""
+"""Bytes as the sinks of data files take them."""
 
 
 def pieces(parts):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cairn.storage.arrays.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
-from cairn.storage.arrays.value_files import stored_file
+from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import put_record

@@ -9,11 +9,11 @@ import tensorstore as ts
 from cairn.state.checkpointing.saves import item_writer
 from cairn.state.checkpointing.saves.held_arrays import HeldArray, HeldPart
 from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.data_file_writers import open_data_file_writer
+from cairn.storage.arrays.data_files import write_data_files
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, leaf_node, manifest
 from cairn.storage.arrays.orbax_tree import array_name
-from cairn.storage.arrays.value_files import write_value_files
-from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.store.uri import parse_uri
 
 
@@ -41,9 +41,9 @@ def held(array, cut, origins=None):
 def write(folder, arrays, forms=None, **options):
     """Write a database of held arrays by path; the files written."""
     uri = parse_uri(folder)
-    sink = open_sink(uri)
+    sink = open_data_file_writer(uri)
     try:
-        files = write_value_files(sink, item_writer.shards_of(arrays, forms or {}), **options)
+        files = write_data_files(sink, item_writer.shards_of(arrays, forms or {}), **options)
     finally:
         sink.close()
     entries = dict(item_writer.index_entries(arrays))

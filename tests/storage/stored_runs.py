@@ -8,7 +8,7 @@ from cairn.storage.runs.records.layout import manifest_file, step_dir
 from cairn.storage.runs.records.lease import begin_attempt, read_lease, release
 from cairn.storage.runs.records.manifest import Manifest, ObjectRecord, PlainStep
 from cairn.storage.runs.records.placed import write_record
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 
 PLAIN: dict[str, Any] = {
     "plain": PlainStep(trees={"model": "model"}),

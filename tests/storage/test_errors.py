@@ -16,7 +16,7 @@ from cairn.storage.errors import (
     StoreFullError,
     StoreUnavailableError,
     TreeMismatchError,
-    translate,
+    translate_error,
 )
 
 
@@ -35,7 +35,7 @@ def test_message_says_where_what_was_expected_what_was_found_and_what_to_do():
     assert error.next_step == "Choose a listed step."
 
 
-FUNCTIONS = {"translate", "unanswered", "unconfirmed"}
+FUNCTIONS = {"as_no_answer", "translate_error", "unconfirmed_change"}
 
 
 @pytest.mark.parametrize("name", sorted(set(errors.__all__) - FUNCTIONS))
@@ -100,26 +100,26 @@ def test_tree_mismatch_lists_every_problem():
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:40],
 )
 def test_foreign_errors_become_ours_and_name_the_path(foreign, ours):
-    error = translate(foreign, path="gs://bucket/run/x")
+    error = translate_error(foreign, path="gs://bucket/run/x")
     assert type(error) is ours
     assert error.path == "gs://bucket/run/x"
     assert error.found
 
 
 def test_a_full_store_tells_which_limit_was_hit():
-    assert translate(OSError(errno.EFBIG, "too large"), path="p").errno == errno.EFBIG
-    assert translate(ValueError("RESOURCE_EXHAUSTED: x"), path="p").errno == errno.ENOSPC
+    assert translate_error(OSError(errno.EFBIG, "too large"), path="p").errno == errno.EFBIG
+    assert translate_error(ValueError("RESOURCE_EXHAUSTED: x"), path="p").errno == errno.ENOSPC
 
 
 def test_the_cause_inside_a_wrapping_error_is_found():
     outer = RuntimeError("the save failed")
     outer.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    assert type(translate(outer, path="p")) is StoreFullError
+    assert type(translate_error(outer, path="p")) is StoreFullError
 
 
 def test_our_own_errors_pass_unchanged():
     error = StepNotFoundError("no", path="here")
-    assert translate(error, path="there") is error
+    assert translate_error(error, path="there") is error
 
 
 def test_tensorstore_statuses_look_as_the_map_expects(tmp_path):
@@ -127,4 +127,4 @@ def test_tensorstore_statuses_look_as_the_map_expects(tmp_path):
     store = ts.KvStore.open({"driver": "file", "path": f"{tmp_path}/"}).result()
     with pytest.raises(ValueError, match=r"^[A-Z_]+: .*\[os_error_code='20'\]") as caught:
         store.write("blocked/x", b"1").result()
-    assert type(translate(caught.value, path="p")) is NotFoundError
+    assert type(translate_error(caught.value, path="p")) is NotFoundError

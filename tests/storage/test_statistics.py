@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.arrays.statistics import MOST_BINS, RunningStatistics
+from cairn.storage.arrays.statistics import MAX_BINS, RunningStatistics
 
 DTYPES = ("bool", "int8", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32")
 DTYPES += ("float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float4_e2m1fn")
@@ -99,7 +99,7 @@ def test_each_finite_element_is_in_its_bin(name, size, seed, data):
     if not finite:
         assert bins is None
         return
-    assert len(bins.counts) <= MOST_BINS
+    assert len(bins.counts) <= MAX_BINS
     if bins.width == 0:
         assert finite == [bins.start] * bins.counts[0]
         return

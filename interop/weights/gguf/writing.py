@@ -30,7 +30,7 @@ from cairn.interop.weights.gguf.reading import gguf_package
 from cairn.interop.weights.gguf.tokenizer import NO_TOKENIZER, tokenizer_metadata
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.safetensors.stream import Shard, TensorSource
+from cairn.storage.safetensors.writer import Shard, TensorSource
 
 __all__ = ["GGUF_FILE", "GGUF_TYPES", "gguf_shard", "stored_gguf"]
 

@@ -12,7 +12,7 @@ from cairn.service.command.options import errors
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.errors import SetUpError
 from cairn.service.private_files import private_opener
-from cairn.storage.errors import translate
+from cairn.storage.errors import translate_error
 from cairn.storage.store.uri import parse_uri
 
 app: Final = typer.Typer()
@@ -46,7 +46,7 @@ def init(
     cairn.env, which names both. The command tests whether the store keeps the promises that runs
     rely on, and removes its test files. It never replaces settings that are there already.
     """
-    from cairn.storage.store_checks.probing import probe_now  # needs what a server needs
+    from cairn.storage.store_checks.probe import probe_now  # needs what a server needs
 
     home = folder.expanduser().absolute()
     uri = parse_uri(root or str(home / "store"))
@@ -70,7 +70,7 @@ def init(
         # Last: a folder that has the file is ready to start with.
         _write(path, text)
     except OSError as exc:
-        raise translate(exc, path=exc.filename or path) from exc
+        raise translate_error(exc, path=exc.filename or path) from exc
     if json:
         told = {name.removeprefix("CAIRN_").lower(): value for name, value in chosen.items()}
         print_document({"env_file": str(path), **told})

@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 import typer
 
 from cairn.service.private_files import private_opener
-from cairn.storage.errors import translate
+from cairn.storage.errors import translate_error
 
 SecretFileOption = Annotated[
     Path | None,
@@ -40,7 +40,7 @@ def secret_file(path: Path | None) -> Iterator[TextIO | None]:
             param_hint="'--output'",
         ) from exc
     except OSError as exc:
-        raise translate(exc, path=path) from exc
+        raise translate_error(exc, path=path) from exc
     try:
         with open(descriptor, "w") as file:
             yield file

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome
-from cairn.storage.errors import StorageError, UnsoundStoreError
+from cairn.storage.errors import StorageError, StoreCheckError
 from cairn.storage.runs.records.lease import CLOCK_MARGIN_SECONDS
-from cairn.storage.store.deadlines import own_seconds_left, within
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
-from cairn.storage.store_checks.clocks import clock_ahead
-from cairn.storage.store_checks.probing import probe_now
+from cairn.storage.store_checks.clocks import seconds_ahead
+from cairn.storage.store_checks.probe import probe_now
 
 _CLOCK_WARN_SECONDS: Final = CLOCK_MARGIN_SECONDS / 3
 _REACH: Final = "check address, credentials and network"
@@ -29,7 +29,7 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
         seconds: Time to wait for the store.
     """
     check = f"root {name}"
-    with within(seconds):
+    with deadline_after(seconds):
         if uri.scheme == "file" and (finding := _folder_problem(check, uri)):
             yield finding
             return
@@ -43,12 +43,12 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             return
         try:
             probe_now(uri)
-            ahead = clock_ahead(uri)
-        except UnsoundStoreError as exc:
+            ahead = seconds_ahead(uri)
+        except StoreCheckError as exc:
             found = "; ".join((str(exc).splitlines()[0], *exc.problems))
             yield Finding(check, Outcome.FAIL, found, "keep runs on another store, or mend this")
         except StorageError as exc:
-            silent = own_seconds_left() == 0
+            silent = deadline_seconds_left() == 0
             fix = _REACH if silent else _writable(uri)
             yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), fix)
         else:
@@ -62,7 +62,7 @@ def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
 
     After a timeout the error names the seconds that its own wait had left, not the deadline.
     """
-    if own_seconds_left() == 0:
+    if deadline_seconds_left() == 0:
         return f"{uri}: expected an answer within {seconds:.3g} s, found none"
     return str(error)
 

@@ -11,7 +11,7 @@ from cairn.service.errors import BackupError
 from cairn.service.observing.redaction import redact
 from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
-from cairn.storage.store.disk.disk_names import sync_path
+from cairn.storage.store.disk.directory_entries import fsync_path
 
 UNFINISHED: Final = ".unfinished"
 _FOR_POSTGRESQL: Final = (
@@ -63,7 +63,7 @@ def back_up(settings: Settings, folder: Path) -> list[Path]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         copies = [_copy(source, folder / f"{name}.sqlite") for name, source in sources.items()]
-        sync_path(str(folder))
+        fsync_path(str(folder))
         return copies
     except (sqlite3.Error, OSError) as exc:
         raise BackupError(
@@ -89,7 +89,7 @@ def _copy(source: Path, target: Path) -> Path:
                 )
             copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, no -wal
         # Fsync before the rename: after a crash, the target is complete or absent.
-        sync_path(str(unfinished))
+        fsync_path(str(unfinished))
         return unfinished.rename(target)
     except BaseException:
         unfinished.unlink(missing_ok=True)

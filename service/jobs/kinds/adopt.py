@@ -14,7 +14,7 @@ from cairn.service.schemas import AdoptedModel
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.orbax_import.adopt import Adoption, adopt
 from cairn.storage.orbax_import.model_map import ModelMap
-from cairn.storage.store.disk.confinement import confine, source_folder
+from cairn.storage.store.disk.confinement import safe_join, source_folder
 from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "adopt"
@@ -86,7 +86,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
         progress.set(message=f"looked into {done} of {total} steps")
 
     context.check()
-    run = confine(context.roots[root], request["run"])
+    run = safe_join(context.roots[root], request["run"])
     found = adopt(
         source_folder(run, request["folder"]),
         run,

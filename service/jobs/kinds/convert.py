@@ -29,7 +29,7 @@ from cairn.storage.runs.records.assets import read_asset
 from cairn.storage.runs.records.manifest import AssetRecord, Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.sizes import parse_size
-from cairn.storage.safetensors.stream import Shard, plan_shards
+from cairn.storage.safetensors.writer import Shard, plan_shards
 from cairn.storage.store.uri import StoreURI, check_segment
 
 KIND: Final = "convert"

@@ -55,7 +55,7 @@ from cairn.storage.runs.records.exports import (
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.safetensors.stream import (
+from cairn.storage.safetensors.writer import (
     Shard,
     TensorSource,
     peak_bytes,
@@ -63,11 +63,11 @@ from cairn.storage.safetensors.stream import (
     write_shard,
 )
 from cairn.storage.store.clock import rfc3339, utc_now
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.file_checksums import read_crc32c
 from cairn.storage.store.files import Files
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -619,7 +619,7 @@ def _run_uri(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:
             found="a job of a root that is configured no more",
             next_step="Configure or add the root again, then resume the operation.",
         )
-    return confine(roots[request["root"]], request["run"])
+    return safe_join(roots[request["root"]], request["run"])
 
 
 def _key(request: Request) -> ExportKey:

@@ -25,7 +25,7 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.safetensors.stream import TensorSource, plan_shards
+from cairn.storage.safetensors.writer import TensorSource, plan_shards
 
 KIND: Final = "gather"
 RULE_VERSION: Final = 1

@@ -22,7 +22,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext
 from cairn.storage.errors import CorruptionError
 from cairn.storage.store.disk.confinement import check_tree
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 REPORT_FILE: Final = "logits_check.json"

@@ -9,7 +9,7 @@ from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.uri import StoreURI
 
 KIND: Final = "restore"
@@ -59,7 +59,7 @@ def _run(context: JobContext, request: Request) -> Result:
 
 def _fork(context: JobContext, request: Request) -> Result:
     source, step = _source(context.roots, request)
-    target = confine(context.roots[request["root"]], request["target"])
+    target = safe_join(context.roots[request["root"]], request["target"])
     progress = context.progress
     progress.set(message=f"copying step {step.step} to {request['target']}")
 
@@ -123,7 +123,7 @@ def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepI
             found="a job of a root that is configured no more",
             next_step="Configure or add the root again, then resume the operation.",
         )
-    run = Run.open(confine(roots[request["root"]], request["run"]))
+    run = Run.open(safe_join(roots[request["root"]], request["run"]))
     step = StepInfo(
         request["step"],
         request["attempt"],
@@ -135,7 +135,7 @@ def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepI
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
     if request["mode"] == FORK:
-        target = confine(roots[request["root"]], request["target"])
+        target = safe_join(roots[request["root"]], request["target"])
         abandon_fork(target, by=writer_id(operation_id))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from cairn.storage.arrays.regions import Index, origin_of
+from cairn.storage.arrays.box_buffers import Index, origin_of
 
 __all__ = ["holders_of_slices"]
 

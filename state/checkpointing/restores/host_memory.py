@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cairn.storage.arrays.regions import ALIGNMENT, Index, SmallArrays, aligned_empty
+from cairn.storage.arrays.box_buffers import ALIGNMENT, Index, SmallArrays, aligned_empty
 from cairn.storage.reading.leaf_reads import HOST_BYTES
 
 __all__ = ["HostMemory", "Slot"]

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cairn.storage.arrays.regions import Index
+from cairn.storage.arrays.box_buffers import Index
 
 __all__ = ["PART_BYTES", "Part", "SharedLeaf", "batch_bytes", "batches", "shared_parts"]
 

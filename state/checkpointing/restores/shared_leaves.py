@@ -23,7 +23,7 @@ from cairn.state.checkpointing.restores.read_plan import (
     shared_parts,
 )
 from cairn.state.checkpointing.restores.targets import PlacedLeaf, TargetLeaf
-from cairn.storage.arrays.regions import ALIGNMENT, Region, aligned_empty
+from cairn.storage.arrays.box_buffers import ALIGNMENT, BoxBuffer, aligned_empty
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.leaf_reads import LeafReads
 from cairn.storage.reading.remote_shards import Piece
@@ -164,7 +164,7 @@ def _read_streams(
             stored = stream.bytes[part.reader][start : start + part.nbytes]
             stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
             if part.reader == me:
-                regions = [Region(part.origin, stream.parts[part])]
+                regions = [BoxBuffer(part.origin, stream.parts[part])]
                 near = reads.pieces(info, regions)
                 if near is None:
                     tasks += reads.tasks(info, regions)
@@ -186,7 +186,7 @@ def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[],
                 future.cancel()
 
 
-def _put(regions: Sequence[Region], part: Part, values: np.ndarray[Any, Any]) -> None:
+def _put(regions: Sequence[BoxBuffer], part: Part, values: np.ndarray[Any, Any]) -> None:
     """Copy a part into its slice."""
     (region,) = (one for one in regions if one.origin == part.within)
     starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 from cairn.state.checkpointing.restores.host_memory import HostMemory, Slot
 from cairn.state.checkpointing.weak_types import weakly_typed
-from cairn.storage.arrays.regions import Region, aligned_empty, origin_of
+from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, origin_of
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.item_arrays import LeafInfo
 
@@ -142,7 +142,7 @@ class PlacedLeaf:
         if target.sharding is not None:
             self._places = _places(target.sharding, info.shape)
         self._slot: Slot | None = None
-        self.regions: list[Region] = []
+        self.regions: list[BoxBuffer] = []
 
     def fits(self, memory: HostMemory) -> bool:
         """Return True if there is room for the regions."""
@@ -158,7 +158,7 @@ class PlacedLeaf:
             values = memory.lasting(part, len(origins), self._stored)
         else:
             values, self._slot = memory.passing(part, len(origins), self._stored)
-        self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
+        self.regions = [BoxBuffer(*one) for one in zip(origins, values, strict=True)]
         return self
 
     def value(self, *, key_impl: str | None, where: str) -> Any:

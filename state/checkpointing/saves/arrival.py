@@ -6,15 +6,15 @@ fails: damage on the way never passes as what was saved. Imports no JAX.
 
 from collections.abc import Iterator, Mapping
 
-from cairn.storage.arrays.ocdbt import holds_values
-from cairn.storage.arrays.value_files import StoredFile, stored_file
+from cairn.storage.arrays.data_files import StoredFile, stored_file
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.records.layout import COMMIT_FILE
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.store.file_checksums import FileChecksum, read_files
-from cairn.storage.store.files import Entry
+from cairn.storage.store.files import FileEntry
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["check_files"]
@@ -25,7 +25,7 @@ def check_files(
 ) -> tuple[ObjectRecord, ...]:
     """Check all files of a step and return their records.
 
-    For value files it checks the size, and the checksum where the store lists one: they are large,
+    For data files it checks the size, and the checksum where the store lists one: they are large,
     and were written to disks by direct I/O. It reads all other files where the store has no
     checksum, and also files that somebody else wrote.
 
@@ -67,16 +67,16 @@ def check_files(
     )
 
 
-def _unproved(entries: Mapping[str, Entry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
+def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
     """Yield the files that must be read, as nothing else proves their content."""
     for name, entry in entries.items():
         known = meant[name].size == 0 if name in meant else entry.size == 0
-        proved = entry.crc32c is not None or holds_values(name)
+        proved = entry.crc32c is not None or is_data_file(name)
         if not known and not (name in meant and proved):
             yield name
 
 
-def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> str | None:
+def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None) -> str | None:
     """Return what is wrong with a file, in one line; None if nothing."""
     expected = f"{file.name}: expected {file.size} bytes, crc32c {file.crc32c}"
     if entry is None:
@@ -89,7 +89,7 @@ def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> 
     return None
 
 
-def _recorded(known: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
+def _recorded(known: StoredFile | FileChecksum, entry: FileEntry) -> ObjectRecord:
     crc32c = known.crc32c or entry.crc32c
     assert crc32c is not None  # known from the store or from a read
     return ObjectRecord(name=known.name, size=entry.size, crc32c=crc32c, content=known.content)

@@ -32,8 +32,8 @@ from cairn.state.checkpointing.saves.item_writer import (
     write_files,
     write_item,
 )
+from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
-from cairn.storage.arrays.value_files import StoredFile, stored_file
 from cairn.storage.errors import (
     InvalidURIError,
     SaveError,
@@ -42,9 +42,9 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.records.layout import COMMIT_FILE, iterator_file
 from cairn.storage.store.deadlines import Progress, WatchedCall
-from cairn.storage.store.gcs import limit_etils
+from cairn.storage.store.gcs import set_etils_timeouts
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.records import canonical_json, sha256_of
 from cairn.storage.store.uri import StoreURI, parse_uri
 
@@ -155,7 +155,7 @@ class StepWrite:
 
     def _open(self) -> ocp.AsyncResponse[None]:
         if self._folder.scheme == "gs":
-            limit_etils()
+            set_etils_timeouts()
         with _context():
             return ocp.save_checkpointables_async(
                 orbax_folder(self._folder),

@@ -1,12 +1,12 @@
-"""Origins of the value files of the last durable step: which step wrote each.
+"""Origins of the data files of the last durable step: which step wrote each.
 
-Names of value files are random, and a link keeps the name: a file whose name an earlier step had is
+Names of data files are random, and a link keeps the name: a file whose name an earlier step had is
 shared with it, whichever process linked it. Imports no JAX.
 """
 
 from collections.abc import Iterable
 
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 
 __all__ = ["FileOrigins"]
 
@@ -15,7 +15,7 @@ Origin = tuple[int, int]
 
 
 class FileOrigins:
-    """Origins of the last durable step's value files, as process 0 knows them."""
+    """Origins of the last durable step's data files, as process 0 knows them."""
 
     def __init__(self) -> None:
         """Start without any: this process has not saved the run yet."""
@@ -28,5 +28,5 @@ class FileOrigins:
     def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
         """Store the origins of a durable step's files."""
         self._known = {
-            name: self._known.get(name, (step, attempt)) for name in names if holds_values(name)
+            name: self._known.get(name, (step, attempt)) for name in names if is_data_file(name)
         }

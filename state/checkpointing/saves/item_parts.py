@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class WrittenShard(NamedTuple):
-    """Outer shard in a value file.
+    """Outer shard in a data file.
 
     Attributes:
         path: the leaf's path.

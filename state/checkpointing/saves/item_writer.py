@@ -1,7 +1,7 @@
 """Writer of an item of host arrays, as a tree that plain Orbax reads.
 
-The value files come straight from memory. The small files that make it an Orbax tree depend on
-shapes, dtypes and shardings only. With several processes, each writes value files of its own parts,
+The data files come straight from memory. The small files that make it an Orbax tree depend on
+shapes, dtypes and shardings only. With several processes, each writes data files of its own parts,
 and process 0 collects their records and writes one database of all. Imports JAX. See ADR 0009 and
 18.
 
@@ -37,20 +37,20 @@ from cairn.state.checkpointing.saves.unchanged import (
     SavedShard,
     Unchanged,
 )
-from cairn.storage.arrays.four_bits import packed_axis
-from cairn.storage.arrays.leaf_paths import keys_of
-from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
-from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
-from cairn.storage.arrays.value_files import (
+from cairn.storage.arrays.data_file_writers import UploadMemory, open_data_file_writer
+from cairn.storage.arrays.data_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
     StoredFile,
     WrittenFile,
     stored_file,
-    write_value_files,
+    write_data_files,
 )
-from cairn.storage.arrays.value_sinks import UploadMemory, open_sink
+from cairn.storage.arrays.four_bits import packed_axis
+from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
+from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
 from cairn.storage.arrays.zarr_arrays import StoredLayout, zarr_description
 from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore
@@ -172,21 +172,21 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     own = _PROCESS_FOLDER.format(process) if jax.process_count() > 1 else None
     database = folder if own is None else folder / own
     stored: dict[bytes, SavedShard] = {}
-    value_files: dict[str, LinkedFile] = {}
+    data_files: dict[str, LinkedFile] = {}
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
-        sink = open_sink(database, item_bytes=item_bytes, uploads=item.uploads)
+        sink = open_data_file_writer(database, item_bytes=item_bytes, uploads=item.uploads)
         try:
             for shards in _waves(held, outlines, item):
                 reused = item.unchanged.reuse(
-                    _drained(shards), layouts, item.same, database, linked=value_files
+                    _drained(shards), layouts, item.same, database, linked=data_files
                 )
                 stored |= reused.shards
-                value_files |= reused.files
+                data_files |= reused.files
                 for rest in _with_values(reused.rest, outlines, item):
-                    written = write_value_files(sink, _drained(rest))
+                    written = write_data_files(sink, _drained(rest))
                     stored |= _saved(written, reused.fingerprints)
-                    value_files |= item.unchanged.written(database, (one.record for one in written))
+                    data_files |= item.unchanged.written(database, (one.record for one in written))
                 del reused, shards
         finally:
             sink.close()
@@ -203,9 +203,9 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         )
         for key, shard in stored.items()
     }
-    values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
+    values = [one.record._replace(name=f"{prefix}{name}") for name, one in data_files.items()]
     part = ItemPart((*values, *small), placed)
-    return WrittenItem((part,), own, SavedItem(database, layouts, stored, value_files), described)
+    return WrittenItem((part,), own, SavedItem(database, layouts, stored, data_files), described)
 
 
 def _waves(

@@ -1,4 +1,4 @@
-"""Links of an earlier step's value files into a new step, after a check of their content.
+"""Links of an earlier step's data files into a new step, after a check of their content.
 
 A file is linked first and checked then, under its new name, which nobody else uses. On a disk the
 size must match, and the file is read if it was modified or replaced, or was not read for long. In
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from cairn.state.checkpointing.saves.save_metrics import record_damage, record_sharing
 from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
-from cairn.storage.arrays.ocdbt import VALUE_FOLDER
-from cairn.storage.arrays.value_files import StoredFile
+from cairn.storage.arrays.data_files import StoredFile
+from cairn.storage.arrays.ocdbt import DATA_FOLDER
 from cairn.storage.errors import StorageError
 from cairn.storage.store.file_checksums import read_files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["LinkedFile", "link_files", "new_files"]
@@ -148,7 +148,7 @@ def _each(work: Callable[[str], T], names: list[str], at_once: int) -> dict[str,
 
 
 def _hard_link(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
-    os.makedirs(os.path.join(target.local_path, VALUE_FOLDER), exist_ok=True)
+    os.makedirs(os.path.join(target.local_path, DATA_FOLDER), exist_ok=True)
 
     def link(name: str) -> bool:
         with contextlib.suppress(OSError):  # no such call, another disk, or the step was deleted
@@ -177,8 +177,8 @@ def _look(folder: StoreURI, names: Iterable[str]) -> dict[str, _Found]:
         found = {name: _stat(folder, name) for name in names}
         return {name: one for name, one in found.items() if one is not None}
     return {
-        f"{VALUE_FOLDER}/{entry.name}": _Found(entry.size, entry.crc32c, None)
-        for entry in open_files(folder).walk(VALUE_FOLDER)
+        f"{DATA_FOLDER}/{entry.name}": _Found(entry.size, entry.crc32c, None)
+        for entry in open_files(folder).walk(DATA_FOLDER)
     }
 
 

@@ -28,9 +28,9 @@ from cairn.state.checkpointing.saves.file_origins import FileOrigins
 from cairn.state.checkpointing.saves.item_writer import WrittenItem
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.checkpointing.saves.saves import HeldItems, Save, leaf_records
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.value_files import StoredFile
-from cairn.storage.errors import FencedError, SaveError, StorageError, translate
+from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets
 from cairn.storage.runs.records.index_writer import PlacedShard, make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
@@ -38,7 +38,7 @@ from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import place_of
 from cairn.storage.runs.writer import Writer, sync_folder
 from cairn.storage.store.clock import Clock, rfc3339
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["SaveJob", "failure", "job_environment"]
@@ -200,7 +200,7 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
     folder = handle.uri
     try:
         if folder.scheme != "file":
-            with within(_REMOVAL_SECONDS):  # the store may be what failed
+            with deadline_after(_REMOVAL_SECONDS):  # the store may be what failed
                 objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
             return
         parent = folder.parent.local_path
@@ -215,7 +215,7 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
 
 def failure(exc: BaseException, path: object) -> StorageError:
     """Convert an error to what a failed save raises: a SaveError, or the FencedError itself."""
-    known = translate(exc, path=path)
+    known = translate_error(exc, path=path)
     if not isinstance(known, SaveError | FencedError):
         known = SaveError(
             "the save failed",

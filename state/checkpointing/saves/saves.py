@@ -57,18 +57,18 @@ from cairn.state.checkpointing.saves.staging import (
 )
 from cairn.state.checkpointing.saves.unchanged import Unchanged
 from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.data_file_writers import UploadMemory
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.arrays.digests import digest_text, total
 from cairn.storage.arrays.four_bits import packed_axis, unpacked_shape
 from cairn.storage.arrays.orbax_tree import JSON_FILES, META_ITEM, StoredForm
-from cairn.storage.arrays.value_files import Compression
-from cairn.storage.arrays.value_sinks import UploadMemory
 from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import checked_assets
 from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE, check_step
 from cairn.storage.runs.records.manifest import LeafRecord, ModelInfo, refuse_crowded_step
-from cairn.storage.store.bounds import ensure_within
+from cairn.storage.store.bounds import check_writable
 from cairn.storage.store.records import canonical_json
 from cairn.storage.store.uri import check_segment, is_text
 
@@ -232,7 +232,7 @@ def prepare(
         )
     refuse_crowded_step(sum(map(len, flat.values())), 0, path="the tree to save")
     as_json = canonical_json(dict(meta), path=META_ITEM)
-    ensure_within(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
+    check_writable(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
     copied: dict[str, Any] = json.loads(as_json)
     annotation = Annotation.of(labels, metrics)
     if model is not None:  # the caller may change the dict during the save

@@ -1,6 +1,6 @@
 """Deduplication of unchanged leaves between saves: their files are linked, not written again.
 
-A value file of the previous step also becomes a file of this one: by a hard link on a disk, by the
+A data file of the previous step also becomes a file of this one: by a hard link on a disk, by the
 store's own copy in an object store. Each step is complete by itself: plain Orbax reads it, and it
 does not depend on the other step's fate. Imports no JAX. See ADR 12 and 17.
 """
@@ -15,15 +15,15 @@ from cairn.state.checkpointing.saves.linked_files import LinkedFile, link_files,
 from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.storage.arrays.chunk_digests import DigestedBox
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.value_files import (
+from cairn.storage.arrays.data_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
     StoredFile,
     has_fingerprints,
 )
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import Clock
 from cairn.storage.store.uri import StoreURI
@@ -80,7 +80,7 @@ class SavedItem(NamedTuple):
         folder: of its database.
         layouts: of the leaves, by path.
         shards: by key.
-        files: value files by name.
+        files: data files by name.
     """
 
     folder: StoreURI
@@ -94,7 +94,7 @@ class Reused(NamedTuple):
 
     Attributes:
         shards: by key; they lie in `files`, which are linked.
-        files: linked value files, by name.
+        files: linked data files, by name.
         rest: what must be written.
         fingerprints: by key, of unchanged shards that are in `rest` all the same.
     """

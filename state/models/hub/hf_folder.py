@@ -28,9 +28,9 @@ from cairn.state.models.hub.pretrained import is_weight
 from cairn.state.models.hub.whole_folder import WholeFolder
 from cairn.state.paths import named_leaves, too_wide
 from cairn.state.sharding.gather import gather_leaf
-from cairn.storage.safetensors.stream import TensorSource, index_bytes, plan_shards
+from cairn.storage.safetensors.writer import TensorSource, index_bytes, plan_shards
 from cairn.storage.store.files import Files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 _WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")

@@ -41,8 +41,8 @@ from cairn.state.paths import named_leaves
 from cairn.state.sharding.gather import gather_leaf
 from cairn.storage.errors import NotFoundError
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.stream import Shard
-from cairn.storage.store.opening import open_files
+from cairn.storage.safetensors.writer import Shard
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "read_adapter", "write_adapter"]

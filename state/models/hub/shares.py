@@ -23,8 +23,8 @@ from cairn.interop.conversion.rules import Rule
 from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.interop.weights.weight_source import WeightSource
 from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
-from cairn.storage.arrays.blocks import fill
-from cairn.storage.arrays.regions import aligned_empty
+from cairn.storage.arrays.box_buffers import aligned_empty
+from cairn.storage.arrays.boxes import fill
 
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 

@@ -11,7 +11,7 @@ import google_crc32c
 import numpy as np
 
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.safetensors.stream import Shard, shard_header, write_shard
+from cairn.storage.safetensors.writer import Shard, shard_header, write_shard
 from cairn.storage.store.files import Files
 
 

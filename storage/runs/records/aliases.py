@@ -22,7 +22,7 @@ from cairn.storage.runs.records.placed import (
 )
 from cairn.storage.store.clock import Clock, Moment, rfc3339, utc_now
 from cairn.storage.store.objects import ObjectStore, Versioned
-from cairn.storage.store.records import Place, Record
+from cairn.storage.store.records import Record, RecordLocation
 
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 
@@ -91,7 +91,7 @@ class Alias(Record):
     token: str = ""
 
     @classmethod
-    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
+    def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
         """Parse an alias as `Record.parse` does, and check that its name fits its place."""
         found = super().parse(data, path, place)
         if place is not None and place.key != alias_file(found.alias):

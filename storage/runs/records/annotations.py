@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store.bounds import few
+from cairn.storage.store.bounds import max_entries
 from cairn.storage.store.clock import Moment
 from cairn.storage.store.records import Record
 from cairn.storage.store.uri import is_text
@@ -51,9 +51,11 @@ T = TypeVar("T")
 
 
 _Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-Labels = Annotated[dict[_Name, Annotated[str, Field(max_length=LONGEST_LABEL)]], few(MOST_LABELS)]
-_Metrics = Annotated[dict[_Name, float], few(MOST_METRICS)]
-_Ways = Annotated[dict[_Name, Better], few(MOST_METRICS)]
+Labels = Annotated[
+    dict[_Name, Annotated[str, Field(max_length=LONGEST_LABEL)]], max_entries(MOST_LABELS)
+]
+_Metrics = Annotated[dict[_Name, float], max_entries(MOST_METRICS)]
+_Ways = Annotated[dict[_Name, Better], max_entries(MOST_METRICS)]
 
 
 MAX_DAMAGED_LEAVES: Final = 100

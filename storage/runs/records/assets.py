@@ -6,7 +6,7 @@ from hashlib import sha256
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
 from cairn.storage.runs.records.layout import ASSETS, asset_file
 from cairn.storage.runs.records.manifest import AssetRecord
-from cairn.storage.store.bounds import ensure_within, refuse_oversized
+from cairn.storage.store.bounds import check_not_oversized, check_writable
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import check_segment
 
@@ -24,7 +24,7 @@ def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
     for name, content in (assets or {}).items():
         check_segment(name, within=f"asset {name!r}")
         if isinstance(content, bytes):
-            ensure_within(f"{ASSETS}{name}", len(content))
+            check_writable(f"{ASSETS}{name}", len(content))
         else:
             raise UnsupportedLeafError(
                 "not the content of a file",
@@ -59,7 +59,7 @@ def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
     key = asset_file(asset.sha256)
     found = objects.read(key)
     if found is not None:
-        refuse_oversized(found.value, objects.uri / key)
+        check_not_oversized(found.value, objects.uri / key)
     if found is None or sha256(found.value).hexdigest() != asset.sha256:
         raise CorruptionError(
             "an asset is missing or damaged",

@@ -35,7 +35,7 @@ from cairn.storage.runs.records.placed import (
 from cairn.storage.store.bounds import FreeJson
 from cairn.storage.store.clock import Moment, from_rfc3339
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.records import Record, canonical_json
 from cairn.storage.store.uri import StoreURI
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.paged_table import TablePlace, table_place
+from cairn.storage.arrays.paged_table import TableLocation, table_location
 from cairn.storage.errors import SaveError, UnsupportedFormatError
 from cairn.storage.runs.records.layout import INDEX_FILE
 from cairn.storage.runs.records.manifest import (
@@ -37,8 +37,8 @@ from cairn.storage.runs.records.step_index import (
     shard_grid,
     too_many_parts,
 )
-from cairn.storage.store.bounds import ensure_within
-from cairn.storage.store.records import Place
+from cairn.storage.store.bounds import check_writable
+from cairn.storage.store.records import RecordLocation
 
 __all__ = ["PlacedShard", "copy_index", "make_index"]
 
@@ -63,7 +63,7 @@ class PlacedShard(NamedTuple):
 
 def make_index(
     manifest: Manifest,
-    place: Place,
+    place: RecordLocation,
     *,
     leaves: Sequence[LeafRecord],
     forms: Mapping[str, Mapping[str, StoredForm]],
@@ -119,7 +119,9 @@ def make_index(
     )
 
 
-def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[bytes, Manifest]:
+def copy_index(
+    index: StepIndex, manifest: Manifest, place: RecordLocation
+) -> tuple[bytes, Manifest]:
     """Build the index of a step's copy, which shares no files, and the manifest that refers to it.
 
     Args:
@@ -141,7 +143,7 @@ def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[byte
 
 
 def _assembled(
-    manifest: Manifest, place: Place, tables: Sequence[Rows], fields: Mapping[str, Any]
+    manifest: Manifest, place: RecordLocation, tables: Sequence[Rows], fields: Mapping[str, Any]
 ) -> tuple[bytes, Manifest]:
     """Assemble an index of the tables, and the manifest that refers to it.
 
@@ -152,10 +154,10 @@ def _assembled(
         fields: fields of the directory that are neither tables nor taken from the manifest.
     """
     parts: list[bytes] = []
-    places: list[TablePlace] = []
+    places: list[TableLocation] = []
     offset = 0
     for rows in tables:
-        places.append(table_place(rows, offset))
+        places.append(table_location(rows, offset))
         parts.append(rows.tobytes())
         offset += len(parts[-1])
     directory = IndexDirectory(
@@ -171,7 +173,7 @@ def _assembled(
     stored = zlib.compress(plain, 1)
     parts += (stored, END.pack(offset, len(stored), hashlib.sha256(stored).digest(), MAGIC))
     data = b"".join(parts)
-    ensure_within(INDEX_FILE, len(data))
+    check_writable(INDEX_FILE, len(data))
     ref = index_ref(data, directory, offset)
     # The reader refuses a larger directory: fail now, not at the restore.
     most = directory_bytes(ref.leaves, ref.files, ref.size)

@@ -31,7 +31,7 @@ from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.store.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record
-from cairn.storage.store_checks.probing import Probe, begin_probe
+from cairn.storage.store_checks.probe import Probe, begin_probe
 
 __all__ = [
     "CLOCK_MARGIN_SECONDS",
@@ -239,7 +239,7 @@ def start_attempt(
         FencedError: the run was taken over since `before`.
         UnsupportedFormatError, CorruptionError: the lease or the record of an attempt is damaged or
             missing: which steps count would be a guess.
-        UnsoundStoreError: the store does not keep the promises that runs depend on.
+        StoreCheckError: the store does not keep the promises that runs depend on.
     """
     probe = begin_probe(objects.uri)  # runs while the lease is taken
     saved = saved_steps(objects) if seen is None else None

@@ -20,12 +20,12 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.runs.records.layout import MAX_NUMBER
-from cairn.storage.store.bounds import FreeJson, few
+from cairn.storage.store.bounds import FreeJson, max_entries
 from cairn.storage.store.clock import Moment, from_rfc3339
-from cairn.storage.store.records import Place, Record, sha256_of
+from cairn.storage.store.records import Record, RecordLocation, sha256_of
 
 __all__ = [
     "CONTENT_FIELDS",
@@ -191,8 +191,8 @@ class ModelInfo(_Part):
 
 
 _T = TypeVar("_T")
-_OfItems = Annotated[dict[str, _T], few(_MOST_ITEMS)]
-_OfLeaves = Annotated[dict[str, _T], few(MOST_LEAVES)]
+_OfItems = Annotated[dict[str, _T], max_entries(_MOST_ITEMS)]
+_OfLeaves = Annotated[dict[str, _T], max_entries(MOST_LEAVES)]
 
 Leaves = Annotated[tuple[LeafRecord, ...], Field(max_length=MOST_LEAVES), FailFast()]
 Objects = Annotated[tuple[ObjectRecord, ...], Field(max_length=MOST_FILES), FailFast()]
@@ -302,7 +302,7 @@ class Manifest(Record):
 
     @classmethod
     @override
-    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
+    def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
         manifest = super().parse(data, path, place)
         if manifest.index is None and manifest.plain is None:
             raise UnsupportedFormatError(
@@ -364,7 +364,9 @@ class ManifestSummary(NamedTuple):
     source: str | None = None
 
     @classmethod
-    def parse(cls, data: bytes, path: object, place: Place | None = None) -> "ManifestSummary":
+    def parse(
+        cls, data: bytes, path: object, place: RecordLocation | None = None
+    ) -> "ManifestSummary":
         """Parse the summary of a stored manifest, without checking each leaf.
 
         Raises:

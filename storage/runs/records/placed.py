@@ -22,7 +22,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.objects import ObjectStore, Versioned
-from cairn.storage.store.records import Place, Record, place_told
+from cairn.storage.store.records import Record, RecordLocation, stored_location
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -72,7 +72,7 @@ class _RunIds:
             if found is not None:
                 return self.note(objects, RunInfo.parse(found.value, objects.uri / RUN_FILE))
         lease = objects.read(LEASE_FILE)
-        told = None if lease is None else place_told(lease.value)
+        told = None if lease is None else stored_location(lease.value)
         return None if told is None else told.run
 
     def expect(self, objects: ObjectStore, run_id: str) -> None:
@@ -89,9 +89,9 @@ class _RunIds:
 _ids: Final = _RunIds()
 
 
-def place_of(objects: ObjectStore, name: str) -> Place:
+def place_of(objects: ObjectStore, name: str) -> RecordLocation:
     """Return the place where the record `name` of a run belongs."""
-    return Place(_ids.get(objects), name)
+    return RecordLocation(_ids.get(objects), name)
 
 
 def expect_run(objects: ObjectStore, run_id: str) -> None:
@@ -108,7 +108,7 @@ def read_run_info(objects: ObjectStore) -> RunInfo | None:
     found = objects.read(RUN_FILE)
     if found is None:
         return None
-    info = RunInfo.parse(found.value, objects.uri / RUN_FILE, Place(None, RUN_FILE))
+    info = RunInfo.parse(found.value, objects.uri / RUN_FILE, RecordLocation(None, RUN_FILE))
     _ids.note(objects, info)
     return info
 
@@ -119,7 +119,7 @@ def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
     Raises:
         PreconditionFailedError: there is a `run.json` already.
     """
-    placed = info.placed(Place(uuid4().hex, RUN_FILE))
+    placed = info.placed(RecordLocation(uuid4().hex, RUN_FILE))
     objects.write_if(RUN_FILE, placed.to_bytes(), generation=None, same_is_success=True)
     _ids.note(objects, placed)
 
@@ -142,7 +142,7 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
     """
 
     def parsed(run: str | None) -> R:
-        return kind.parse(stored.value, objects.uri / name, Place(run, name))
+        return kind.parse(stored.value, objects.uri / name, RecordLocation(run, name))
 
     run = _ids.get(objects)
     try:
@@ -162,7 +162,7 @@ def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
     record that takes effect by its name alone is not wrong because its content is damaged.
     """
     found = objects.read(name)
-    told = None if found is None else place_told(found.value)
+    told = None if found is None else stored_location(found.value)
     if told is None:
         return None
     own = place_of(objects, name)
@@ -181,7 +181,7 @@ def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
 def read_records(
     objects: ObjectStore,
     names: Iterable[str],
-    parse: Callable[[bytes, object, Place], T],
+    parse: Callable[[bytes, object, RecordLocation], T],
 ) -> dict[str, T]:
     """Read and parse the records at `names`; absent ones are left out.
 
@@ -202,7 +202,7 @@ def read_records(
 def judge_records(
     objects: ObjectStore,
     names: Iterable[str],
-    parse: Callable[[bytes, object, Place], T],
+    parse: Callable[[bytes, object, RecordLocation], T],
 ) -> tuple[dict[str, T], dict[str, StorageError]]:
     """Read records as `read_records` does, but return the errors of unreadable ones, by name."""
     names = list(names)
@@ -219,14 +219,14 @@ def judge_records(
 
 @functools.lru_cache(_PARSERS_KEPT)
 def _parser(
-    parse: Callable[[bytes, object, Place], T], root: StoreURI, run: str | None
+    parse: Callable[[bytes, object, RecordLocation], T], root: StoreURI, run: str | None
 ) -> Callable[[bytes, StoreURI], T | StorageError]:
     """Return the same function for the same arguments: `ObjectStore.parse_many` caches by it."""
     above = f"{root.path}/" if root.path else ""
 
     def parsed(data: bytes, path: StoreURI) -> T | StorageError:
         try:
-            return parse(data, path, Place(run, path.path.removeprefix(above)))
+            return parse(data, path, RecordLocation(run, path.path.removeprefix(above)))
         except UNREADABLE as exc:
             return exc.to_keep()
 
@@ -240,7 +240,7 @@ def put_record(objects: ObjectStore, name: str, record: Record) -> None:
         StoreFullError: no space or quota left.
         RunNotFoundError: as in `write_record`.
     """
-    data = record.placed(Place(_ids.get(objects) or "", name)).to_bytes()
+    data = record.placed(RecordLocation(_ids.get(objects) or "", name)).to_bytes()
     _ensure_in_a_run(objects, name, objects.write(name, data))
 
 
@@ -266,7 +266,7 @@ def write_record(
         StoreFullError: no space or quota left.
         RunNotFoundError: the run's folder was moved or removed meanwhile; nothing is left there.
     """
-    placed = record.placed(Place(_ids.get(objects) or "", name))
+    placed = record.placed(RecordLocation(_ids.get(objects) or "", name))
     written = objects.write_if(
         name, placed.to_bytes(), generation=generation, same_is_success=same_is_success
     )

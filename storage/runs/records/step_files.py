@@ -8,7 +8,7 @@ from cairn.storage.errors import StepNotFoundError
 from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.store.disk.confinement import source_folder
 from cairn.storage.store.file_checksums import FileChecksum
-from cairn.storage.store.files import Entry
+from cairn.storage.store.files import FileEntry
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -78,7 +78,7 @@ def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
 
 
 def listed_problems(
-    listed: Mapping[str, Entry], records: tuple[ObjectRecord, ...]
+    listed: Mapping[str, FileEntry], records: tuple[ObjectRecord, ...]
 ) -> dict[str, str]:
     """Compare a listing with the records; return one line for each file that differs, by name.
 

@@ -33,7 +33,7 @@ from typing_extensions import override
 from cairn.storage.arrays.digests import total
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.paged_table import PagedTable, TablePlace, damaged_index
+from cairn.storage.arrays.paged_table import PagedTable, TableLocation, damaged_index
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
 from cairn.storage.runs.records.manifest import (
@@ -55,11 +55,11 @@ from cairn.storage.runs.records.manifest import (
 )
 from cairn.storage.runs.records.placed import place_of
 from cairn.storage.runs.records.step_contents import InlineContents, StepContents
-from cairn.storage.store.bounds import FreeJson, Oversized, bound_of, refuse_oversized
+from cairn.storage.store.bounds import FreeJson, Oversized, bound_of, check_not_oversized
 from cairn.storage.store.clock import Moment
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
-from cairn.storage.store.records import Place, Record
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.records import Record, RecordLocation
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
@@ -94,7 +94,7 @@ _TABLE_BYTES: Final = 512
 MOST_SHARDS: Final = 1 << 18
 """Most shards of a leaf: each takes some 400 bytes of memory where TensorStore reads it."""
 
-MOST_CHUNKS: Final = 1 << 14
+MAX_SHARD_CHUNKS: Final = 1 << 14
 """Most chunks of a shard. A shard of 64 MiB has 4,096; see `arrays.chunks`."""
 
 _WHOLE_BYTES: Final = 4 << 20
@@ -160,9 +160,9 @@ class IndexDirectory(Record):
     folders: tuple[str, ...]
     origins: tuple[tuple[Number, Number], ...]
     chunk_alignment: Literal[1] = 1
-    files: TablePlace
-    values: TablePlace
-    digests: TablePlace
+    files: TableLocation
+    values: TableLocation
+    digests: TableLocation
 
 
 def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
@@ -194,8 +194,8 @@ def too_many_parts(grid: Cell, chunks: Cell) -> str | None:
     shards, each = math.prod(grid), math.prod(chunks)
     if shards > MOST_SHARDS:
         return f"{shards} shards, expected at most {MOST_SHARDS}"
-    if each > MOST_CHUNKS:
-        return f"{each} chunks in a shard, expected at most {MOST_CHUNKS}"
+    if each > MAX_SHARD_CHUNKS:
+        return f"{each} chunks in a shard, expected at most {MAX_SHARD_CHUNKS}"
     return None
 
 
@@ -233,7 +233,7 @@ def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
 
 
 def parse_index(
-    data: bytes, path: object, place: Place | None = None
+    data: bytes, path: object, place: RecordLocation | None = None
 ) -> tuple[Manifest, "StepIndex"]:
     """Parse a whole index and rebuild its manifest; every byte is checked.
 
@@ -340,7 +340,7 @@ def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
     path, found = objects.uri / name, objects.read(name)
     if found is None:
         raise damaged_index(path, f"the step's index of {known.size} bytes", "none")
-    refuse_oversized(found.value, path)
+    check_not_oversized(found.value, path)
     _check_whole(found.value, known, path)
     return parse_index(found.value, path, place_of(objects, name))[1]
 
@@ -357,7 +357,7 @@ def _check_whole(data: bytes | memoryview, known: IndexRef, path: object) -> Non
 
 
 def _directory(
-    stored: bytes | memoryview, path: object, place: Place | None, most: int
+    stored: bytes | memoryview, path: object, place: RecordLocation | None, most: int
 ) -> IndexDirectory:
     inflater = zlib.decompressobj()
     try:
@@ -600,7 +600,7 @@ class _LeafRows(NamedTuple):
 
 
 class _SmallLeaf(NamedTuple):
-    """Place and digest of a leaf with one shard of one chunk."""
+    """RecordLocation and digest of a leaf with one shard of one chunk."""
 
     ref: ValueRef
     digest: int

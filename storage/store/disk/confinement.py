@@ -1,10 +1,10 @@
 """Confinement: which files an untrusted run may make a server open.
 
 Whoever writes a run can put symbolic links anywhere in it, and name any folder in a record. So a
-server opens its root with `confined` and runs with `confine`. Every address below inherits the
-bound, and `Files`, `ObjectStore` and the array readers check each file against it through an
-`Anchor`, which a rename can't redirect. A training job acts for its own user and needs no bound.
-See ADR 47.
+server opens its root with `with_confinement` and runs with `safe_join`. Every address below
+inherits the bound, and `Files`, `ObjectStore` and the array readers check each file against it
+through an `PathHandle`, which a rename can't redirect. A training job acts for its own user and
+needs no bound. See ADR 47.
 """
 
 import contextlib
@@ -20,26 +20,26 @@ from cairn.storage.errors import ConfinementError, SourceRefusedError
 from cairn.storage.store.uri import Confinement, StoreURI, check_name, parse_uri
 
 __all__ = [
-    "HAS_ANCHORS",
-    "Anchor",
-    "anchored_folder",
+    "HAS_PATH_HANDLES",
+    "PathHandle",
     "check_below",
     "check_tree",
-    "confine",
-    "confined",
-    "lies_within",
+    "is_within",
     "open_below",
-    "real_place",
+    "open_folder_handle",
+    "real_prefix",
+    "safe_join",
     "source_folder",
+    "with_confinement",
 ]
 
-HAS_ANCHORS: Final = sys.platform == "linux"
+HAS_PATH_HANDLES: Final = sys.platform == "linux"
 """Only Linux can open a path through a descriptor. Elsewhere we check a name, then open it."""
 
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 
-def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
+def with_confinement(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
     """Return `folder` with a bound: paths below may lead only into it and into `sources`.
 
     Args:
@@ -47,11 +47,11 @@ def confined(folder: StoreURI, sources: Iterable[StoreURI] = ()) -> StoreURI:
         sources: further folders that hold the files of imported steps.
     """
     bare = replace(folder, confinement=None)
-    confinement = Confinement(folder.path, real_place(bare), (bare, *sources))
+    confinement = Confinement(folder.path, real_prefix(bare), (bare, *sources))
     return replace(folder, confinement=confinement)
 
 
-def confine(root: StoreURI, *segments: str) -> StoreURI:
+def safe_join(root: StoreURI, *segments: str) -> StoreURI:
     """Return the child of `root` at untrusted `segments`; paths below may not lead out of it.
 
     The files of its imported steps may lie anywhere in `root`, and in the sources of `root`.
@@ -64,8 +64,8 @@ def confine(root: StoreURI, *segments: str) -> StoreURI:
     for segment in segments:
         child = child / check_name(segment)
     if root.confinement is None:
-        return confine(confined(root), *segments)
-    place = real_place(child)
+        return safe_join(with_confinement(root), *segments)
+    place = real_prefix(child)
     if not place.startswith(root.confinement.place):
         raise _leads_out(child, root)
     confinement = Confinement(child.path, place, root.confinement.sources, root.confinement)
@@ -87,7 +87,7 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
     folder = parse_uri(source)
     if uri.confinement is None:
         return folder
-    place = real_place(folder)
+    place = real_prefix(folder)
     if not _lies_within(place, folder.scheme, uri.confinement.sources):
         raise SourceRefusedError(
             "the files of an adopted step lie outside the root of its run",
@@ -100,20 +100,20 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
     return replace(folder, confinement=Confinement(folder.path, place, (folder,)))
 
 
-def real_place(uri: StoreURI) -> str:
+def real_prefix(uri: StoreURI) -> str:
     """Return a folder's address with a slash at its end; on a disk, all links resolved."""
     if uri.scheme != "file":
         return f"{uri}/"
     return f"{os.path.realpath(uri.local_path).rstrip('/')}/"
 
 
-def lies_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
+def is_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
     """Return True if an address is one of these folders, or below one."""
-    return _lies_within(real_place(uri), uri.scheme, folders)
+    return _lies_within(real_prefix(uri), uri.scheme, folders)
 
 
 def _lies_within(place: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
-    return any(one.scheme == scheme and place.startswith(real_place(one)) for one in folders)
+    return any(one.scheme == scheme and place.startswith(real_prefix(one)) for one in folders)
 
 
 def check_below(uri: StoreURI, path: str) -> None:
@@ -137,7 +137,7 @@ def check_below(uri: StoreURI, path: str) -> None:
         _check_kind(path)
 
 
-class Anchor:
+class PathHandle:
     """Handle of a checked file or folder on a disk, with a path that a rename can't redirect.
 
     Whoever writes a run can replace any name in it by a link after the check. In a confined folder
@@ -162,7 +162,7 @@ class Anchor:
         """
         self.path = path
         self._descriptor: int | None = None
-        if uri.confinement is None or not HAS_ANCHORS:
+        if uri.confinement is None or not HAS_PATH_HANDLES:
             check_below(uri, path)
             return
         try:
@@ -186,16 +186,16 @@ class Anchor:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
-        """Return the anchor."""
+        """Return the handle."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the anchor."""
+        """Close the handle."""
         self.close()
 
 
-def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anchor:
-    """Return an anchor of the folder at a path, for writes, moves and deletions in it.
+def open_folder_handle(uri: StoreURI, folder: str, *, create: bool = False) -> PathHandle:
+    """Return a handle of the folder at a path, for writes, moves and deletions in it.
 
     Args:
         uri: the store's folder that it is, or is in.
@@ -206,20 +206,20 @@ def anchored_folder(uri: StoreURI, folder: str, *, create: bool = False) -> Anch
         FileNotFoundError, NotADirectoryError: it does not exist.
         ConfinementError: as `check_below`.
     """
-    confinement = uri.confinement if HAS_ANCHORS else None
+    confinement = uri.confinement if HAS_PATH_HANDLES else None
     if create and (confinement is None or folder == f"/{confinement.folder}"):
         os.makedirs(folder, exist_ok=True)
     try:
-        return Anchor(uri, folder, os.O_DIRECTORY)
+        return PathHandle(uri, folder, os.O_DIRECTORY)
     except FileNotFoundError:
         if not create or confinement is None:
             raise
-        # One level at a time, each in an anchor: `os.makedirs` would follow a link on the way.
+        # One level at a time, each in a handle: `os.makedirs` would follow a link on the way.
     above, name = os.path.split(folder)
-    with anchored_folder(uri, above, create=True) as anchor:
+    with open_folder_handle(uri, above, create=True) as handle:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(f"{anchor.path}/{name}")
-        return Anchor(uri, f"{anchor.path}/{name}", os.O_DIRECTORY)
+            os.mkdir(f"{handle.path}/{name}")
+        return PathHandle(uri, f"{handle.path}/{name}", os.O_DIRECTORY)
 
 
 def open_below(uri: StoreURI, rel: str) -> int:
@@ -233,7 +233,7 @@ def open_below(uri: StoreURI, rel: str) -> int:
     path = (uri / rel).local_path
     with contextlib.ExitStack() as stack:
         if uri.confinement is not None:
-            path = stack.enter_context(Anchor(uri, path)).path
+            path = stack.enter_context(PathHandle(uri, path)).path
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -268,7 +268,7 @@ def check_tree(uri: StoreURI) -> None:
 
 def _place(uri: StoreURI) -> str:
     """Return the address that everything opened in a folder has to lie in."""
-    return real_place(uri) if uri.confinement is None else uri.confinement.place
+    return real_prefix(uri) if uri.confinement is None else uri.confinement.place
 
 
 def _check_kind(path: str) -> None:

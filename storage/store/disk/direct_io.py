@@ -29,11 +29,11 @@ __all__ = [
     "DISK_ALIGNMENT",
     "aligned_buffer",
     "drop_cached",
-    "goes_direct",
     "is_direct",
     "read_blocks",
     "read_into",
     "set_direct",
+    "should_use_direct_io",
     "write_from",
 ]
 
@@ -93,7 +93,7 @@ def aligned_buffer() -> Iterator[memoryview]:
         _free.put(memory)
 
 
-def goes_direct(size: int) -> bool:
+def should_use_direct_io(size: int) -> bool:
     """Return True if a read of `size` bytes should use direct I/O."""
     return size >= _DIRECT_BYTES and bool(_O_DIRECT) and os.environ.get(DIRECT_IO) != "0"
 
@@ -206,7 +206,7 @@ def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryv
 
 def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]) -> int | None:
     """Run `read` with direct I/O; return None if these bytes should use the page cache."""
-    if not goes_direct(size) or _is_cached(descriptor, offset, size):
+    if not should_use_direct_io(size) or _is_cached(descriptor, offset, size):
         return None
     set_direct(descriptor, wanted=True)
     try:

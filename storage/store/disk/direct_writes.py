@@ -13,7 +13,7 @@ from typing import Final
 import google_crc32c
 import numpy as np
 
-from cairn.storage.store.checksums import combined
+from cairn.storage.store.checksums import combine_crc32c
 from cairn.storage.store.disk.direct_io import (
     aligned_buffer,
     is_direct,
@@ -111,7 +111,7 @@ class DirectWrites:
         crc = 0
         for part in self._reads:
             length, of_part = part.result()
-            crc = combined(crc, of_part, length)
+            crc = combine_crc32c(crc, of_part, length)
         return f"{crc:08x}"
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from typing import Final
 
 from cairn.storage.errors import ConfinementError
 from cairn.storage.store.deadlines import Progress
-from cairn.storage.store.disk.disk_names import sync_path
-from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, is_called
+from cairn.storage.store.disk.directory_entries import fsync_path
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, still_has_name
 
 __all__ = ["LockedFile", "locked_file"]
 
@@ -51,7 +51,7 @@ class LockedFile:
     def replace(self) -> None:
         """Rename the lock file to the file's name and sync the folder."""
         os.replace(self.path + LOCK_SUFFIX, self.path)
-        sync_path(os.path.dirname(self.path))
+        fsync_path(os.path.dirname(self.path))
 
     def remove(self) -> None:
         """Remove the file, if there is one, and the lock file; one sync covers both."""
@@ -59,7 +59,7 @@ class LockedFile:
             # The file first: once the lock file is gone, another writer may store a new file.
             os.unlink(self.path)
             os.unlink(self.path + LOCK_SUFFIX)
-            sync_path(os.path.dirname(self.path))
+            fsync_path(os.path.dirname(self.path))
 
 
 @contextlib.contextmanager
@@ -91,12 +91,12 @@ def locked_file(path: str) -> Iterator[LockedFile]:
                 if progress.seconds_left() <= 0:
                     raise TimeoutError(f"{name}: its lock is held")
                 time.sleep(_LOOK_SECONDS)
-            if not is_called(descriptor, name):
+            if not still_has_name(descriptor, name):
                 continue  # its last holder renamed it: this is no lock file any more
             try:
                 yield LockedFile(path, descriptor)
             finally:
-                if is_called(descriptor, name):
+                if still_has_name(descriptor, name):
                     os.unlink(name)
             return
         finally:

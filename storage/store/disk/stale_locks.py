@@ -13,7 +13,7 @@ import os
 import threading
 from typing import Final
 
-__all__ = ["LOCK_SUFFIX", "is_called", "remove_stale_lock"]
+__all__ = ["LOCK_SUFFIX", "remove_stale_lock", "still_has_name"]
 
 LOCK_SUFFIX: Final = ".__lock"
 
@@ -41,7 +41,7 @@ def remove_stale_lock(path: str) -> None:
             return
         try:
             # The lock first: only its holder may trust that the name still means this file.
-            if _is_locked_by_us(descriptor) and is_called(descriptor, name):
+            if _is_locked_by_us(descriptor) and still_has_name(descriptor, name):
                 os.unlink(name)
         finally:
             os.close(descriptor)
@@ -56,7 +56,7 @@ def _is_locked_by_us(descriptor: int) -> bool:
     return False
 
 
-def is_called(descriptor: int, name: str) -> bool:
+def still_has_name(descriptor: int, name: str) -> bool:
     """Return True if an open lock file still has its name: its writer may have renamed it."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.lstat(name))

@@ -46,7 +46,7 @@ from cairn.storage.runs.rollback import roll_back, take_over
 from cairn.storage.runs.run import Run, create_run
 from cairn.storage.runs.trash import delete_step, undelete_step
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.faults.forked import Forked, Told
 

@@ -15,8 +15,8 @@ from cairn.interop.weights.gguf.reading import GGUFFile
 from cairn.interop.weights.gguf.writing import GGUF_FILE, gguf_shard
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
-from cairn.storage.safetensors.stream import write_shard
-from cairn.storage.store.opening import open_files
+from cairn.storage.safetensors.writer import write_shard
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from examples.demo.weights import carried_tokenizer, smollm2_gguf
 from tests.examples.layers import first_layers

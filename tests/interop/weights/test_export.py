@@ -20,8 +20,8 @@ from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
-from cairn.storage.safetensors.stream import plan_shards, write_index, write_shard
-from cairn.storage.store.opening import open_files
+from cairn.storage.safetensors.writer import plan_shards, write_index, write_shard
+from cairn.storage.store.open_files import open_files
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
 

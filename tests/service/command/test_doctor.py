@@ -22,7 +22,7 @@ from cairn.service.command.doctor import environment, findings, installation, se
 from cairn.service.command.doctor.databases import catalog_found, jobs_found
 from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
 from cairn.service.jobs.dbos_engine.database import open_database
-from cairn.storage.errors import UnsoundStoreError
+from cairn.storage.errors import StoreCheckError
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
 from tests.service.commands import cairn_here, cairn_on_a_terminal
@@ -229,7 +229,7 @@ def test_without_the_probe_nothing_is_written(gcs):
 
 def test_a_store_that_forgets_conditions_fails(root, monkeypatch):
     def broken(folder):
-        raise UnsoundStoreError("the store does not keep it", problems=["a write: done"])
+        raise StoreCheckError("the store does not keep it", problems=["a write: done"])
 
     monkeypatch.setattr(stores, "probe_now", broken)
     one = only(look(str(root), probe=True), Outcome.FAIL)
@@ -258,7 +258,7 @@ def test_a_bucket_that_is_not_there_fails(gcs):
     ],
 )
 def test_a_clock_that_leases_can_not_go_by_is_told(root, monkeypatch, ahead, outcome, words):
-    monkeypatch.setattr(stores, "clock_ahead", lambda uri: ahead)
+    monkeypatch.setattr(stores, "seconds_ahead", lambda uri: ahead)
     found = look(str(root), probe=True)[-1]
     assert found.outcome is outcome
     assert words in found.found

@@ -329,7 +329,7 @@ def test_a_disk_that_does_not_keep_the_link_is_told_with_what_it_serves(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cairn.service.client.pull.sync_names", failing)
+        patched.setattr("cairn.service.client.pull.sync_entries", failing)
         with pytest.raises(PullError, match=r"leads to .*/000000000002-1-.* now, and may lead"):
             pull(client, "llama", 2, tmp_path, **asked)
     same(tmp_path, saved[1], 2)

@@ -13,7 +13,7 @@ import numpy as np
 from backports import zstd
 
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, ValueRef, leaf_node, manifest
-from cairn.storage.arrays.paged_table import table_place
+from cairn.storage.arrays.paged_table import table_location
 from cairn.storage.runs.records.step_index import DIGEST_ROW, FILE_ROW, VALUE_ROW
 from tests.service.fuzzing.forging import (
     ADOPTED,
@@ -296,7 +296,7 @@ def _rows(table: str, change: Callable[[Any], object]) -> Forge:
         offset, count, _ = directory[table]
         rows = np.frombuffer(tables, _TABLES[table], count, offset).copy()
         change(rows)
-        directory[table] = list(table_place(rows, offset))
+        directory[table] = list(table_location(rows, offset))
         after = tables[offset + rows.nbytes :]
         write_index(forged, tables[:offset] + rows.tobytes() + after, directory)
 

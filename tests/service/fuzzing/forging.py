@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import google_crc32c
 import tensorstore as ts
 
-from cairn.storage.arrays.value_files import stored_file
+from cairn.storage.arrays.data_files import stored_file
 from cairn.storage.runs.records.step_index import END, MAGIC
 from cairn.storage.store.records import Record
 

@@ -40,7 +40,7 @@ from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store import deadlines
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.programs.program import run as run_program
 from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state

@@ -23,7 +23,7 @@ from cairn.state.states.load_arguments import LoadArguments
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.programs.program import run
 from tests.state import hub_server

@@ -15,7 +15,7 @@ from cairn.interop.errors import ConversionError
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
 from cairn.storage.safetensors.format import encode_header
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.programs.program import run
 from tests.state.hf_models import save, tiny_llama
 

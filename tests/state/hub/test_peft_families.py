@@ -15,8 +15,8 @@ from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.resolving import resolve_checkpoint
-from cairn.storage.safetensors.stream import plan_shards, write_shard
-from cairn.storage.store.opening import open_files
+from cairn.storage.safetensors.writer import plan_shards, write_shard
+from cairn.storage.store.open_files import open_files
 from tests.interop.families.known import (
     test_deepseek_v3,
     test_falcon,

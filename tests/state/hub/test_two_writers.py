@@ -12,7 +12,7 @@ from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.models.hub import whole_folder
 from cairn.storage.errors import CorruptionError, StoreFullError
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.tiny import TINY
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cairn.storage.arrays.chunks import (
     CHUNK_BYTES,
-    LEAST_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
     SHARD_BYTES,
     SQUARE_ABOVE_BYTES,
     inner_chunk_shape,
@@ -25,11 +25,11 @@ def assert_divides_and_stays_below(part, shape, itemsize, limit):
     assert len(part) == len(shape)
     assert all(whole % one == 0 for whole, one in zip(shape, part, strict=True))
     nbytes = size(part) * itemsize
-    assert nbytes >= min(LEAST_CHUNK_BYTES, size(shape) * itemsize)
+    assert nbytes >= min(MIN_CHUNK_BYTES, size(shape) * itemsize)
     if nbytes > limit:
         axis = next(axis for axis, one in enumerate(part) if one > 1)
         smaller = max(one for one in range(1, part[axis]) if shape[axis] % one == 0)
-        assert nbytes // part[axis] * smaller < LEAST_CHUNK_BYTES
+        assert nbytes // part[axis] * smaller < MIN_CHUNK_BYTES
 
 
 def assert_in_one_piece(part, shape):
@@ -81,5 +81,5 @@ def test_a_size_with_a_large_prime_factor_is_not_cut_into_single_elements(shard)
     """A raveled model may have any number of elements; a chunk each would never be written."""
     whole = (64, *shard)  # large enough for squares
     chunk = inner_chunk_shape(whole, (1, *shard), 4)
-    assert np.prod(chunk) * 4 >= LEAST_CHUNK_BYTES
+    assert np.prod(chunk) * 4 >= MIN_CHUNK_BYTES
     assert np.prod(shard) / np.prod(chunk) < 1000

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.storage.arrays.data_files import bytes_of
 from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.fingerprints import fingerprint
-from cairn.storage.arrays.value_files import bytes_of
 from cairn.storage.store.checksums import splitmix64
 from tests.storage.arrays.test_digests import cut_arrays
 

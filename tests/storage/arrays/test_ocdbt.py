@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.arrays.ocdbt import (
+    DATA_FOLDER,
     MANIFEST_FILE,
     NODE_FOLDER,
-    VALUE_FOLDER,
     ValueRef,
     leaf_node,
     manifest,
@@ -34,10 +34,10 @@ KEYS = st.lists(
 
 
 def make(folder: Path, values: dict[bytes, bytes], *, inline=lambda key: False, files=1) -> None:
-    """A database of `values`, those that are not `inline` spread over so many value files."""
-    (folder / VALUE_FOLDER).mkdir(parents=True)
+    """A database of `values`, those that are not `inline` spread over so many data files."""
+    (folder / DATA_FOLDER).mkdir(parents=True)
     (folder / NODE_FOLDER).mkdir()
-    names = [f"{VALUE_FOLDER}/{number:032x}" for number in range(files)]
+    names = [f"{DATA_FOLDER}/{number:032x}" for number in range(files)]
     contents = {name: bytearray(b"unused") for name in names}
     entries: dict[bytes, bytes | ValueRef] = {}
     for number, (key, value) in enumerate(values.items()):
@@ -92,9 +92,9 @@ def test_values_without_bytes_are_there(tmp_path):
 def test_thousands_of_keys_and_large_offsets_are_read(tmp_path):
     """More keys than fit a varint's two bytes, and offsets far inside a sparse file."""
     folder = tmp_path / "db"
-    (folder / VALUE_FOLDER).mkdir(parents=True)
+    (folder / DATA_FOLDER).mkdir(parents=True)
     (folder / NODE_FOLDER).mkdir()
-    name, step = f"{VALUE_FOLDER}/{'f' * 32}", 300_007
+    name, step = f"{DATA_FOLDER}/{'f' * 32}", 300_007
     entries = {
         f"layers.{number % 97}.kernel/c/{number}".encode(): ValueRef(name, number * step, 5)
         for number in range(20_000)
@@ -142,7 +142,7 @@ def test_tensorstore_describes_the_database_as_it_is(tmp_path):
     }
     assert top["config"]["compression"] is None
     node = ts.ocdbt.dump(base(folder), node=location).result()
-    file = f"{VALUE_FOLDER}/{0:032x}"
+    file = f"{DATA_FOLDER}/{0:032x}"
     assert node["height"] == 0
     assert node["entries"] == [
         {"key": b"w/c/0", "indirect_value": f"value::{file}:6:5"},

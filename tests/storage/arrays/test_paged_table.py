@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.arrays import paged_table
-from cairn.storage.arrays.paged_table import PAGE_BYTES, PagedTable, TablePlace, table_place
+from cairn.storage.arrays.paged_table import PAGE_BYTES, PagedTable, TableLocation, table_location
 from cairn.storage.errors import CorruptionError
 
 NUMBER = np.dtype("<u8")
@@ -23,7 +23,7 @@ class Stored:
     def __init__(self, rows, *, before=13):
         self.rows = rows
         self.data = bytearray(b"x" * before + rows.tobytes() + b"behind")
-        self.place = table_place(rows, before)
+        self.place = table_location(rows, before)
         self.reads = []
         self._lock = threading.Lock()
 
@@ -181,11 +181,11 @@ def test_another_number_of_rows_is_an_error(small):
     offset, rows, pages = stored.place
     for wrong in (24, 33, 0, 1 << 40):
         with pytest.raises(CorruptionError, match=rf"pages of {wrong} rows, found 4"):
-            stored.table(TablePlace(offset, wrong, pages))
+            stored.table(TableLocation(offset, wrong, pages))
     with pytest.raises(CorruptionError, match="pages of 29 rows, found 3"):
-        stored.table(TablePlace(offset, rows, pages[:-1]))
+        stored.table(TableLocation(offset, rows, pages[:-1]))
     for wrong in (25, 28, 30, 32):  # the last page has others
-        table = stored.table(TablePlace(offset, wrong, pages))
+        table = stored.table(TableLocation(offset, wrong, pages))
         assert table.rows(0, 24).tobytes() == stored.rows[:24].tobytes()
         with pytest.raises(CorruptionError, match=r"of page 3 |bytes at"):
             table.rows(24, 25)

@@ -46,7 +46,7 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.plain_orbax import (
     MIXED,

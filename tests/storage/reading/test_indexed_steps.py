@@ -10,7 +10,7 @@ import pytest
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
 from cairn.state.checkpointing.trees import flatten
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import (
     CorruptionError,
     NotACheckpointError,
@@ -200,7 +200,7 @@ def test_a_place_that_is_not_the_values_is_never_a_number(run, where):
     contents = run.contents(info)
     leaf = next(one for one in contents.leaves if one.path == "layers/0/kernel")
     first, second, *others = shards_of(contents, leaf)
-    files = [one.name for one in contents.objects if holds_values(one.name)]
+    files = [one.name for one in contents.objects if is_data_file(one.name)]
     elsewhere = next(name for name in files if name != first.ref.file)
     moved = {
         "another shard": second.ref,
@@ -242,8 +242,8 @@ def test_a_load_reads_none_of_the_small_files_of_orbax(gcs):
     prefix = "run/attempts/1/1/"
     asked = [one for one in gcs.server.requests if one.bucket == gcs.bucket]
     names = {one.name.removeprefix(prefix) for one in asked if one.name}
-    assert {name for name in names if not holds_values(name)} == {INDEX_FILE, "meta/data.json"}
-    assert {name.partition("/")[0] for name in names if holds_values(name)} == {*items}
+    assert {name for name in names if not is_data_file(name)} == {INDEX_FILE, "meta/data.json"}
+    assert {name.partition("/")[0] for name in names if is_data_file(name)} == {*items}
     assert [one for one in asked if one.operation == "list"] == []
     assert sum(one.name == f"{prefix}{INDEX_FILE}" for one in asked) == 1
 

@@ -12,9 +12,9 @@ from orbax.checkpoint import v1 as ocp
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.ocdbt import holds_values
-from cairn.storage.arrays.regions import Region, aligned_empty
+from cairn.storage.arrays import data_file_writers
+from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.leaf_reads import LeafReads
 from cairn.storage.reading.reader import CheckpointReader
@@ -60,9 +60,9 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_shape, "SHARD_BYTES", 1024)
         patch.setattr(chunk_shape, "CHUNK_BYTES", 256)
-        patch.setattr(chunk_shape, "LEAST_CHUNK_BYTES", 16)
-        patch.setattr(value_sinks, "FILE_BYTES", 4096)
-        patch.setattr(value_sinks, "REMOTE_FILE_BYTES", 4096)
+        patch.setattr(chunk_shape, "MIN_CHUNK_BYTES", 16)
+        patch.setattr(data_file_writers, "FILE_BYTES", 4096)
+        patch.setattr(data_file_writers, "REMOTE_FILE_BYTES", 4096)
         yield
 
 
@@ -90,7 +90,7 @@ def read(reader, path, parts, *, order=None):
     arrays = reader.arrays("model")
     info = arrays.info(path)
     memory = aligned_empty([shape for _, shape in parts], info.dtype)
-    regions = [Region(at, one) for (at, _), one in zip(parts, memory, strict=True)]
+    regions = [BoxBuffer(at, one) for (at, _), one in zip(parts, memory, strict=True)]
     with LeafReads(arrays) as reads:
         pieces = reads.pieces(info, regions)
         if pieces is not None:
@@ -135,8 +135,8 @@ def test_any_parts_of_leaves_of_every_form_are_what_was_saved(saved):
 def refusals(reader, expected):
     """By path, the errors of leaves that can't be read; all others are what was saved."""
     manifest = reader.manifest
-    if manifest.index is None:  # nothing is known of the value files: only the reads can notice
-        known = tuple(one for one in manifest.inline_objects if not holds_values(one.name))
+    if manifest.index is None:  # nothing is known of the data files: only the reads can notice
+        known = tuple(one for one in manifest.inline_objects if not is_data_file(one.name))
         manifest = manifest.model_copy(update={"inline_objects": known})
     again = CheckpointReader.open(reader.uri, manifest)
     found = {}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.storage.arrays.box_buffers import BoxBuffer, aligned_empty, grid_overlaps
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.regions import Region, aligned_empty, boxes_touching
-from cairn.storage.arrays.value_files import CRC_BYTES
+from cairn.storage.arrays.data_files import CRC_BYTES
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 from cairn.storage.store.uri import parse_uri
@@ -57,10 +57,10 @@ class Item:
         array = self.arrays[path]
         parts = parts or [((0,) * array.ndim, array.shape)]
         memory = aligned_empty([shape for _, shape in parts], array.dtype)
-        regions = [Region(at, one) for (at, _), one in zip(parts, memory, strict=True)]
+        regions = [BoxBuffer(at, one) for (at, _), one in zip(parts, memory, strict=True)]
         shards = local or LocalShards(parse_uri(self.folder))
         shard = self.cuts[path].shard
-        for origin, touching in boxes_touching(array.shape, shard, regions):
+        for origin, touching in grid_overlaps(array.shape, shard, regions):
             shards.read(self.cut(path), origin, touching)
         return memory
 
@@ -119,7 +119,9 @@ def test_many_threads_read_one_item(tmp_path):
 
 
 def test_an_item_of_more_files_than_may_be_open_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("cairn.storage.arrays.value_sinks.FILE_BYTES", 1)  # a file for each shard
+    monkeypatch.setattr(
+        "cairn.storage.arrays.data_file_writers.FILE_BYTES", 1
+    )  # a file for each shard
     item = Item(tmp_path, {"w": (numbers((64, 8), "float32"), (1, 8), (1, 8))})
     assert len(list(tmp_path.rglob("d/*"))) == 64
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -315,7 +317,7 @@ def read_together(item, paths=SMALL):
     memory = {path: np.empty_like(item.arrays[path]) for path in paths}
     LocalShards(parse_uri(item.folder)).read_whole(
         [
-            WholeChunk(item.cut(path), Region((0,) * values.ndim, values))
+            WholeChunk(item.cut(path), BoxBuffer((0,) * values.ndim, values))
             for path, values in memory.items()
         ]
     )
@@ -326,7 +328,7 @@ def read_together(item, paths=SMALL):
 @pytest.mark.parametrize("gap", [0, 1 << 20])
 def test_many_leaves_read_together_are_what_was_saved(tmp_path, monkeypatch, file_bytes, gap):
     """In one file or in several, whether they lie together or apart, in any order."""
-    monkeypatch.setattr("cairn.storage.arrays.value_sinks.FILE_BYTES", file_bytes)
+    monkeypatch.setattr("cairn.storage.arrays.data_file_writers.FILE_BYTES", file_bytes)
     monkeypatch.setattr("cairn.storage.reading.local_shards._GAP_BYTES", gap)
     shapes = [(n % 5 + 1, n % 3 + 1) for n in range(40)]
     arrays = {f"w{n}": numbers(shape, "float32", n) for n, shape in enumerate(shapes)}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from orbax.checkpoint import v1 as ocp
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.arrays.blocks import BAND_BYTES
-from cairn.storage.arrays.ocdbt import VALUE_FOLDER
+from cairn.storage.arrays.boxes import MAX_CHUNK_ROW_BYTES
+from cairn.storage.arrays.ocdbt import DATA_FOLDER
 from cairn.storage.errors import (
     CorruptionError,
     InvalidSliceError,
@@ -347,7 +347,7 @@ def test_uncommitted_step_on_an_object_store_is_refused(gcs):
 
 def data_files(step_uri, item="model"):
     folder = Path((step_uri / item).local_path)
-    return [p for p in folder.rglob("*") if p.is_file() and p.parent.name in ("d", VALUE_FOLDER)]
+    return [p for p in folder.rglob("*") if p.is_file() and p.parent.name in ("d", DATA_FOLDER)]
 
 
 def flip_bit_of(files, data, bit):
@@ -386,7 +386,7 @@ def test_removed_data_file_is_an_error_not_zeros(tmp_path, saver):
         save_plain(uri, {"w": array}) if saver == "plain" else save_cairn(uri, {"w": array})[0]
     )
     for file in data_files(step_uri):
-        values = file.parent.name == VALUE_FOLDER or "ocdbt.process_" in str(file)
+        values = file.parent.name == DATA_FOLDER or "ocdbt.process_" in str(file)
         if values and file.stat().st_size > 0:
             file.unlink()
     with pytest.raises(CorruptionError, match="model: w"):
@@ -441,7 +441,7 @@ def test_leaf_that_the_store_lost_is_corrupt(tmp_path):
 READ_WITHOUT_JAX = """
     import sys
     from cairn.storage.reading.reader import CheckpointReader
-    from cairn.storage.safetensors.stream import write_shard
+    from cairn.storage.safetensors.writer import write_shard
     from cairn.storage.store.uri import parse_uri
     reader = CheckpointReader.open(parse_uri(sys.argv[1]))
     for path in reader.leaves("model"):
@@ -490,7 +490,9 @@ PEAK_OF_READING = """
 """
 
 
-@pytest.mark.parametrize(("kind", "most"), [("blocks", 5 * BAND_BYTES), ("pieces", 4 * BAND_BYTES)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("blocks", 5 * MAX_CHUNK_ROW_BYTES), ("pieces", 4 * MAX_CHUNK_ROW_BYTES)]
+)
 def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path, kind, most):
     array = np.zeros((12288, 8192), np.float32)
     step_uri, _ = save_cairn(parse_uri(tmp_path / "run"), {"w": array})

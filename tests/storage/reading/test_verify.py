@@ -14,7 +14,7 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import read_meta, restore_item
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.arrays.digests import digest_text
-from cairn.storage.arrays.ocdbt import holds_values, leaf_node, manifest
+from cairn.storage.arrays.ocdbt import is_data_file, leaf_node, manifest
 from cairn.storage.errors import (
     CorruptionError,
     StepNotFoundError,
@@ -43,7 +43,7 @@ from cairn.storage.store.file_checksums import (
     read_crc32c,
     read_files,
 )
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import publish_index
 from tests.storage.plain_steps import as_plain_step, record_of
@@ -164,7 +164,7 @@ def test_the_checksums_of_every_file_are_recorded(run):
     names = {record.name for record in objects}
     assert names == {*files_of(run)} - {INDEX_FILE}
     assert {"commit_success.txt", "_CHECKPOINT_METADATA", "model/_METADATA"} <= names
-    assert any(holds_values(name) for name in names)
+    assert any(is_data_file(name) for name in names)
     for record in objects:
         assert record == record_of(record.name, files_of(run)[record.name].read_bytes())
 
@@ -211,7 +211,7 @@ def test_what_only_plain_orbax_reads_hits_no_load(run, damage):
     unread = [
         name
         for name, path in files_of(run).items()
-        if not holds_values(name) and name not in (INDEX_FILE, "meta/data.json")
+        if not is_data_file(name) and name not in (INDEX_FILE, "meta/data.json")
         if damage == "missing" or path.stat().st_size  # one of Orbax's files has no content
     ]
     assert {"model/_METADATA", "optimizer/manifest.ocdbt", "commit_success.txt"} < {*unread}
@@ -232,7 +232,7 @@ def test_what_only_plain_orbax_reads_hits_no_load(run, damage):
 
 def test_a_step_of_which_no_small_file_of_orbax_is_left_loads(run):
     for name, path in files_of(run).items():
-        if not holds_values(name) and name not in (INDEX_FILE, "meta/data.json"):
+        if not is_data_file(name) and name not in (INDEX_FILE, "meta/data.json"):
             path.unlink()
     load(run)
 
@@ -240,7 +240,7 @@ def test_a_step_of_which_no_small_file_of_orbax_is_left_loads(run):
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
 def test_what_a_load_reads_is_never_taken_for_what_was_saved(run, damage):
     for number, (name, path) in enumerate(files_of(run).items()):
-        if not holds_values(name) and name != "meta/data.json":
+        if not is_data_file(name) and name != "meta/data.json":
             continue
         data = path.read_bytes()
         if damage == "flipped":
@@ -264,7 +264,7 @@ def test_damage_to_what_leads_to_the_values_is_found_on_opening(plain, damage):
     manifest = run.manifest(step)
     for number, (name, path) in enumerate(files_of(run).items()):
         data = path.read_bytes()
-        if not data or (damage == "flipped" and holds_values(name)):
+        if not data or (damage == "flipped" and is_data_file(name)):
             continue
         if damage == "flipped":
             flip(path, 104729 * (number + 1))
@@ -300,11 +300,11 @@ def test_a_file_of_another_step_with_the_same_crc32c_is_found(either, tmp_path):
         ]
         if not twins:
             continue
-        replaced.add(holds_values(name))
+        replaced.add(is_data_file(name))
         path.write_bytes(twins[0].read_bytes())
         report = verify_step(run, STEP)
         assert [problem.partition(": words-64:")[0] for problem in report.problems][:1] == [name]
-        if not holds_values(name):
+        if not is_data_file(name):
             assert report.loads == (manifest.index is not None)
             if report.loads:
                 load(run)
@@ -336,7 +336,7 @@ def test_opening_names_all_damaged_files_in_one_error(plain):
 def test_a_damaged_value_file_does_not_keep_others_from_being_opened(either):
     """A flip there is found when the leaf is read."""
     run = either
-    step, values = run.step(STEP), [name for name in files_of(run) if holds_values(name)]
+    step, values = run.step(STEP), [name for name in files_of(run) if is_data_file(name)]
     for name in values:
         flip(files_of(run)[name], 4001)
     assert CheckpointReader.open(run.step_uri(step), run.manifest(step)).meta() == {"step": STEP}
@@ -512,7 +512,7 @@ def test_a_step_is_verified_on_every_store(root_uri, has_index):
     objects = run.contents(run.step(STEP)).objects
     assert all(record.crc32c for record in objects)
     files = open_files(fplain)
-    value = next(record.name for record in objects if holds_values(record.name))
+    value = next(record.name for record in objects if is_data_file(record.name))
     for name in (value, "model/_METADATA"):
         data = bytearray(files.read_range(name, 0, 1 << 20))
         data[len(data) // 2] ^= 4
@@ -618,8 +618,8 @@ def misread(monkeypatch):
     return lambda path, number=None: hit.__setitem__(path.stat().st_ino, number)
 
 
-def value_files(run):
-    return [path for name, path in files_of(run).items() if holds_values(name)]
+def data_files(run):
+    return [path for name, path in files_of(run).items() if is_data_file(name)]
 
 
 def test_what_only_the_page_cache_has_otherwise_is_no_damage(either, misread):
@@ -632,7 +632,7 @@ def test_what_only_the_page_cache_has_otherwise_is_no_damage(either, misread):
 @pytest.mark.parametrize("again", [False, True], ids=["at first", "at the second read"])
 def test_an_error_of_the_disk_is_no_damage_whoever_meets_it(either, misread, again):
     run = either
-    hit = value_files(run)[0]
+    hit = data_files(run)[0]
     if again:
         flip(hit, 4001)
     else:

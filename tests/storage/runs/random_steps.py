@@ -37,7 +37,7 @@ def random_manifest(rng: Random) -> Manifest:
 
 def random_parts(rng: Random, leaves: int) -> dict:
     """What `make_index` is given beside the manifest and the place."""
-    objects = [*small_files(rng), *value_files(rng)]
+    objects = [*small_files(rng), *data_files(rng)]
     values = [one for one in objects if one.content is not None and "/d/" in one.name]
     parts: dict = {
         "leaves": [],
@@ -107,7 +107,7 @@ def random_shards(rng: Random, leaf: LeafRecord, files: list[ObjectRecord]):
         yield PlacedShard(origin, ref, numbers.integers(0, 2**64, counts, np.uint64))
 
 
-def value_files(rng: Random) -> list[ObjectRecord]:
+def data_files(rng: Random) -> list[ObjectRecord]:
     """Some for each item."""
     return [
         ObjectRecord(

@@ -32,7 +32,7 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
 from cairn.storage.runs.writer import Writer
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.storage.stored_runs import PLAIN, begin, end, save, write_data
 

@@ -34,7 +34,7 @@ from cairn.storage.runs.records.lease import (
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.clock import from_rfc3339, rfc3339
-from cairn.storage.store.records import Place
+from cairn.storage.store.records import RecordLocation
 
 
 class SetClock:
@@ -54,7 +54,7 @@ class SetClock:
 def objects(objects):
     """Those of a run that exists."""
     info = RunInfo(name="run", created="2026-01-01T00:00:00Z")
-    objects.write(RUN_FILE, info.placed(Place("1" * 32, RUN_FILE)).to_bytes())
+    objects.write(RUN_FILE, info.placed(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
     return objects
 
 

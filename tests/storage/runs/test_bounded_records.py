@@ -24,14 +24,14 @@ from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.records.step_index import open_contents, parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.store.bounds import MOST_FREE_BYTES, bound_of
+from cairn.storage.store.bounds import MAX_FREE_JSON_BYTES, bound_of
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.records import Place, Record, canonical_json, sha256_of
+from cairn.storage.store.records import Record, RecordLocation, canonical_json, sha256_of
 from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import forged
-from tests.storage.runs.random_steps import random_manifest, random_parts, value_files
+from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
 
-PLACE = Place("some-run", f"attempts/1/3/{INDEX_FILE}")
+PLACE = RecordLocation("some-run", f"attempts/1/3/{INDEX_FILE}")
 
 
 def oversize(run, name):
@@ -151,20 +151,20 @@ def test_labels_of_a_run_beyond_what_can_be_kept_are_damaged(run):
 
 
 def test_free_json_beyond_its_bound_is_damaged():
-    record = made()[1].placed(Place("r", "manifests/3.1.json"))
+    record = made()[1].placed(RecordLocation("r", "manifests/3.1.json"))
     deep: object = "x"
     for _ in range(70):
         deep = [deep]
-    for model in ({"config": {"a": "x" * MOST_FREE_BYTES}}, {"config": {"a": deep}}):
+    for model in ({"config": {"a": "x" * MAX_FREE_JSON_BYTES}}, {"config": {"a": deep}}):
         with pytest.raises(CorruptionError, match=r"holds more than it may: .*model\.config"):
             Manifest.parse(sealed(record, model=model), "p")
-    held = ModelInfo(config={"a": "x" * (MOST_FREE_BYTES - 100)})
+    held = ModelInfo(config={"a": "x" * (MAX_FREE_JSON_BYTES - 100)})
     kept = record.model_copy(update={"model": held})
     assert Manifest.parse(kept.to_bytes(), "p") == kept
 
 
 def test_a_leaf_of_more_axes_than_an_array_has_is_damaged():
-    record = random_manifest(Random(0)).placed(Place("r", "manifests/3.1.json"))
+    record = random_manifest(Random(0)).placed(RecordLocation("r", "manifests/3.1.json"))
     axes = {"item": "model", "path": "a", "shape": [1] * 65, "dtype": "int8"}
     with pytest.raises(CorruptionError, match=r"leaves\.0\.shape"):
         Manifest.parse(sealed(record, leaves=[axes]), "p")
@@ -282,7 +282,7 @@ def test_a_leaf_in_more_parts_than_memory_is_worth_is_refused(tmp_path, monkeypa
         chunks=(1,),
         shards=(1 if parts == "shards" else 16,),
     )
-    records = [one for one in value_files(Random(0)) if one.name.startswith("model/")]
+    records = [one for one in data_files(Random(0)) if one.name.startswith("model/")]
     ref = ValueRef(records[0].name, 0, 1)
     digests = np.zeros(leaf.shards, np.uint64)
     given = {
@@ -298,7 +298,7 @@ def test_a_leaf_in_more_parts_than_memory_is_worth_is_refused(tmp_path, monkeypa
         "origins": {},
     }
     data, indexed = make_index(random_manifest(Random(0)), PLACE, **given)
-    name = "MOST_SHARDS" if parts == "shards" else "MOST_CHUNKS"
+    name = "MOST_SHARDS" if parts == "shards" else "MAX_SHARD_CHUNKS"
     monkeypatch.setattr(step_index, name, 16)
     open_contents(stored(tmp_path, data), indexed).check()
     monkeypatch.setattr(step_index, name, 15)

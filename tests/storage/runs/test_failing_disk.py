@@ -14,7 +14,7 @@ from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step, undelete_step
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.uri import parse_uri
 from tests.storage.failing_disk import FailingDisk
 from tests.storage.stored_runs import SetClock, begin, end, save
@@ -79,7 +79,7 @@ def test_a_verb_is_done_or_says_why_not_wherever_the_disk_fails_for_a_moment(
 ):
     def tried(at):
         shutil.copytree(made, tmp_path / f"root/{at}")
-        run = Run(confine(parse_uri(tmp_path / "root"), f"{at}"), clock=SetClock())
+        run = Run(safe_join(parse_uri(tmp_path / "root"), f"{at}"), clock=SetClock())
         before, error = history(run), None
         with FailingDisk(monkeypatch, range(at, at + 1)) as disk:
             try:

@@ -23,7 +23,7 @@ from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.storage.forks import LEAF, WRITER
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import (
     CorruptionError,
     RunNotFoundError,
@@ -27,7 +27,7 @@ from cairn.storage.runs.step_copy import CopyReport
 from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.faults.full_disk_job import filled
 from tests.storage.forks import WRITER, contents, flipped, put, twins
 from tests.storage.plain_steps import as_plain_step, write_manifest
@@ -105,7 +105,7 @@ def test_a_step_whose_index_is_damaged_lost_or_of_another_step_is_not_forked(par
 def test_every_damaged_file_is_named(parent, root_uri):
     folder = parent.step_uri(parent.step(3))
     before = contents(folder)
-    values = next(name for name in before if holds_values(name))
+    values = next(name for name in before if is_data_file(name))
     put(folder, values, flipped(before[values]))
     put(folder, "commit_success.txt", b"more")
     put(folder, "meta/commit_success.txt", flipped(before["meta/commit_success.txt"]))
@@ -134,7 +134,7 @@ def test_a_file_whose_crc32c_is_that_of_another_is_not_forked(parent, root_uri):
     wrong = [
         (name, other)
         for name, other in twins(parent, 3, 6)
-        if root_uri.scheme == "file" or not holds_values(name)
+        if root_uri.scheme == "file" or not is_data_file(name)
     ]
     assert len(wrong) == (3 if root_uri.scheme == "file" else 2)
     before = contents(folder)
@@ -293,7 +293,7 @@ def test_a_damaged_step_is_forked_only_for_a_reason_which_the_copy_keeps(parent,
 
 def test_no_reason_has_files_copied_that_are_not_what_was_saved(parent, root_uri):
     folder = parent.step_uri(parent.step(3))
-    name = next(name for name in contents(folder) if holds_values(name))
+    name = next(name for name in contents(folder) if is_data_file(name))
     put(folder, name, flipped(contents(folder)[name]))
     report = verify_step(parent, 3)
     note_verified(parent, parent.step(3), damage=report.damage(at=utc_now()))

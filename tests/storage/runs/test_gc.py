@@ -26,7 +26,7 @@ from cairn.storage.runs.trash import (
     undelete_step,
 )
 from cairn.storage.runs.usage import run_usage
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.storage.stored_runs import begin, end, save, states, write_data
 
 

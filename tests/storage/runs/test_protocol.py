@@ -38,7 +38,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import deletable_step, delete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import rfc3339
-from cairn.storage.store.records import Place
+from cairn.storage.store.records import RecordLocation
 from tests.faults.report import trials
 from tests.storage.simulated_store import Actor, Killed, ModelClock, Scheduler, SimulatedStore
 
@@ -218,7 +218,7 @@ def world(switches, **limits):
     scheduler = Scheduler(switches, clock, pause_seconds=JUMP, **limits)
     store = SimulatedStore(scheduler)
     info = RunInfo(name="run", created=rfc3339(clock()))
-    store.write(RUN_FILE, info.placed(Place("1" * 32, RUN_FILE)).to_bytes())
+    store.write(RUN_FILE, info.placed(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
     return World(scheduler, clock, store)
 
 

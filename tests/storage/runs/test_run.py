@@ -29,7 +29,7 @@ from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.resolving import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.storage.stored_runs import begin, publish, save, states, write_data
 
 

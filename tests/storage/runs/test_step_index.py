@@ -31,12 +31,12 @@ from cairn.storage.runs.records.step_index import (
 )
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.records import Place
+from cairn.storage.store.records import RecordLocation
 from cairn.storage.store.uri import parse_uri
 from tests.storage.indexes import parts_of, regions_of
-from tests.storage.runs.random_steps import random_manifest, random_parts, value_files
+from tests.storage.runs.random_steps import data_files, random_manifest, random_parts
 
-PLACE = Place("some-run", f"attempts/1/3/{INDEX_FILE}")
+PLACE = RecordLocation("some-run", f"attempts/1/3/{INDEX_FILE}")
 
 
 def ended(offset, stored, length=None):
@@ -110,7 +110,7 @@ def test_an_index_holds_what_it_was_made_of(seed, leaves):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_manifest_can_be_made_of_the_index(seed):
     data, indexed, _ = made(seed)
-    name = Place("some-run", manifest_file(indexed.step, indexed.attempt))
+    name = RecordLocation("some-run", manifest_file(indexed.step, indexed.attempt))
     published = indexed.placed(name).to_bytes()
     found, _ = parse_index(data, "p", PLACE)
     assert found.placed(name).to_bytes() == published
@@ -263,12 +263,15 @@ def test_the_size_of_a_page_is_part_of_the_format():
 
 def test_an_index_of_another_place_or_run_is_refused():
     data, _, _ = made()
-    for place in (Place("some-run", f"attempts/2/3/{INDEX_FILE}"), Place("", "x")):
+    for place in (
+        RecordLocation("some-run", f"attempts/2/3/{INDEX_FILE}"),
+        RecordLocation("", "x"),
+    ):
         with pytest.raises(CorruptionError, match="the step_index of another place"):
             parse_index(data, "p", place)
     with pytest.raises(CorruptionError, match="the step_index of another run"):
-        parse_index(data, "p", Place("other-run", PLACE.key))
-    parse_index(data, "p", Place(None, PLACE.key))
+        parse_index(data, "p", RecordLocation("other-run", PLACE.key))
+    parse_index(data, "p", RecordLocation(None, PLACE.key))
 
 
 def test_an_index_of_another_step_is_refused_by_who_has_the_manifest(tmp_path, reading):
@@ -340,7 +343,7 @@ def test_an_index_is_held_once(tmp_path, monkeypatch, whole_bytes):
     leaf = LeafRecord(
         item="model", path="a", shape=shape, dtype="int8", chunks=(1, 1), shards=(1, shape[1])
     )
-    records = [one for one in value_files(Random(0)) if one.name.startswith("model/")]
+    records = [one for one in data_files(Random(0)) if one.name.startswith("model/")]
     ref = ValueRef(records[0].name, 0, 1)
     digests = np.arange(shape[0] * shape[1], dtype=np.uint64).reshape(shape)
     parts = {

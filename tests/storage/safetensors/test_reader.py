@@ -16,7 +16,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.safetensors.format import DTYPES, SafetensorsHeader
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.hostile.safetensors_files import FOLDER, hostile_files
 
 REFERENCE_TOLERATES = {

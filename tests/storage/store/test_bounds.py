@@ -12,10 +12,10 @@ from cairn.storage.store import bounds
 from cairn.storage.store import objects as objects_module
 from cairn.storage.store.bounds import (
     BOUNDS,
-    MOST_FREE_BYTES,
-    MOST_FREE_DEPTH,
-    MOST_VALUES,
-    OTHERS,
+    DEFAULT_BOUND,
+    MAX_FREE_JSON_BYTES,
+    MAX_FREE_JSON_DEPTH,
+    MAX_JSON_VALUES,
     Oversized,
     bound_of,
 )
@@ -47,7 +47,7 @@ def small_bounds(monkeypatch):
             for length, names in bounds._BY_LENGTH.items()
         },
     )
-    monkeypatch.setattr(bounds, "LEAST_BYTES", SMALL)
+    monkeypatch.setattr(bounds, "MIN_BOUND_BYTES", SMALL)
     bound_of.cache_clear()
     yield
     bound_of.cache_clear()
@@ -66,7 +66,7 @@ def test_each_kind_is_known_by_its_name_wherever_it_lies(bound, name):
 
 def test_other_names_have_the_bound_of_small_objects():
     for name in ("x", "run.json/x", "attempts/1/7/x", "model/d/0123456789abcdef"):
-        assert bound_of(name) is OTHERS
+        assert bound_of(name) is DEFAULT_BOUND
 
 
 @pytest.mark.parametrize(("bound", "name"), NAMES, ids=[name for _, name in NAMES])
@@ -163,17 +163,17 @@ def test_what_could_not_be_read_again_is_not_written(objects, small_bounds):
             with pytest.raises(UnsupportedFormatError, match=f"{SMALL + 1} bytes"):
                 write(b"x" * (SMALL + 1))
     objects.write("model/d/0123", b"x" * (SMALL + 1))
-    assert bound_of("model/d/0123") is OTHERS
+    assert bound_of("model/d/0123") is DEFAULT_BOUND
 
 
 def test_json_of_more_values_than_memory_is_worth_is_damaged():
-    data = b'{"a":[' + b"[]," * (MOST_VALUES // 2) + b"1]}"
+    data = b'{"a":[' + b"[]," * (MAX_JSON_VALUES // 2) + b"1]}"
     with pytest.raises(CorruptionError, match="too many values in JSON: x: expected at most 4000"):
         load_json(data, path="x")
 
 
 def test_an_oversized_object_is_still_one():
-    stands = Oversized(5, OTHERS)
+    stands = Oversized(5, DEFAULT_BOUND)
     assert (stands, len(stands), stands.size) == (b"", 0, 5)
 
 
@@ -193,7 +193,7 @@ def size(count: int) -> str:
 def test_the_page_has_the_table():
     assert rows("Objects") == [
         [one.kind, ", ".join(f"`{name}`" for name in one.names), size(one.max_bytes), one.why]
-        for one in (*BOUNDS, OTHERS)
+        for one in (*BOUNDS, DEFAULT_BOUND)
     ]
 
 
@@ -203,9 +203,9 @@ def test_the_page_has_the_counts():
     from cairn.storage.safetensors.format import MAX_HEADER_BYTES
 
     found = dict(rows("What is in them"))
-    assert found["values in one JSON, by its commas and brackets"] == f"{MOST_VALUES:,}"
+    assert found["values in one JSON, by its commas and brackets"] == f"{MAX_JSON_VALUES:,}"
     free = found["a model's config, an environment, options of an export, a policy"]
-    assert free == f"{size(MOST_FREE_BYTES)} of JSON, {MOST_FREE_DEPTH} containers deep"
+    assert free == f"{size(MAX_FREE_JSON_BYTES)} of JSON, {MAX_FREE_JSON_DEPTH} containers deep"
     names = f"names of {annotations.LONGEST_NAME} characters"
     assert found["labels of a step or a run"] == (
         f"{annotations.MOST_LABELS:,}, {names}, texts of {annotations.LONGEST_LABEL:,}"
@@ -215,7 +215,7 @@ def test_the_page_has_the_counts():
     assert found["leaves of a step"] == axes
     assert found["files of a step"] == f"{manifest.MOST_FILES:,}"
     assert found["shards of a leaf"] == f"{step_index.MOST_SHARDS:,}"
-    assert found["chunks of a shard"] == f"{step_index.MOST_CHUNKS:,}"
+    assert found["chunks of a shard"] == f"{step_index.MAX_SHARD_CHUNKS:,}"
     plain = found["chunks of a leaf that TensorStore reads, such as of an adopted step"]
     assert plain == f"{MOST_LEAF_CHUNKS:,}"
     assert f"one part in {MEMORY_OF_A_CHUNK} of the memory" in found["bytes of such a chunk"]

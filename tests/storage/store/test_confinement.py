@@ -17,13 +17,13 @@ from cairn.storage.errors import (
 from cairn.storage.store.disk.confinement import (
     check_below,
     check_tree,
-    confine,
-    confined,
     open_below,
+    safe_join,
     source_folder,
+    with_confinement,
 )
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 SECRET = b"secret"
@@ -34,12 +34,12 @@ SECRET = b"secret"
 )
 def test_confine_takes_plain_names_only(tmp_path, segment):
     with pytest.raises(InvalidURIError, match="invalid name"):
-        confine(parse_uri(tmp_path), segment)
+        safe_join(parse_uri(tmp_path), segment)
 
 
 def test_confine_gives_the_child(tmp_path):
-    assert confine(parse_uri(tmp_path), "run-1", "x.y").local_path == str(tmp_path / "run-1/x.y")
-    assert str(confine(parse_uri("gs://my-bucket/r"), "run")) == "gs://my-bucket/r/run"
+    assert safe_join(parse_uri(tmp_path), "run-1", "x.y").local_path == str(tmp_path / "run-1/x.y")
+    assert str(safe_join(parse_uri("gs://my-bucket/r"), "run")) == "gs://my-bucket/r/run"
 
 
 def test_confine_refuses_a_symlink_out_of_the_root(tmp_path):
@@ -51,16 +51,16 @@ def test_confine_refuses_a_symlink_out_of_the_root(tmp_path):
     (root / "in").symlink_to(root / "inside")
     (root / "up").symlink_to("..")
     with pytest.raises(ConfinementError, match="leads out of its root"):
-        confine(parse_uri(root), "out")
+        safe_join(parse_uri(root), "out")
     with pytest.raises(ConfinementError, match="leads out of its root"):
-        confine(parse_uri(root), "up", "outside")
-    assert confine(parse_uri(root), "in").name == "in"
+        safe_join(parse_uri(root), "up", "outside")
+    assert safe_join(parse_uri(root), "in").name == "in"
 
 
 def test_a_root_that_is_itself_a_symlink_is_fine(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert confine(parse_uri(tmp_path / "link"), "run").name == "run"
+    assert safe_join(parse_uri(tmp_path / "link"), "run").name == "run"
 
 
 def test_confine_is_not_fooled_by_a_sibling_with_the_same_start(tmp_path):
@@ -68,7 +68,7 @@ def test_confine_is_not_fooled_by_a_sibling_with_the_same_start(tmp_path):
     (tmp_path / "root-2").mkdir()
     (tmp_path / "root" / "x").symlink_to(tmp_path / "root-2")
     with pytest.raises(ConfinementError, match="leads out of its root"):
-        confine(parse_uri(tmp_path / "root"), "x")
+        safe_join(parse_uri(tmp_path / "root"), "x")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def run(tmp_path, outside):
     (folder / "folder").symlink_to(outside)
     (folder / "kept/folder").symlink_to(outside)
     (folder / "kept/file").symlink_to(outside / "file")
-    return confine(confined(parse_uri(tmp_path / "root")), "run")
+    return safe_join(with_confinement(parse_uri(tmp_path / "root")), "run")
 
 
 OF_FILES = {
@@ -180,7 +180,7 @@ def test_folder_that_is_swapped_for_a_link_after_it_was_judged_leads_nowhere(
     (own / "below").mkdir(parents=True)
     (own / "file").write_bytes(b"own")
     (own / "below/file").write_bytes(b"own")
-    run = confine(confined(parse_uri(tmp_path / "root")), "run")
+    run = safe_join(with_confinement(parse_uri(tmp_path / "root")), "run")
 
     def swap(uri, path):
         check_below(uri, path)
@@ -287,8 +287,8 @@ def test_files_of_adopted_steps_lie_in_the_root_or_where_an_administrator_allows
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root/link").symlink_to(tmp_path / "other")
     (tmp_path / "root/deep").symlink_to(tmp_path / "allowed")
-    root = confined(parse_uri(tmp_path / "root"), [parse_uri(tmp_path / "allowed")])
-    run = confine(root, "run")
+    root = with_confinement(parse_uri(tmp_path / "root"), [parse_uri(tmp_path / "allowed")])
+    run = safe_join(root, "run")
     for name in ("root/old", "root/none", "allowed", "allowed/old", "root/deep/old"):
         folder = source_folder(run / "attempts/1/1", str(tmp_path / name))
         assert folder.local_path == str(tmp_path / name)
@@ -310,15 +310,15 @@ def test_files_of_adopted_steps_lie_in_the_root_or_where_an_administrator_allows
 def test_nothing_leads_out_of_the_folder_of_an_adopted_step(tmp_path, outside):
     (tmp_path / "root/old").mkdir(parents=True)
     (tmp_path / "root/old/file").symlink_to(outside / "file")
-    run = confine(confined(parse_uri(tmp_path / "root")), "run")
+    run = safe_join(with_confinement(parse_uri(tmp_path / "root")), "run")
     folder = source_folder(run, str(tmp_path / "root/old"))
     with pytest.raises(ConfinementError):
         open_files(folder).read_range("file", 0, 9)
 
 
 def test_buckets_are_told_apart_by_name_and_prefix():
-    root = confined(parse_uri("gs://bucket/runs"), [parse_uri("gs://other/old")])
-    run = confine(root, "run")
+    root = with_confinement(parse_uri("gs://bucket/runs"), [parse_uri("gs://other/old")])
+    run = safe_join(root, "run")
     assert str(source_folder(run, "gs://bucket/runs/x")) == "gs://bucket/runs/x"
     assert str(source_folder(run, "gs://other/old/5")) == "gs://other/old/5"
     for source in ("gs://bucket/runs-2/x", "gs://bucket", "gs://other/older", "s3://other/old/5"):

@@ -13,13 +13,13 @@ from cairn.storage.store.deadlines import (
     Progress,
     ReadProgress,
     WatchedCall,
-    answer,
-    outcome,
-    own_seconds_left,
-    within,
+    call_with_deadline,
+    deadline_after,
+    deadline_seconds_left,
+    wait_for,
 )
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 SECONDS = 0.4
@@ -53,7 +53,7 @@ def test_the_deadline_is_ninety_seconds_unless_it_is_patched(monkeypatch):
 def test_a_future_that_nothing_comes_of_is_cancelled(endless):
     _, future = endless
     with pytest.raises(TimeoutError, match=r"no answer within 0\.4"):
-        outcome(future)
+        wait_for(future)
     assert future.cancelled()
 
 
@@ -68,7 +68,7 @@ def test_a_future_is_waited_for_while_others_that_belong_to_it_are_answered(endl
         promise.set_result(7)
 
     threading.Thread(target=answered).start()
-    assert outcome(future, progress) == 7
+    assert wait_for(future, progress) == 7
 
 
 def test_a_read_is_waited_for_while_bytes_arrive_and_not_for_small_change(endless, tmp_path):
@@ -83,13 +83,13 @@ def test_a_read_is_waited_for_while_bytes_arrive_and_not_for_small_change(endles
 
     reading = threading.Thread(target=lambda: (reads("large", 10), promise.set_result(7)))
     reading.start()
-    assert outcome(future, ReadProgress()) == 7
+    assert wait_for(future, ReadProgress()) == 7
     reading.join()
     small = threading.Thread(target=reads, args=("small", 10))
     small.start()
     unkept, silent = ts.Promise.new()
     with pytest.raises(TimeoutError):
-        outcome(silent, ReadProgress())
+        wait_for(silent, ReadProgress())
     small.join()
     unkept.set_result(None)
 
@@ -127,23 +127,23 @@ def test_what_a_call_raises_is_raised():
         raise OSError(5, "broken")
 
     with pytest.raises(OSError, match="broken"):
-        answer(broken, path="x")
+        call_with_deadline(broken, path="x")
 
 
 def test_the_soonest_of_nested_times_counts_and_only_in_its_thread(endless, monkeypatch):
     monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
-    assert own_seconds_left() is None
+    assert deadline_seconds_left() is None
     others = []
-    with within(0.2), within(50), within(None):
-        thread = threading.Thread(target=lambda: others.append(own_seconds_left()))
+    with deadline_after(0.2), deadline_after(50), deadline_after(None):
+        thread = threading.Thread(target=lambda: others.append(deadline_seconds_left()))
         thread.start()
         thread.join()
         with pytest.raises(TimeoutError, match="no answer"):
-            outcome(endless[1])
+            wait_for(endless[1])
         with pytest.raises(StoreUnavailableError):
-            answer(lambda: time.sleep(1), path="x")
+            call_with_deadline(lambda: time.sleep(1), path="x")
     assert others == [None]
-    assert own_seconds_left() is None
+    assert deadline_seconds_left() is None
 
 
 FILE_CALLS = {

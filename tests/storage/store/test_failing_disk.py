@@ -5,8 +5,8 @@ import os
 import pytest
 
 from cairn.storage.errors import StorageError
-from cairn.storage.store.disk import disk_names
-from cairn.storage.store.disk.confinement import confine
+from cairn.storage.store.disk import directory_entries
+from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from tests.storage.failing_disk import FailingDisk
@@ -19,7 +19,7 @@ NAME = "trash/3.1.json"
 def store(request, tmp_path):
     """Of a server, which makes the calls itself; of a trainer, for which TensorStore makes most."""
     root = parse_uri(tmp_path / "root")
-    return ObjectStore(confine(root, "run") if request.param == "confined" else root / "run")
+    return ObjectStore(safe_join(root, "run") if request.param == "confined" else root / "run")
 
 
 def create(store):
@@ -44,11 +44,11 @@ CHANGES += [(delete, b"old", None)]
 
 def changed(store, monkeypatch, change, before, fails):
     """What was raised, what is there then, and the calls."""
-    disk_names._held.clear()
+    directory_entries._held.clear()
     store.delete(NAME)
     if before is not None:
         store.write(NAME, before)
-    disk_names._held.clear()
+    directory_entries._held.clear()
     generation, error = None, None
     with FailingDisk(monkeypatch, fails) as disk:
         try:

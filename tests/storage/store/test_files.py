@@ -20,7 +20,7 @@ from cairn.storage.errors import (
 from cairn.storage.store.disk.locked_files import locked_file
 from cairn.storage.store.files import BLOCK_BYTES
 from cairn.storage.store.files_local import TEMPORARY_PREFIX, LocalFiles
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 
@@ -326,7 +326,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
     script = f"""
 import os, resource
 from cairn.storage.errors import StoreFullError
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 files = open_files({str(tmp_path)!r})
 with files.open_write("x") as stream:
     stream.write(b"before")
@@ -448,7 +448,7 @@ def test_open_picks_the_store():
 
 HALF = """
 import os, sys
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 
 writer = open_files(sys.argv[1]).open_write("kept/half")
 writer.write(b"half")

@@ -404,9 +404,9 @@ def test_what_is_asked_at_once_waits_for_nothing_else_and_has_its_callers_deadli
 
     def seconds():
         everybody.wait()  # none would pass it if they were made in turn
-        return deadlines.own_seconds_left()
+        return deadlines.deadline_seconds_left()
 
-    with deadlines.within(50):
+    with deadlines.deadline_after(50):
         left = objects.at_once(seconds, seconds, seconds)
     assert all(0 < one <= 50 for one in left)
 

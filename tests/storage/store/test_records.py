@@ -5,9 +5,9 @@ import json
 import pytest
 
 from cairn.state.checkpointing.saves.item_parts import _Columns, _PartRecord
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.paged_table import TablePlace
-from cairn.storage.arrays.value_files import StoredFile
+from cairn.storage.arrays.paged_table import TableLocation
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
@@ -19,7 +19,7 @@ from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifes
 from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import Run, RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store.records import Place, Record, canonical_json
+from cairn.storage.store.records import Record, RecordLocation, canonical_json
 from cairn.storage.store_checks.record import StoreRecord
 
 AT = "2026-11-21T12:00:00Z"
@@ -68,9 +68,9 @@ RECORDS = [
         objects=(FILE,),
         folders=("model/d",),
         origins=((2, 1),),
-        files=TablePlace(0, 1, ("0" * 64,)),
-        values=TablePlace(45, 1, ("0" * 64,)),
-        digests=TablePlace(65, 0, ()),
+        files=TableLocation(0, 1, ("0" * 64,)),
+        values=TableLocation(45, 1, ("0" * 64,)),
+        digests=TableLocation(65, 0, ()),
     ),
     _PartRecord(
         items={
@@ -144,12 +144,12 @@ def test_object_of_another_version_or_without_a_checksum_is_refused_by_name(reco
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_object_is_refused_in_the_place_of_another(record):
     key = alias_file("production") if isinstance(record, Alias) else "a/1.json"
-    place = Place("0" * 32, key)
+    place = RecordLocation("0" * 32, key)
     with pytest.raises(UnsupportedFormatError, match="without its place"):
         type(record).parse(record.to_bytes(), "p", place)
     placed = record.placed(place).to_bytes()
     assert type(record).parse(placed, "p", place) == record
-    for other in (Place("1" * 32, key), Place("0" * 32, "a/2.json")):
+    for other in (RecordLocation("1" * 32, key), RecordLocation("0" * 32, "a/2.json")):
         with pytest.raises(CorruptionError, match="of another"):
             type(record).parse(placed, "p", other)
 

@@ -12,7 +12,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 PASSING = (408, 429, 500, 502, 503, 504)

@@ -1,10 +1,10 @@
 import pytest
 
-from cairn.storage.store_checks import probing
+from cairn.storage.store_checks import probe
 
 
 @pytest.fixture
 def new_process():
     """Forgets what this process knows of stores, as one that starts does."""
-    probing._answers.clear()
-    return probing._answers.clear
+    probe._answers.clear()
+    return probe._answers.clear

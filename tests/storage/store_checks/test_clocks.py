@@ -5,8 +5,8 @@ import pytest
 from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.store_checks.clocks import clock_ahead
-from cairn.storage.store_checks.probing import probe_now
+from cairn.storage.store_checks.clocks import seconds_ahead
+from cairn.storage.store_checks.probe import probe_now
 from cairn.storage.store_checks.record import RECORD_FILE
 
 
@@ -18,24 +18,24 @@ def store(request, tmp_path):
 
 
 def test_this_host_s_clock_is_that_of_a_store_beside_it(store):
-    assert abs(clock_ahead(store)) < 1
+    assert abs(seconds_ahead(store)) < 1
 
 
 @pytest.mark.parametrize("seconds", [100.0, -100.0])
 def test_a_clock_that_is_off_is_told_with_its_sign(store, seconds):
-    told = clock_ahead(store, clock=lambda: utc_now() + timedelta(seconds=seconds))
+    told = seconds_ahead(store, clock=lambda: utc_now() + timedelta(seconds=seconds))
     assert told == pytest.approx(seconds, abs=2.5)
 
 
 def test_asking_leaves_nothing_behind(tmp_path, gcs):
-    clock_ahead(parse_uri(tmp_path))
-    clock_ahead(parse_uri(gcs.bucket_uri))
+    seconds_ahead(parse_uri(tmp_path))
+    seconds_ahead(parse_uri(gcs.bucket_uri))
     assert list(tmp_path.iterdir()) == []
     assert gcs.names() == []
 
 
 def test_a_store_without_a_clock_tells_none():
-    assert clock_ahead(parse_uri("memory://clock")) is None
+    assert seconds_ahead(parse_uri("memory://clock")) is None
 
 
 def test_a_probe_for_now_remembers_nothing_and_trusts_no_memory(tmp_path):

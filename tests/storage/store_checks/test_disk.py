@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import StoreFullError, UnsoundStoreError
+from cairn.storage.errors import StoreCheckError, StoreFullError
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
@@ -58,7 +58,7 @@ def test_gcsfuse_is_refused_by_name_and_the_bucket_given_in_its_place(tmp_path, 
     mounted("fuse.gcsfuse", "weights", "rw,user_id=0")
     with (
         Checkpointer(tmp_path / "root/run") as checkpointer,
-        pytest.raises(UnsoundStoreError, match=r"(?s)gcsfuse.*gs://weights/"),
+        pytest.raises(StoreCheckError, match=r"(?s)gcsfuse.*gs://weights/"),
     ):
         checkpointer.save(1, {"model": {"w": floats(2)}}, meta={})
     assert not (tmp_path / "root" / RECORD_FILE).exists()
@@ -78,7 +78,7 @@ def test_locks_that_other_hosts_do_not_see_are_refused_by_the_mount_s_option(
     tmp_path, mounted, kind, option
 ):
     mounted(kind, "server:/export", f"rw,vers=3,{option}")
-    with pytest.raises(UnsoundStoreError) as caught:
+    with pytest.raises(StoreCheckError) as caught:
         begin(tmp_path)
     assert option in str(caught.value)
     assert str(tmp_path) in str(caught.value)

@@ -12,7 +12,7 @@ from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
 
-MOST_ROWS: Final = 150
+MAX_ROWS: Final = 150
 
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
@@ -50,10 +50,10 @@ def tensors_page(
         prefix=prefix,
         trail=_trail(prefix),
         q=q,
-        branches=rows[:MOST_ROWS],
-        matches=matches[:MOST_ROWS] if words else [],
+        branches=rows[:MAX_ROWS],
+        matches=matches[:MAX_ROWS] if words else [],
         found_count=len(matches) if words else len(rows),
-        most=MOST_ROWS,
+        most=MAX_ROWS,
         total=max(1, sizes.get(shown, 0)),
         elements=elements,
     )

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.loading import load
 from cairn.state.checkpointing.restores.host_memory import HostMemory
-from cairn.storage.arrays.regions import ALIGNMENT
+from cairn.storage.arrays.box_buffers import ALIGNMENT
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 WINDOW = 16 * ALIGNMENT

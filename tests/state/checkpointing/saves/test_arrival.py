@@ -9,14 +9,14 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.arrival import check_files
-from cairn.storage.arrays.ocdbt import holds_values
-from cairn.storage.arrays.value_files import stored_file
+from cairn.storage.arrays.data_files import stored_file
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError, SaveError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.faults.report import is_long
 from tests.storage.plain_steps import record_of
 from tests.storage.states import abstract, assert_same, state
@@ -148,12 +148,12 @@ def striking(monkeypatch):
 
 def kind(name):
     """A name without what is random in it."""
-    return name.rpartition("/")[0] if holds_values(name) or "/b/" in name else name
+    return name.rpartition("/")[0] if is_data_file(name) or "/b/" in name else name
 
 
 def is_looked_at(uri, name, damage):
     """Whether a save sees damage to a file: not to values of the same size, on a disk."""
-    return uri.scheme != "file" or not holds_values(name) or damage not in OF_ONE_SIZE
+    return uri.scheme != "file" or not is_data_file(name) or damage not in OF_ONE_SIZE
 
 
 @pytest.mark.parametrize("damage", DAMAGES if is_long() else ("flipped", "gone"))

@@ -22,7 +22,7 @@ from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import held_arrays
 from cairn.state.checkpointing.saves.engine import begin_step
 from cairn.storage.arrays import chunks as chunk_shape
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
 from cairn.storage.runs.run import Run
@@ -214,10 +214,10 @@ def test_plain_orbax_loads_typed_keys_as_keys(save_here, impl):
 
 
 def test_plain_orbax_loads_many_shards_and_chunks(save_here, monkeypatch):
-    for name, value in {"SHARD_BYTES": 2048, "CHUNK_BYTES": 256, "LEAST_CHUNK_BYTES": 64,
+    for name, value in {"SHARD_BYTES": 2048, "CHUNK_BYTES": 256, "MIN_CHUNK_BYTES": 64,
                         "SQUARE_ABOVE_BYTES": 4096}.items():  # fmt: skip
         monkeypatch.setattr(chunk_shape, name, value)
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 5000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 5000)
     held_arrays._layout.cache_clear()
     tree = {"w": put(floats(64, 48), "dp", None), "v": put(floats(48, 64), None, "fsdp")}
     step = save_here(model=tree)

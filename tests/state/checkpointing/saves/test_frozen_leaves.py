@@ -32,7 +32,7 @@ LEAF = 64 << 10
 
 
 def damage_values(checkpointer, item):
-    """Cut short the value files of an item of the first step."""
+    """Cut short the data files of an item of the first step."""
     folder = Path(checkpointer.uri.local_path) / "attempts" / "1" / "1" / item
     files = [file for file in folder.rglob("*") if file.is_file() and "/d/" in str(file)]
     for file in files:
@@ -187,7 +187,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
 ):
     tree = {f"w{n}": put_by_program(numbers(n)) for n in range(4)}
     copied, written = [], []
-    copy, write = DeferredLeaf.parts, item_writer.write_value_files
+    copy, write = DeferredLeaf.parts, item_writer.write_data_files
 
     def parts(leaf):
         copied.append(leaf.leaf.nbytes)
@@ -202,7 +202,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
     with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
         damage_values(checkpointer, "model")
-        monkeypatch.setattr(item_writer, "write_value_files", written_at_once)
+        monkeypatch.setattr(item_writer, "write_data_files", written_at_once)
         checkpointer.save(2, {"model": tree}).wait()
         found = checkpointer.restore({"model": tree}, step=2)["model"]
     assert max(written) == together

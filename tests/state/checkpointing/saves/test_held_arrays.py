@@ -114,7 +114,7 @@ def test_legacy_keys_are_held_as_the_numbers_that_they_are():
 def test_a_large_part_is_cut_into_shards_and_chunks(monkeypatch):
     monkeypatch.setattr(chunk_shape, "SHARD_BYTES", 2048)
     monkeypatch.setattr(chunk_shape, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(chunk_shape, "LEAST_CHUNK_BYTES", 64)
+    monkeypatch.setattr(chunk_shape, "MIN_CHUNK_BYTES", 64)
     held_arrays._layout.cache_clear()
     host = floats(64, 32)
     array = hold(put(host, "dp", None))
@@ -433,13 +433,13 @@ def advanced(host, steps):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_sink = item_writer.open_sink
+    open_data_file_writer = item_writer.open_data_file_writer
 
     def waiting(folder, **options):
         assert allowed.wait(20)
-        return open_sink(folder, **options)
+        return open_data_file_writer(folder, **options)
 
-    monkeypatch.setattr(item_writer, "open_sink", waiting)
+    monkeypatch.setattr(item_writer, "open_data_file_writer", waiting)
     yield allowed
     allowed.set()
 

@@ -14,8 +14,8 @@ from cairn.state.checkpointing.saves.item_parts import (
     read_parts,
     remove_parts,
 )
+from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.value_files import StoredFile, stored_file
 from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
 from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore

@@ -11,8 +11,12 @@ from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.saves.saves import HeldItems, prepare
 from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.state.checkpointing.saves.unchanged import Unchanged
-from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES, open_sink
+from cairn.storage.arrays import data_file_writers
+from cairn.storage.arrays.data_file_writers import (
+    MAX_FILE_BYTES,
+    MAX_REMOTE_FILE_BYTES,
+    open_data_file_writer,
+)
 from cairn.storage.errors import SaveError
 from cairn.storage.store.uri import parse_uri
 from tests.storage.pieces import pieces
@@ -21,7 +25,7 @@ GIB = 1 << 30
 
 
 def file_bytes(uri, item_bytes):
-    sink = open_sink(uri, item_bytes=item_bytes)
+    sink = open_data_file_writer(uri, item_bytes=item_bytes)
     sink.close()
     return sink.file_bytes
 
@@ -29,7 +33,7 @@ def file_bytes(uri, item_bytes):
 def test_an_item_of_any_size_has_some_thousand_files(root_uri):
     least = file_bytes(root_uri, 0)
     sizes = [file_bytes(root_uri, size) for size in (GIB, 10 * GIB, 1000 * GIB, 5000 * GIB)]
-    assert least == sizes[0] <= sizes[1] < sizes[2] < sizes[3] == MOST_FILE_BYTES
+    assert least == sizes[0] <= sizes[1] < sizes[2] < sizes[3] == MAX_FILE_BYTES
     assert 10 * GIB / sizes[1] <= 1001
     assert 1000 * GIB / sizes[2] == pytest.approx(4000, rel=0.01)
 
@@ -37,10 +41,10 @@ def test_an_item_of_any_size_has_some_thousand_files(root_uri):
 @pytest.fixture
 def small(monkeypatch):
     """A bucket's objects grow from 64 KiB on, and an item has about two."""
-    monkeypatch.setattr(value_sinks, "REMOTE_FILE_BYTES", 64 << 10)
-    monkeypatch.setattr(value_sinks, "MOST_REMOTE_BYTES", 64 << 10)
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 64 << 10)
-    monkeypatch.setattr(value_sinks, "_FILES_OF_ITEM", 2)
+    monkeypatch.setattr(data_file_writers, "REMOTE_FILE_BYTES", 64 << 10)
+    monkeypatch.setattr(data_file_writers, "MAX_REMOTE_FILE_BYTES", 64 << 10)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 64 << 10)
+    monkeypatch.setattr(data_file_writers, "_FILES_OF_ITEM", 2)
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def tree():
 
 
 def test_a_step_of_large_files_is_read_back_bit_for_bit(root_uri, small, tree, monkeypatch):
-    monkeypatch.setattr(value_sinks, "BLOCK_BYTES", 300 << 10)
+    monkeypatch.setattr(data_file_writers, "BLOCK_BYTES", 300 << 10)
     with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
         handle = checkpointer.save(1, {"model": tree})
         handle.wait()
@@ -89,19 +93,21 @@ def test_a_large_object_is_sent_again_from_where_the_store_lost_it(gcs, small, t
 
 
 def test_blocks_are_what_the_buffers_are_one_after_another(monkeypatch):
-    monkeypatch.setattr(value_sinks, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(data_file_writers, "BLOCK_BYTES", 7)
     numbers = np.random.default_rng(1)
     for _ in range(100):
         buffers = [numbers.bytes(size) for size in numbers.integers(0, 20, 8)]
-        blocks = list(value_sinks._blocks(pieces(buffers)))
+        blocks = list(data_file_writers._blocks(pieces(buffers)))
         assert b"".join(blocks) == b"".join(buffers)
         assert all(len(block) == 7 for block in blocks[:-1])
         assert all(0 < len(block) <= 7 for block in blocks)
 
 
 def test_small_items_are_put_together_in_memory_as_ever(gcs):
-    sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"), item_bytes=4000 * MOST_REMOTE_BYTES)
-    assert isinstance(sink, value_sinks._RemoteSink)
+    sink = open_data_file_writer(
+        parse_uri(f"{gcs.bucket_uri}/item"), item_bytes=4000 * MAX_REMOTE_FILE_BYTES
+    )
+    assert isinstance(sink, data_file_writers._RemoteSink)
     sink.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.loading import load
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.storage.store_checks.conftest import new_process
 

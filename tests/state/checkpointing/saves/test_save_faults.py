@@ -33,12 +33,12 @@ def retries(monkeypatch):
         monkeypatch.setattr(objects, "_RETRIES", {**quick, "max_retries": plain})
         monkeypatch.setattr(objects, "_PATIENT_RETRIES", {**quick, "max_retries": patient})
         objects.store_context.cache_clear()
-        objects.patient_context.cache_clear()
+        objects.long_retry_context.cache_clear()
 
     yield set_to
     monkeypatch.undo()
     objects.store_context.cache_clear()
-    objects.patient_context.cache_clear()
+    objects.long_retry_context.cache_clear()
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_patient_store_is_asked_again_where_another_gives_up(gcs, retries):
 
 
 def test_saves_ask_a_store_for_more_than_a_minute_and_not_for_ever():
-    spec = objects.patient_context().spec.to_json()
+    spec = objects.long_retry_context().spec.to_json()
     for driver in ("gcs", "s3"):
         retries = spec[f"{driver}_request_retries"]
         first, last = (_seconds(retries[name]) for name in ("initial_delay", "max_delay"))

@@ -6,8 +6,8 @@ import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.loading import load
-from cairn.storage.arrays import value_files
-from cairn.storage.arrays.regions import aligned_empty
+from cairn.storage.arrays import data_files
+from cairn.storage.arrays.box_buffers import aligned_empty
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 
@@ -41,7 +41,7 @@ def test_what_is_durable_is_whole_although_it_changed_while_it_was_written(
 
     with Checkpointer(uri) as checkpointer:
         for name in ("crc_bytes", "fingerprint", "_digest"):
-            monkeypatch.setattr(value_files, name, changed(getattr(value_files, name)))
+            monkeypatch.setattr(data_files, name, changed(getattr(data_files, name)))
         checkpointer.save(1, {item: {"w": array}}, compression=compression).wait()
         monkeypatch.undo()
         assert changes

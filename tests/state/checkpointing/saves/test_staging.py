@@ -34,7 +34,7 @@ from cairn.state.checkpointing.saves.staging import (
     granted,
     planned_waves,
 )
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.run import Run
 from tests.programs.program import run
@@ -329,7 +329,7 @@ def test_a_save_that_fails_in_its_first_wave_keeps_nobody_waiting(tmp_path, monk
 
     with Checkpointer(tmp_path / "run", writer_id="job", host_memory=LEAF) as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(item_writer, "write_value_files", fails)
+            patch.setattr(item_writer, "write_data_files", fails)
             handle = checkpointer.save(1, {"model": tree, "optimizer": {"w": numbers(9)}})
             with pytest.raises(SaveError, match="the disk failed"):
                 handle.wait()
@@ -588,7 +588,7 @@ def test_of_objects_on_their_way_no_more_are_in_memory_than_was_granted(
     gcs, monkeypatch, limit, most
 ):
     """Each is an object of 64 KiB, of which two copies may be in memory; of two items."""
-    monkeypatch.setattr(value_sinks, "REMOTE_FILE_BYTES", LEAF)
+    monkeypatch.setattr(data_file_writers, "REMOTE_FILE_BYTES", LEAF)
     tree = {f"w{n}": jnp.array(numbers(n)) for n in range(8)}
     items = {"model": tree, "optimizer": tree}
     with Checkpointer(f"{gcs.bucket_uri}/root/run", host_memory=limit) as checkpointer:

@@ -25,7 +25,7 @@ from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
@@ -184,8 +184,8 @@ def test_files_of_a_step_that_is_gone_are_written_again(checkpointer, root_uri):
     assert verify_step(Run.open(checkpointer.uri), 2).ok
 
 
-def value_file(uri):
-    """The largest value file of a step."""
+def data_file(uri):
+    """The largest data file of a step."""
     return max(open_files(uri).walk(), key=lambda entry: entry.size).name
 
 
@@ -222,7 +222,7 @@ def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
     frozen = base()
     save(checkpointer, 1, frozen, adapters(1))
     second, _ = save(checkpointer, 2, frozen, adapters(2))
-    name = value_file(second.uri)
+    name = data_file(second.uri)
     damage(second.uri, name, how)
     caplog.clear()
     run = Run.open(checkpointer.uri)
@@ -242,7 +242,7 @@ def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
 def test_a_file_that_is_gone_is_written_anew_by_the_next_save(checkpointer):
     frozen = base()
     first, _ = save(checkpointer, 1, frozen, adapters(1))
-    open_files(first.uri).delete_tree(value_file(first.uri))
+    open_files(first.uri).delete_tree(data_file(first.uri))
     run = Run.open(checkpointer.uri)
     for step in (2, 3):
         handle, items = save(checkpointer, step, frozen, adapters(step))
@@ -259,7 +259,7 @@ def test_a_file_that_was_not_read_for_long_is_read_before_it_is_shared(tmp_path)
         tmp_path / "run", writer_id="job", clock=lambda: now[0], sharing=sharing
     ) as made:
         first, _ = save(made, 1, frozen, adapters(1))
-        name = value_file(first.uri)
+        name = data_file(first.uri)
         before = counted("cairn_save_verified_bytes_total")
         now[0] += timedelta(hours=1)
         save(made, 2, frozen, adapters(2))
@@ -290,7 +290,7 @@ def test_a_file_that_took_the_name_size_and_time_of_a_linked_one_is_not_passed_o
     frozen = base()
     with Checkpointer(tmp_path / "run", writer_id="job") as made:
         first, _ = save(made, 1, frozen, adapters(1))
-        path = Path(first.uri.local_path, value_file(first.uri))
+        path = Path(first.uri.local_path, data_file(first.uri))
         shutil.copy2(path, tmp_path / "other")
         damage(parse_uri(tmp_path), "other", flipped, quietly=True)
         os.replace(tmp_path / "other", path)
@@ -309,7 +309,7 @@ def test_nothing_is_linked_of_steps_that_share_a_file_with_one_that_is_known_dam
     with Checkpointer(run.uri) as checkpointer:
         for step in (1, 2, 3):
             handle, _ = save(checkpointer, step, frozen, adapters(step))
-        damage(handle.uri, value_file(handle.uri), flipped, quietly=True)
+        damage(handle.uri, data_file(handle.uri), flipped, quietly=True)
         report = verify_step(run, noted)
         note_verified(run, run.step(noted), damage=report.damage(at=datetime.now(UTC)))
         fourth, items = save(checkpointer, 4, frozen, adapters(4))
@@ -325,7 +325,7 @@ def test_a_file_that_was_only_touched_is_shared_on(tmp_path):
     frozen = base()
     with Checkpointer(tmp_path / "run", writer_id="job") as made:
         first, _ = save(made, 1, frozen, adapters(1))
-        os.utime(os.path.join(first.uri.local_path, value_file(first.uri)))
+        os.utime(os.path.join(first.uri.local_path, data_file(first.uri)))
         for step in (2, 3):
             handle, items = save(made, step, frozen, adapters(step))
             assert_whole(handle, items)

@@ -13,7 +13,7 @@ import pytest
 from cairn.storage.errors import StorageError, StoreFullError
 from cairn.storage.store.disk import direct_io, direct_writes
 from cairn.storage.store.disk.direct_io import DISK_ALIGNMENT
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 
 MEMORY = 16 * DISK_ALIGNMENT

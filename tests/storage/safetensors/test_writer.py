@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import cairn
 from cairn.storage.errors import StorageError, UnsupportedLeafError
-from cairn.storage.safetensors import stream
+from cairn.storage.safetensors import writer
 from cairn.storage.safetensors.format import DTYPES
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.safetensors.stream import (
+from cairn.storage.safetensors.writer import (
     BLOCK_BYTES,
     Shard,
     TensorSource,
@@ -27,7 +27,7 @@ from cairn.storage.safetensors.stream import (
     write_index,
     write_shard,
 )
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 
 NUMBERS = itertools.count(1)
 
@@ -236,7 +236,7 @@ def test_few_blocks_exist_at_once(local, monkeypatch, tensors, held, most):
 
     Two large tensors are read at once, unless one holds much beside its blocks.
     """
-    monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 1 << 10)
     count = 40
     made = 0
     written_when_made = []
@@ -272,7 +272,7 @@ def test_few_blocks_exist_at_once(local, monkeypatch, tensors, held, most):
         number - done for number, done in zip(itertools.count(1), written_when_made, strict=False)
     ]
     assert max(ahead) == most
-    assert most * stream.BLOCK_BYTES <= peak_bytes(single(*sources))
+    assert most * writer.BLOCK_BYTES <= peak_bytes(single(*sources))
 
 
 def test_small_tensors_keep_their_order_though_read_together(local):

@@ -22,7 +22,7 @@ from cairn.storage.safetensors.format import dtype_code, encode_header
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.safetensors.sizes import parse_size
 from cairn.storage.store.files import Files
-from cairn.storage.store.prefetch import prefetched
+from cairn.storage.store.prefetch import prefetch
 
 __all__ = [
     "BLOCKS_IN_FLIGHT",
@@ -299,7 +299,7 @@ def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memory
                 while ahead and (alone or ahead[-1][2] or len(ahead) == TENSORS_AT_ONCE):
                     yield from _taken(ahead)
                 began = ExitStack()
-                made = began.enter_context(prefetched(_made(group, pool, alignment), 1))
+                made = began.enter_context(prefetch(_made(group, pool, alignment), 1))
                 ahead.append((began, made, alone))
             while ahead:
                 yield from _taken(ahead)

@@ -26,11 +26,11 @@ from cairn.installation import installed_version
 from cairn.storage.errors import (
     PreconditionFailedError,
     StorageError,
-    UnsoundStoreError,
-    translate,
+    StoreCheckError,
+    translate_error,
 )
 from cairn.storage.store.clock import rfc3339, utc_now
-from cairn.storage.store.deadlines import own_seconds_left, silence
+from cairn.storage.store.deadlines import deadline_seconds_left, no_answer_error
 from cairn.storage.store.objects import ObjectStore, Versioned
 from cairn.storage.store.uri import StoreURI
 from cairn.storage.store_checks.conditions import Conditions
@@ -44,7 +44,7 @@ from cairn.storage.store_checks.record import (
     probed_at,
 )
 
-__all__ = ["Probe", "Recalled", "begin_probe", "probe_now", "recall"]
+__all__ = ["CachedRecord", "Probe", "begin_probe", "probe_now", "read_cached_record"]
 
 _OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
 _OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
@@ -104,7 +104,7 @@ class Probe:
         """Wait for the answer; call it before the first promise to anybody.
 
         Raises:
-            UnsoundStoreError: the store does not do what runs require.
+            StoreCheckError: the store does not do what runs require.
             StorageError: it gives no answer, or none within the caller's deadline.
         """
         self._wait(self._answer.sound)
@@ -113,20 +113,20 @@ class Probe:
         """Wait for the end of the probe; call it before publishing anything.
 
         Raises:
-            UnsoundStoreError: the store does not do what runs require.
+            StoreCheckError: the store does not do what runs require.
             StorageError: there is no answer within the caller's deadline.
         """
         try:
             self._wait(self._answer)
-        except UnsoundStoreError:
+        except StoreCheckError:
             raise
         except StorageError:
             self._wait(self._answer.sound)  # perhaps only storing the answer failed
 
     def _wait(self, part: Future[None]) -> None:
-        seconds = own_seconds_left()
+        seconds = deadline_seconds_left()
         if seconds is not None and not wait([part], seconds).done:
-            raise silence(self._root, seconds)  # the probe goes on, for the next caller
+            raise no_answer_error(self._root, seconds)  # the probe goes on, for the next caller
         part.result()
 
 
@@ -134,13 +134,13 @@ _answers: dict[str, _Answer] = {}
 _lock = threading.Lock()
 
 
-class Recalled(NamedTuple):
+class CachedRecord(NamedTuple):
     """Record of an earlier probe in a run's root, as stored; None: there is none."""
 
     stored: Versioned | None
 
 
-def recall(run: StoreURI) -> Recalled | None:
+def read_cached_record(run: StoreURI) -> CachedRecord | None:
     """Read the record in a run's root; None if this process has probed, or the read fails.
 
     Args:
@@ -151,11 +151,11 @@ def recall(run: StoreURI) -> Recalled | None:
         if _key(root) in _answers:
             return None
     with contextlib.suppress(StorageError):  # the probe reports it
-        return Recalled(ObjectStore.open(root).read(RECORD_FILE))
+        return CachedRecord(ObjectStore.open(root).read(RECORD_FILE))
     return None
 
 
-def begin_probe(run: StoreURI, recalled: Recalled | None = None) -> Probe:
+def begin_probe(run: StoreURI, recalled: CachedRecord | None = None) -> Probe:
     """Start to probe the store of a run, unless this process has; return at once.
 
     Args:
@@ -210,11 +210,11 @@ def _root(run: StoreURI) -> StoreURI:
     return run.parent
 
 
-def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: Recalled | None) -> None:
+def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: CachedRecord | None) -> None:
     try:
         try:
             _ask(root, answer, recalled)
-        except UnsoundStoreError:
+        except StoreCheckError:
             raise
         except StorageError:
             if root == run:
@@ -226,7 +226,7 @@ def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: Recalled |
         answer.end()
 
 
-def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) -> None:
+def _ask(folder: StoreURI, answer: _Answer, recalled: CachedRecord | None = None) -> None:
     """Probe `folder` unless its record has a good answer; store the answer there.
 
     Args:
@@ -235,7 +235,7 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) ->
         recalled: the record in `folder`, if the caller has just read it.
 
     Raises:
-        UnsoundStoreError: the answer is bad.
+        StoreCheckError: the answer is bad.
         StorageError: there is none, or it can't be stored here.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
@@ -268,7 +268,7 @@ def probe_now(folder: StoreURI) -> None:
         folder: of the store; on a disk it must exist.
 
     Raises:
-        UnsoundStoreError: the store does not do what runs require.
+        StoreCheckError: the store does not do what runs require.
         StorageError: it gives no answer, or can't be written.
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
@@ -330,7 +330,7 @@ def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list
         finally:
             shutil.rmtree(path, ignore_errors=True)
     except OSError as exc:
-        raise translate(exc, path=folder) from exc
+        raise translate_error(exc, path=folder) from exc
 
 
 def _remove_leftovers(objects: ObjectStore, now: int) -> None:
@@ -345,8 +345,8 @@ def _is_left_over(name: str, now: int) -> bool:
     return began is not None and began + _LEFTOVER_SECONDS < now
 
 
-def _unsound(folder: StoreURI, problems: list[str]) -> UnsoundStoreError:
-    return UnsoundStoreError(
+def _unsound(folder: StoreURI, problems: list[str]) -> StoreCheckError:
+    return StoreCheckError(
         "the store does not keep what runs rest on",
         path=folder,
         expected="conditional writes and deletions, and on a disk renames, links and locks, that "

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.arrays.blocks import (
-    BAND_BYTES,
-    MOST_CHUNKS,
-    PIECE_BYTES,
-    bands,
+from cairn.storage.arrays.boxes import (
+    MAX_CHUNK_ROW_BYTES,
+    MAX_CHUNKS_PER_READ,
+    READ_BYTES,
     boxes,
     chunk_boxes,
     chunk_count,
     copy_permuted,
     fill,
+    read_boxes,
 )
 from cairn.storage.reading.block_stream import BlockPlan
 
@@ -48,7 +48,7 @@ def test_boxes_cover_the_array_once_in_c_order_within_the_limit(case, limit):
 def test_bands_cover_the_array_once_in_c_order(case, max_bytes):
     shape, grid, phase = case
     array = np.arange(math.prod(shape)).reshape(shape)
-    parts = [array[box].ravel() for box in bands(shape, 4, max_bytes, grid=grid, phase=phase)]
+    parts = [array[box].ravel() for box in read_boxes(shape, 4, max_bytes, grid=grid, phase=phase)]
     np.testing.assert_array_equal(np.concatenate([np.empty(0, int), *parts]), array.ravel())
 
 
@@ -84,11 +84,11 @@ def test_boxes_of_chunks_cover_a_part_once_and_share_no_chunk(case, limit):
 
 def test_no_box_has_more_chunks_than_memory_is_worth():
     first = next(chunk_boxes((slice(0, 2**40), slice(0, 2)), (1, 1), 2**50))
-    assert chunk_count([part.stop - part.start for part in first], (1, 1)) <= MOST_CHUNKS
+    assert chunk_count([part.stop - part.start for part in first], (1, 1)) <= MAX_CHUNKS_PER_READ
     plan = BlockPlan((slice(0, 2**40),), (1,), (0,), 0, 1, 16 << 20)
     band = next(plan.bands())
     for piece in itertools.islice(plan.pieces(band), 3):
-        assert chunk_count([piece[0].stop - piece[0].start], (1,)) <= MOST_CHUNKS
+        assert chunk_count([piece[0].stop - piece[0].start], (1,)) <= MAX_CHUNKS_PER_READ
 
 
 def test_pieces_of_a_stream_decode_each_chunk_once():
@@ -98,14 +98,14 @@ def test_pieces_of_a_stream_decode_each_chunk_once():
         pieces = [piece for band in plan.bands() for piece in plan.pieces(band)]
         touched = [chunk for piece in pieces for chunk in chunks_in(piece, grid)]
         assert sorted(touched) == [*np.ndindex(8, 8)]
-        assert max(size_of(piece) * 4 for piece in pieces) <= PIECE_BYTES
+        assert max(size_of(piece) * 4 for piece in pieces) <= READ_BYTES
 
 
 def decodes(shape, grid, itemsize, max_bytes):
     """How often each chunk is touched, and the largest band in bytes."""
     touched: dict[tuple[int, ...], int] = {}
     largest = 0
-    for box in bands(shape, itemsize, max_bytes, grid=grid):
+    for box in read_boxes(shape, itemsize, max_bytes, grid=grid):
         largest = max(largest, size_of(box) * itemsize)
         for chunk in chunks_in(box, grid):
             touched[chunk] = touched.get(chunk, 0) + 1
@@ -122,13 +122,13 @@ def test_each_chunk_is_decoded_once_while_a_row_of_chunks_fits():
     ):
         times, largest = decodes(shape, grid, 4, 16 * megabytes)
         assert times == 1
-        assert largest <= BAND_BYTES
+        assert largest <= MAX_CHUNK_ROW_BYTES
 
 
 def test_a_row_of_chunks_above_the_bound_is_read_in_parts():
     times, largest = decodes((4096, 131072), (1024, 1024), 4, 16 << 20)
-    assert largest <= BAND_BYTES
-    assert times == math.ceil(1024 * 131072 * 4 / BAND_BYTES)
+    assert largest <= MAX_CHUNK_ROW_BYTES
+    assert times == math.ceil(1024 * 131072 * 4 / MAX_CHUNK_ROW_BYTES)
 
 
 @given(st.permutations(range(3)), st.integers(0, 40), st.integers(0, 40))

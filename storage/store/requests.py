@@ -1,7 +1,7 @@
 """Listeners for store requests: operation, duration and outcome of each.
 
-All requests pass through `called`, whichever library carries them. Without a listener it costs
-nothing. A listener runs in the thread that made the request, after the answer.
+All requests pass through `timed_request`, whichever library carries them. Without a listener it
+costs nothing. A listener runs in the thread that made the request, after the answer.
 """
 
 import threading
@@ -12,15 +12,22 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from cairn.storage.errors import NotFoundError, StoreUnavailableError
 
-__all__ = ["CallOutcome", "Operation", "StoreCall", "StoreListener", "called", "listen"]
+__all__ = [
+    "Operation",
+    "RequestOutcome",
+    "StoreListener",
+    "StoreRequest",
+    "listen",
+    "timed_request",
+]
 
 Operation: TypeAlias = Literal["stat", "list", "read", "write", "delete", "copy"]
 
-CallOutcome: TypeAlias = Literal["ok", "absent", "unavailable", "error"]
+RequestOutcome: TypeAlias = Literal["ok", "absent", "unavailable", "error"]
 """`absent`: not found. `unavailable`: the store gave no answer, or refused."""
 
 
-class StoreCall(NamedTuple):
+class StoreRequest(NamedTuple):
     """Completed or abandoned request.
 
     Attributes:
@@ -33,10 +40,10 @@ class StoreCall(NamedTuple):
     operation: Operation
     path: str
     seconds: float
-    outcome: CallOutcome
+    outcome: RequestOutcome
 
 
-StoreListener: TypeAlias = Callable[[StoreCall], None]
+StoreListener: TypeAlias = Callable[[StoreRequest], None]
 
 _listeners: tuple[StoreListener, ...] = ()
 _lock: Final = threading.Lock()
@@ -60,13 +67,13 @@ def listen(listener: StoreListener) -> Callable[[], None]:
 
 
 @contextmanager
-def called(operation: Operation, path: object) -> Iterator[None]:
+def timed_request(operation: Operation, path: object) -> Iterator[None]:
     """Report the body as one request; an error that leaves it sets the outcome."""
     if not _listeners:
         yield
         return
     began = time.monotonic()
-    ended: CallOutcome = "error"
+    ended: RequestOutcome = "error"
     try:
         yield
         ended = "ok"
@@ -77,6 +84,6 @@ def called(operation: Operation, path: object) -> Iterator[None]:
         ended = "unavailable"
         raise
     finally:
-        call = StoreCall(operation, str(path), time.monotonic() - began, ended)
+        call = StoreRequest(operation, str(path), time.monotonic() - began, ended)
         for listener in _listeners:
             listener(call)

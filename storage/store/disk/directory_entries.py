@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["forget_missing", "names_held", "sync_names", "sync_path"]
+__all__ = ["durable_entries", "forget_missing", "fsync_path", "sync_entries"]
 
 _held: Final[dict[str, tuple[int, int]]] = {}
 """Device and inode of folders whose entries this process has synced, up to the root."""
@@ -30,7 +30,7 @@ _SYNCS_AT_ONCE: Final = 8
 
 
 @contextlib.contextmanager
-def names_held(folder: str) -> Iterator[None]:
+def durable_entries(folder: str) -> Iterator[None]:
     """Sync, after a write into `folder` that may create it, the directory entries that lead to it.
 
     A process syncs each folder once, and again if it was removed since, or dropped from the cache.
@@ -84,7 +84,7 @@ def forget_missing(folder: str) -> None:
         folder = os.path.dirname(folder)
 
 
-def sync_names(folder: str) -> None:
+def sync_entries(folder: str) -> None:
     """Sync the entries in `folder` and those that lead to it, whatever the cache says.
 
     Args:
@@ -93,12 +93,12 @@ def sync_names(folder: str) -> None:
     Raises:
         OSError: the disk failed.
     """
-    sync_path(folder)
+    fsync_path(folder)
     while folder != (folder := os.path.dirname(folder)) and _is_synced(folder):
         pass
 
 
-def sync_path(path: str) -> None:
+def fsync_path(path: str) -> None:
     """Call fsync on a file or a folder.
 
     Raises:
@@ -117,7 +117,7 @@ def sync_path(path: str) -> None:
 def _is_synced(folder: str) -> bool:
     """Sync a folder; return False if we may not open it, and so cannot have written to it."""
     try:
-        sync_path(folder)
+        fsync_path(folder)
     except PermissionError:
         return False
     return True

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.arrays.regions import (
+from cairn.storage.arrays.box_buffers import (
     ALIGNMENT,
-    Region,
+    BoxBuffer,
     SmallArrays,
     aligned_empty,
-    boxes_touching,
+    grid_overlaps,
     overlap,
 )
+from cairn.storage.arrays.dtypes import dtype_named
 from tests.storage.parts import boxes, inside
 
 SIZES = st.integers(1, 9)
@@ -62,9 +62,9 @@ def grids(draw):
 def test_boxes_fill_every_region_exactly_once(case):
     shape, box, parts = case
     places = np.arange(math.prod(shape)).reshape(shape)
-    regions = [Region(origin, np.full(part, -1)) for origin, part in parts]
+    regions = [BoxBuffer(origin, np.full(part, -1)) for origin, part in parts]
     writes = [np.zeros(part, int) for _, part in parts]
-    for origin, touching in boxes_touching(shape, box, regions):
+    for origin, touching in grid_overlaps(shape, box, regions):
         assert touching
         assert all(at % step == 0 for at, step in zip(origin, box, strict=True))
         size = tuple(min(n, whole - at) for n, whole, at in zip(box, shape, origin, strict=True))
@@ -82,8 +82,8 @@ def test_boxes_fill_every_region_exactly_once(case):
 @given(grids())
 def test_boxes_come_in_order_and_once(case):
     shape, box, parts = case
-    regions = [Region(origin, np.empty(part)) for origin, part in parts]
-    origins = [origin for origin, _ in boxes_touching(shape, box, regions)]
+    regions = [BoxBuffer(origin, np.empty(part)) for origin, part in parts]
+    origins = [origin for origin, _ in grid_overlaps(shape, box, regions)]
     assert origins == sorted(set(origins))
 
 

@@ -1,4 +1,4 @@
-"""Sinks for value files: a local disk, by direct I/O, or an object store. Imports no JAX."""
+"""Sinks for data files: a local disk, by direct I/O, or an object store. Imports no JAX."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
-from cairn.storage.arrays.ocdbt import VALUE_FOLDER
+from cairn.storage.arrays.ocdbt import DATA_FOLDER
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.disk.direct_io import (
     DISK_ALIGNMENT,
@@ -18,37 +18,37 @@ from cairn.storage.store.disk.direct_io import (
 )
 from cairn.storage.store.files import BLOCK_BYTES
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "FILE_BYTES",
-    "MOST_FILE_BYTES",
-    "MOST_REMOTE_BYTES",
+    "MAX_FILE_BYTES",
+    "MAX_REMOTE_FILE_BYTES",
     "REMOTE_FILE_BYTES",
-    "Pieces",
+    "DataFileWriter",
+    "FileContents",
     "UploadMemory",
-    "ValueSink",
-    "open_sink",
+    "open_data_file_writer",
 ]
 
 FILE_BYTES: Final = 64 << 20
-"""Maximum size of a value file on a disk."""
+"""Maximum size of a data file on a disk."""
 
 REMOTE_FILE_BYTES: Final = 4 << 20
 """Maximum size of an object; `_REMOTE_WRITERS` of them are in memory at a time."""
 
-MOST_REMOTE_BYTES: Final = 16 << 20
+MAX_REMOTE_FILE_BYTES: Final = 16 << 20
 """Maximum size of an object of a large item, to limit the number of objects."""
 
-MOST_FILE_BYTES: Final = 400 << 20
+MAX_FILE_BYTES: Final = 400 << 20
 """Maximum size of a file of the largest items; in object stores a streamed upload. ADR 43."""
 
 _FILES_OF_ITEM: Final = 4_000
 """Number of files per item that the file size aims at, within its limits."""
 
 _OBJECTS_OF_ITEM: Final = 1_000
-"""Number of objects per item above which objects grow, up to `MOST_REMOTE_BYTES`."""
+"""Number of objects per item above which objects grow, up to `MAX_REMOTE_FILE_BYTES`."""
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
@@ -68,7 +68,7 @@ _BLOCKS_OF_A_STREAM: Final = 4
 _SOON_SECONDS: Final = 10.0
 """Upload time below which the window doubles: far below the deadline of a silent store."""
 
-Pieces = Generator[int, memoryview, None]
+FileContents = Generator[int, memoryview, None]
 """Generator of a file's contents: yields a size, receives a buffer of that size, and fills it
 before it yields again or ends. Checksums are computed over this buffer, which is what is written:
 the source arrays may change meanwhile if somebody shares their memory."""
@@ -86,8 +86,8 @@ def _forget_fillers() -> None:
 os.register_at_fork(after_in_child=_forget_fillers)
 
 
-class ValueSink(Protocol):
-    """Sink for value files.
+class DataFileWriter(Protocol):
+    """Sink for data files.
 
     Attributes:
         file_bytes: maximum size of a file, unless one value is larger.
@@ -98,7 +98,7 @@ class ValueSink(Protocol):
     writers: int
 
     def write(
-        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
+        self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         """Write a new file; the returned future is done once the file is durable.
 
@@ -143,9 +143,9 @@ class UploadMemory:
                 self._changed.notify_all()
 
 
-def open_sink(
+def open_data_file_writer(
     folder: StoreURI, *, item_bytes: int = 0, uploads: UploadMemory | None = None
-) -> ValueSink:
+) -> DataFileWriter:
     """Open the sink for the database in `folder`.
 
     Args:
@@ -153,12 +153,12 @@ def open_sink(
         item_bytes: size of the item over all processes: the larger, the larger its files.
         uploads: memory for uploads; None: limited only by the number of concurrent files.
     """
-    wanted = min(MOST_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
+    wanted = min(MAX_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
         return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
-    if wanted > MOST_REMOTE_BYTES:
+    if wanted > MAX_REMOTE_FILE_BYTES:
         return _StreamSink(folder, wanted, uploads)
-    most = min(MOST_REMOTE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
+    most = min(MAX_REMOTE_FILE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
     return _RemoteSink(folder, most, uploads)
 
 
@@ -172,11 +172,11 @@ class _LocalSink:
         self.file_bytes = file_bytes
         self.writers = _WRITERS
         self._folder = folder
-        os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
+        os.makedirs(os.path.join(folder, DATA_FOLDER), exist_ok=True)
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
     def write(
-        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
+        self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -211,11 +211,11 @@ class _RemoteSink:
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
         self._sending = ThreadPoolExecutor(_REMOTE_WRITERS, thread_name_prefix="cairn-sent")
-        self._window = _Window(_REMOTE_WRITERS, max(1, MOST_REMOTE_BYTES // file_bytes))
+        self._window = _Window(_REMOTE_WRITERS, max(1, MAX_REMOTE_FILE_BYTES // file_bytes))
         self._uploads = uploads
 
     def write(
-        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
+        self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         with contextlib.ExitStack() as held:
             held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
@@ -248,7 +248,7 @@ class _StreamSink:
         self._uploads = uploads
 
     def write(
-        self, name: str, pieces: Pieces, content: ContentSum, expected: int = 0
+        self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
         with _taken(self._uploads, needed), self._files.open_write(name) as upload:
@@ -269,7 +269,7 @@ def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
         answer()
 
 
-def _next_size(pieces: Pieces, memory: memoryview | None = None) -> int | None:
+def _next_size(pieces: FileContents, memory: memoryview | None = None) -> int | None:
     """Send the filled buffer; return the size of the next piece, None after the last."""
     try:
         return next(pieces) if memory is None else pieces.send(memory)
@@ -277,7 +277,7 @@ def _next_size(pieces: Pieces, memory: memoryview | None = None) -> int | None:
         return None
 
 
-def _put_together(pieces: Pieces, content: ContentSum, expected: int) -> bytearray:
+def _put_together(pieces: FileContents, content: ContentSum, expected: int) -> bytearray:
     """Assemble all bytes; `expected` is exact unless they are compressed."""
     value, filled = bytearray(expected), 0
     size = _next_size(pieces)
@@ -302,7 +302,7 @@ def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractCont
     return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
 
 
-def _blocks(pieces: Pieces) -> Iterator[bytes]:
+def _blocks(pieces: FileContents) -> Iterator[bytes]:
     """Regroup the bytes into blocks of the size that an upload sends."""
     buffer, filled = bytearray(2 * BLOCK_BYTES), 0
     size = _next_size(pieces)
@@ -355,7 +355,9 @@ class _Window:
                 self._changed.notify_all()
 
 
-def _write_all(descriptor: int, pieces: Pieces, memory: memoryview, content: ContentSum) -> None:
+def _write_all(
+    descriptor: int, pieces: FileContents, memory: memoryview, content: ContentSum
+) -> None:
     """Write a new file buffer by buffer; the unaligned end goes through the page cache.
 
     The content sum is computed in the buffers: there the bytes are aligned as in the file, and
@@ -375,7 +377,7 @@ def _next(fillings: Iterator[int]) -> int:
         return next(fillings, 0)
 
 
-def _fillings(pieces: Pieces, memory: memoryview, content: ContentSum) -> Iterator[int]:
+def _fillings(pieces: FileContents, memory: memoryview, content: ContentSum) -> Iterator[int]:
     """Fill `memory` with the next bytes, repeatedly; yield the number of bytes to write.
 
     All but the last are whole disk blocks: the rest of a piece moves to the front of the buffer.

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 __all__ = [
+    "BoxBuffer",
     "Overlap",
-    "Region",
     "SmallArrays",
     "aligned_empty",
-    "boxes_touching",
+    "grid_overlaps",
     "origin_of",
     "overlap",
 ]
@@ -29,7 +29,7 @@ _SHARED_BYTES: Final = 1 << 20
 Index = tuple[int, ...]
 
 
-class Region(NamedTuple):
+class BoxBuffer(NamedTuple):
     """Box of an array, to be filled.
 
     Attributes:
@@ -81,9 +81,9 @@ def overlap(
     return Overlap(tuple(first), tuple(second))
 
 
-def boxes_touching(
-    shape: Sequence[int], box: Sequence[int], regions: Sequence[Region]
-) -> Iterator[tuple[Index, list[Region]]]:
+def grid_overlaps(
+    shape: Sequence[int], box: Sequence[int], regions: Sequence[BoxBuffer]
+) -> Iterator[tuple[Index, list[BoxBuffer]]]:
     """Yield the boxes of a grid over an array that overlap with some region.
 
     Args:
@@ -94,7 +94,7 @@ def boxes_touching(
     Yields:
         Index of the box's first element, and the regions that overlap with it.
     """
-    touching: dict[Index, list[Region]] = {}
+    touching: dict[Index, list[BoxBuffer]] = {}
     for region in regions:
         ranges = (
             range(start // step, -(-(start + size) // step))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.storage.errors import LeaseHeldError, StoreUnavailableError, UnsoundStoreError
+from cairn.storage.errors import LeaseHeldError, StoreCheckError, StoreUnavailableError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import find_garbage
@@ -18,9 +18,9 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import utc_now
-from cairn.storage.store.deadlines import within
+from cairn.storage.store.deadlines import deadline_after
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.store_checks.record import RECORD_FILE, StoreRecord, probe_name
 from tests.programs.program import run as run_program
@@ -68,7 +68,7 @@ def test_a_save_to_a_store_that_forgets_conditions_is_refused_and_nothing_is_the
     gcs, bucket_root
 ):
     gcs.faults.add("unconditional", **FORGETS)
-    with pytest.raises(UnsoundStoreError) as caught:
+    with pytest.raises(StoreCheckError) as caught:
         save(bucket_root / "run")
     assert caught.value.path == str(bucket_root)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
@@ -95,7 +95,7 @@ def test_of_writers_that_race_on_a_store_that_forgets_conditions_none_is_told_th
         ready.wait()
         try:
             told.append(writer.claim(1))
-        except (UnsoundStoreError, LeaseHeldError) as error:
+        except (StoreCheckError, LeaseHeldError) as error:
             told.append(type(error).__name__)
         writer.close()
 
@@ -105,7 +105,7 @@ def test_of_writers_that_race_on_a_store_that_forgets_conditions_none_is_told_th
     for thread in threads:
         thread.join()
     assert len(told) == 8
-    assert set(told) <= {"UnsoundStoreError", "LeaseHeldError"}
+    assert set(told) <= {"StoreCheckError", "LeaseHeldError"}
     assert list_attempts(ObjectStore.open(bucket_root / "run")) == []
 
 
@@ -115,7 +115,7 @@ def test_of_writers_that_race_on_a_store_that_forgets_conditions_none_is_told_th
 )
 def test_whatever_the_store_forgets_is_told(gcs, bucket_root, operation, problem):
     gcs.faults.add("unconditional", operation=operation, count=None)
-    with pytest.raises(UnsoundStoreError, match=problem):
+    with pytest.raises(StoreCheckError, match=problem):
         begin(bucket_root / "run")
     assert known(bucket_root) is None
 
@@ -134,7 +134,7 @@ def test_forks_and_rollbacks_are_refused_too(gcs, bucket_root, verb, new_process
     new_process()
     run = Run.open(bucket_root / "run")
     gcs.faults.add("unconditional", **FORGETS)
-    with pytest.raises(UnsoundStoreError):
+    with pytest.raises(StoreCheckError):
         verb(run)
     assert len(run.attempts()) == 1
     assert Run(bucket_root / "child").latest_step() is None
@@ -142,7 +142,7 @@ def test_forks_and_rollbacks_are_refused_too(gcs, bucket_root, verb, new_process
 
 def test_a_store_that_was_mended_is_asked_again_in_the_same_process(gcs, bucket_root):
     gcs.faults.add("unconditional", **FORGETS)
-    with pytest.raises(UnsoundStoreError):
+    with pytest.raises(StoreCheckError):
         save(bucket_root / "run")
     gcs.faults.clear()
     save(bucket_root / "run")
@@ -304,7 +304,10 @@ def test_who_is_refused_the_lease_need_not_wait_for_the_answer(gcs, bucket_root,
 def test_a_caller_with_less_time_does_not_wait_longer_for_the_answer(gcs, bucket_root):
     silent = gcs.faults.add("hang", operation="media.get", name=r"root/\.cairn-store")
     began = time.monotonic()
-    with within(0.5), pytest.raises(StoreUnavailableError, match="does not answer") as caught:
+    with (
+        deadline_after(0.5),
+        pytest.raises(StoreUnavailableError, match="does not answer") as caught,
+    ):
         begin(bucket_root / "run")
     assert time.monotonic() - began < 20
     assert caught.value.path == str(bucket_root)
@@ -321,9 +324,9 @@ def test_a_forked_process_asks_for_itself(gcs, bucket_root):
     held.wait()
     child = os.fork()
     if child == 0:
-        from cairn.storage.store_checks import probing
+        from cairn.storage.store_checks import probe
 
-        os._exit(len(probing._answers) + probing._lock.locked())
+        os._exit(len(probe._answers) + probe._lock.locked())
     held.release()
     asking.join()
     assert os.waitpid(child, 0)[1] == 0

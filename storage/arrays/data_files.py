@@ -1,4 +1,4 @@
-"""Writer of arrays as the value files of an OCDBT database, in one pass from memory to store.
+"""Writer of arrays as the data files of an OCDBT database, in one pass from memory to store.
 
 Each outer shard of an array becomes one value: its inner chunks in order, each followed by a
 crc32c, and an index (zarr's `sharding_indexed`, index at the end). The bytes are the arrays' own,
@@ -23,12 +23,12 @@ import google_crc32c
 import numpy as np
 
 from cairn.storage.arrays.chunk_digests import DigestedBox
+from cairn.storage.arrays.data_file_writers import DataFileWriter, FileContents
 from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.fingerprints import fingerprint
 from cairn.storage.arrays.four_bits import unpack, unpacked_shape
-from cairn.storage.arrays.ocdbt import VALUE_FOLDER, ValueRef
-from cairn.storage.arrays.value_sinks import Pieces, ValueSink
-from cairn.storage.store.checksums import CHECKED_PART, ContentSum, combined
+from cairn.storage.arrays.ocdbt import DATA_FOLDER, ValueRef
+from cairn.storage.store.checksums import CRC_AND_DATA_CRC32C, ContentSum, combine_crc32c
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -49,7 +49,7 @@ __all__ = [
     "shard_index",
     "stored_bytes",
     "stored_file",
-    "write_value_files",
+    "write_data_files",
 ]
 
 Compression = Literal["zstd"]
@@ -170,7 +170,7 @@ def stored_file(name: str, data: bytes) -> StoredFile:
 
 
 class WrittenFile(NamedTuple):
-    """Durable value file.
+    """Durable data file.
 
     Attributes:
         record: its name below the database's folder, size and checksums.
@@ -185,8 +185,8 @@ class WrittenFile(NamedTuple):
     fingerprints: dict[bytes, Fingerprints]
 
 
-def write_value_files(
-    sink: ValueSink, shards: Iterable[ShardToWrite], *, stopped: Callable[[], bool] = bool
+def write_data_files(
+    sink: DataFileWriter, shards: Iterable[ShardToWrite], *, stopped: Callable[[], bool] = bool
 ) -> list[WrittenFile]:
     """Write all shards, several files at a time; return once all are durable.
 
@@ -242,15 +242,17 @@ def _batches(shards: Iterable[ShardToWrite], limit: int) -> Iterator[list[ShardT
         yield batch
 
 
-def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile, "Future[None]"]:
-    name = f"{VALUE_FOLDER}/{secrets.token_hex(16)}"
+def _write_file(
+    sink: DataFileWriter, batch: list[ShardToWrite]
+) -> tuple[WrittenFile, "Future[None]"]:
+    name = f"{DATA_FOLDER}/{secrets.token_hex(16)}"
     refs: dict[bytes, ValueRef] = {}
     boxes: dict[bytes, tuple[str, DigestedBox]] = {}
     fingerprints: dict[bytes, Fingerprints] = {}
     content = ContentSum()
     file = _Written()
 
-    def pieces() -> Pieces:
+    def pieces() -> FileContents:
         for shard in batch:
             start = file.size
             digests: list[int] = []
@@ -279,11 +281,13 @@ class _Written:
 
     def add(self, length: int) -> None:
         """Append a part of this length, including its crc32c."""
-        self.crc = combined(self.crc, CHECKED_PART, length)
+        self.crc = combine_crc32c(self.crc, CRC_AND_DATA_CRC32C, length)
         self.size += length
 
 
-def _encoded(shard: ShardToWrite, file: _Written, digests: list[int], prints: list[int]) -> Pieces:
+def _encoded(
+    shard: ShardToWrite, file: _Written, digests: list[int], prints: list[int]
+) -> FileContents:
     """Produce the value: each chunk and its crc32c, then the index and its crc32c.
 
     Appends the chunks' digests, and their fingerprints if requested. All are computed from the

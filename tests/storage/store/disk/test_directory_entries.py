@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from cairn.storage.errors import StoreFullError
-from cairn.storage.store.disk import disk_names
+from cairn.storage.store.disk import directory_entries
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.store.opening import open_files
+from cairn.storage.store.open_files import open_files
 from tests.storage.held_names import HeldNames
 
 
@@ -63,7 +63,7 @@ def test_known_folders_are_not_synced_again(tmp_path, monkeypatch):
     store = ObjectStore.open(tmp_path / "run")
     store.write("aliases/a.json", b"1")
     synced = []
-    monkeypatch.setattr(disk_names, "sync_path", synced.append)
+    monkeypatch.setattr(directory_entries, "fsync_path", synced.append)
     store.write("aliases/a.json", b"2")
     assert synced == []
     store.write("trash/b.json", b"3")
@@ -72,11 +72,11 @@ def test_known_folders_are_not_synced_again(tmp_path, monkeypatch):
 
 def test_of_many_folders_the_last_ones_are_known_and_all_are_held(tmp_path, held, monkeypatch):
     """A job makes folders for each step, for as long as it runs."""
-    monkeypatch.setattr(disk_names, "_MOST_HELD", 8)
+    monkeypatch.setattr(directory_entries, "_MOST_HELD", 8)
     for step in range(30):
         write_object(tmp_path / "root/run", f"steps/{step}/a.json")
         assert held.lost(tmp_path / f"root/run/steps/{step}", below=tmp_path) == []
-        assert len(disk_names._held) <= 8
+        assert len(directory_entries._held) <= 8
     write_object(tmp_path / "root/run", "steps/0/b.json")
     assert held.lost(tmp_path / "root/run/steps/0", below=tmp_path) == []
 
@@ -89,7 +89,7 @@ def test_folders_above_that_are_not_ours_to_look_into_were_not_made_by_us(tmp_pa
             raise PermissionError(13, "no", path)
         synced.append(path)
 
-    monkeypatch.setattr(disk_names, "sync_path", refused)
+    monkeypatch.setattr(directory_entries, "fsync_path", refused)
     ObjectStore.open(tmp_path / "run").write("aliases/a.json", b"1")
     assert str(tmp_path / "run") in synced
 

@@ -19,13 +19,13 @@ Box = tuple[slice, ...]
 
 # Rows of chunks up to this size are read whole and handed out in slices, so that each chunk is
 # decoded once. Larger rows are not: memory must not grow with the model.
-BAND_BYTES = 64 << 20
+MAX_CHUNK_ROW_BYTES = 64 << 20
 
-PIECE_BYTES = 8 << 20
+READ_BYTES = 8 << 20
 """Bytes per TensorStore read: a few chunks, decoded in parallel. Larger reads cost memory (its
 threads keep some of what they free) and gain no speed; smaller ones are slower."""
 
-MOST_CHUNKS = 64 << 10
+MAX_CHUNKS_PER_READ = 64 << 10
 """Chunks per TensorStore read: its plan takes some hundred bytes for each."""
 
 # Size of a tile to transpose: it and its transpose fit the L2 cache. Against strips of 16 rows this
@@ -76,7 +76,7 @@ def boxes(
             yield (*fixed, slice(start, stop), *tail)
 
 
-def bands(
+def read_boxes(
     shape: Sequence[int],
     itemsize: int,
     max_bytes: int,
@@ -87,7 +87,8 @@ def bands(
     """Divide an array into boxes to read at once, so that few chunks are decoded twice.
 
     A band holds whole rows of chunks: as many as fit in `max_bytes`, or one of at most
-    `BAND_BYTES`. A larger row of chunks is read in parts, and its chunks are decoded once per part.
+    `MAX_CHUNK_ROW_BYTES`. A larger row of chunks is read in parts, and its chunks are decoded once
+    per part.
 
     Args:
         shape: Shape of the array.
@@ -98,7 +99,7 @@ def bands(
     """
     shape = tuple(shape)
     small = max(1, max_bytes // itemsize)
-    large = max(small, BAND_BYTES // itemsize)
+    large = max(small, MAX_CHUNK_ROW_BYTES // itemsize)
     if 0 in shape or not shape:
         yield from boxes(shape, small)
         return
@@ -122,7 +123,7 @@ def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]
         window: the box, in the array's coordinates; the boxes end where it does.
         chunks: chunk shape, no size 0.
         limit: maximum number of elements in the chunks of a box, unless one chunk has more. No box
-            has more than `MOST_CHUNKS` chunks.
+            has more than `MAX_CHUNKS_PER_READ` chunks.
     """
     if any(part.start >= part.stop for part in window):
         return
@@ -131,7 +132,7 @@ def chunk_boxes(window: Box, chunks: Sequence[int], limit: int) -> Iterator[Box]
         -(-part.stop // chunk) - first
         for part, chunk, first in zip(window, chunks, firsts, strict=True)
     ]
-    for box in boxes(counts, max(1, min(MOST_CHUNKS, limit // math.prod(chunks)))):
+    for box in boxes(counts, max(1, min(MAX_CHUNKS_PER_READ, limit // math.prod(chunks)))):
         yield tuple(
             slice(
                 max(part.start, (first + cut.start) * chunk),

@@ -13,8 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.value_sinks import MOST_REMOTE_BYTES, REMOTE_FILE_BYTES, open_sink
+from cairn.storage.arrays import data_file_writers
+from cairn.storage.arrays.data_file_writers import (
+    MAX_REMOTE_FILE_BYTES,
+    REMOTE_FILE_BYTES,
+    open_data_file_writer,
+)
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import deadlines
 from cairn.storage.store.checksums import ContentSum
@@ -50,7 +54,7 @@ def calls(monkeypatch):
 
 def written(folder, content, cuts=()):
     """The file after `content` was written in parts that end at `cuts`."""
-    sink = open_sink(parse_uri(folder))
+    sink = open_data_file_writer(parse_uri(folder))
     whole = memoryview(content)
     parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
     try:
@@ -164,8 +168,8 @@ def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path
             filling.remove(number)
             yield bytes(MEMORY)
 
-    sink = open_sink(parse_uri(tmp_path))
-    threads = 4 * value_sinks._FILLED_AT_ONCE
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    threads = 4 * data_file_writers._FILLED_AT_ONCE
     with ThreadPoolExecutor(threads) as pool:
         written = [
             pool.submit(sink.write, f"d/{number}", pieces(parts(number)), ContentSum())
@@ -174,11 +178,11 @@ def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path
     for one in written:
         one.result().result()
     sink.close()
-    assert 1 < most <= value_sinks._FILLED_AT_ONCE
+    assert 1 < most <= data_file_writers._FILLED_AT_ONCE
 
 
 def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "_filling", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(data_file_writers, "_filling", threading.BoundedSemaphore(1))
     at_the_disk, answers = threading.Event(), threading.Event()
     put = os.pwrite
 
@@ -189,7 +193,7 @@ def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
         return put(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", write)
-    sink = open_sink(parse_uri(tmp_path))
+    sink = open_data_file_writer(parse_uri(tmp_path))
     content = numbers(3 * MEMORY)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(sink.write, "d/slow", pieces([content]), ContentSum())
@@ -203,21 +207,21 @@ def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
 
 
 def test_a_child_that_is_forked_while_buffers_are_filled_writes(tmp_path):
-    for _ in range(value_sinks._FILLED_AT_ONCE):
-        value_sinks._filling.acquire()
+    for _ in range(data_file_writers._FILLED_AT_ONCE):
+        data_file_writers._filling.acquire()
     try:
         child = multiprocessing.get_context("fork").Process(target=written, args=(tmp_path, b"it"))
         child.start()
         child.join(60)
         child.kill()
     finally:
-        for _ in range(value_sinks._FILLED_AT_ONCE):
-            value_sinks._filling.release()
+        for _ in range(data_file_writers._FILLED_AT_ONCE):
+            data_file_writers._filling.release()
     assert child.exitcode == 0
     assert (tmp_path / "d" / "file").read_bytes() == b"it"
 
 
-AT_FIRST = MOST_REMOTE_BYTES // REMOTE_FILE_BYTES
+AT_FIRST = MAX_REMOTE_FILE_BYTES // REMOTE_FILE_BYTES
 
 
 @pytest.fixture
@@ -226,7 +230,7 @@ def sending(gcs):
 
     def send(kind):
         fault = gcs.faults.add(kind, operation="upload", count=None)
-        sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
+        sink = open_data_file_writer(parse_uri(f"{gcs.bucket_uri}/item"))
         pool = ThreadPoolExecutor(8)
         sent = [
             pool.submit(sink.write, f"d/{number}", pieces([b"value"]), ContentSum(), 5)
@@ -250,7 +254,7 @@ def test_more_objects_are_sent_at_a_time_as_they_are_answered_soon(sending, gcs)
 
 
 def test_a_slow_line_brings_one_object_at_a_time(sending, monkeypatch):
-    monkeypatch.setattr(value_sinks, "_SOON_SECONDS", 0)
+    monkeypatch.setattr(data_file_writers, "_SOON_SECONDS", 0)
     sink, held, sent = sending("hold")
     held.release()
     for one in sent:

@@ -1,4 +1,4 @@
-"""Value files, as TensorStore reads them; and disks that are full, slow to take, or far away."""
+"""Data files, as TensorStore reads them; and disks that are full, slow to take, or far away."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.saves import item_writer
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.chunk_digests import ChunkDigests
+from cairn.storage.arrays.data_file_writers import open_data_file_writer
+from cairn.storage.arrays.data_files import ShardToWrite, shard_index, write_data_files
 from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.four_bits import pack, packed_axis, unpack
 from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.value_files import ShardToWrite, shard_index, write_value_files
-from cairn.storage.arrays.value_sinks import open_sink
-from cairn.storage.errors import StoreFullError, translate
+from cairn.storage.errors import StoreFullError, translate_error
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
@@ -111,7 +111,7 @@ class Memory:
 
 
 def test_file_sizes_and_checksums_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 3000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 3000)
     arrays = {f"w{number}": held(numbers((8, 32), "float32", number), ((2, 32), (1, 32)))
               for number in range(12)}  # fmt: skip
     files = write(tmp_path, arrays)
@@ -132,7 +132,7 @@ def test_file_sizes_and_checksums_are_those_of_the_files(tmp_path, monkeypatch):
 
 
 def test_files_stay_below_the_limit_unless_one_value_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 2000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 2000)
     small = {f"s{number}": held(numbers((100,), "float32", number), ((50,), (50,)))
              for number in range(9)}  # fmt: skip
     large = numbers((1000,), "float32", 9)
@@ -150,7 +150,7 @@ def test_files_stay_below_the_limit_unless_one_value_does_not(tmp_path, monkeypa
 def test_the_length_of_a_value_is_known_before_it_is_written(shape, chunk):
     shard = ShardToWrite(b"k", "w", np.ones(shape, np.float32), (0,) * len(shape), chunk)
     sink = Memory(limit=1)
-    (file,) = write_value_files(sink, [shard])
+    (file,) = write_data_files(sink, [shard])
     content = sink.files[file.record.name]
     assert file.refs[b"k"].length == file.record.size == len(content) == shard.stored_bytes
     assert content.endswith(shard_index(shape, chunk, 4))
@@ -182,19 +182,19 @@ def _small_files():
 
 @pytest.mark.usefixtures("_small_files")
 def test_a_full_disk_is_an_error_and_leaves_no_thread_and_no_open_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 256 << 10)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 256 << 10)
     before = threading.enumerate()
     arrays = {f"w{number}": held(numbers((1 << 15,), "float32"), ((1 << 15,), (1 << 12,)))
               for number in range(16)}  # fmt: skip
     with pytest.raises(OSError, match="File too large") as caught:
         write(tmp_path, arrays)
-    assert isinstance(translate(caught.value, path=tmp_path), StoreFullError)
+    assert isinstance(translate_error(caught.value, path=tmp_path), StoreFullError)
     assert not no_new_threads(before)
     assert files_open_below(tmp_path) == []
 
 
 def test_a_disk_that_fails_to_sync_is_an_error_that_no_file_hides(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 1000)
     calls = []
 
     def failing(descriptor):
@@ -212,7 +212,7 @@ def test_a_disk_that_fails_to_sync_is_an_error_that_no_file_hides(tmp_path, monk
 
 
 def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 1000)
     synced = set()
     fsync = os.fsync
 
@@ -223,30 +223,30 @@ def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", remember)
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
-    sink = open_sink(parse_uri(tmp_path))
-    files = write_value_files(sink, item_writer.shards_of(arrays, {}))
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    files = write_data_files(sink, item_writer.shards_of(arrays, {}))
     assert {Path(file.record.name).name for file in files} <= synced
     sink.close()
 
 
 def test_a_write_that_is_told_to_stop_writes_no_more_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 1000)
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
-    sink = open_sink(parse_uri(tmp_path))
-    assert write_value_files(sink, item_writer.shards_of(arrays, {}), stopped=lambda: True) == []
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    assert write_data_files(sink, item_writer.shards_of(arrays, {}), stopped=lambda: True) == []
     sink.close()
     assert not list(tmp_path.glob("d/*"))
 
 
 def test_nothing_to_write_is_no_file(tmp_path):
-    sink = open_sink(parse_uri(tmp_path))
-    assert write_value_files(sink, []) == []
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    assert write_data_files(sink, []) == []
     sink.close()
 
 
 def test_objects_of_a_store_are_written_whole(gcs, monkeypatch):
-    monkeypatch.setattr(value_sinks, "REMOTE_FILE_BYTES", 4000)
+    monkeypatch.setattr(data_file_writers, "REMOTE_FILE_BYTES", 4000)
     folder = parse_uri(gcs.bucket_uri) / "item"
     arrays = {f"w{number}": held(numbers((16, 30), "bfloat16", number), ((8, 30), (2, 30)))
               for number in range(9)}  # fmt: skip
@@ -269,14 +269,14 @@ import sys
 import numpy as np
 from benchmarks.storage_memory import PeakMemory
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.arrays.value_files import ShardToWrite, write_value_files
-from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.arrays.data_files import ShardToWrite, write_data_files
+from cairn.storage.arrays.data_file_writers import open_data_file_writer
 
 megabyte = np.ones(1 << 18, np.float32)
-sink = open_sink(parse_uri(sys.argv[1]))
+sink = open_data_file_writer(parse_uri(sys.argv[1]))
 
 def write(shards):
-    write_value_files(
+    write_data_files(
         sink,
         [
             ShardToWrite(b"%d" % number, "w", megabyte, (number * megabyte.size,), megabyte.shape)
@@ -301,17 +301,17 @@ def test_memory_of_an_upload_holds_what_is_on_its_way_and_no_more(gcs):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    on_its_way = 8 * value_sinks.REMOTE_FILE_BYTES >> 20
+    on_its_way = 8 * data_file_writers.REMOTE_FILE_BYTES >> 20
     assert int(done.stdout) < 2 * on_its_way
 
 
 def test_a_store_that_refuses_is_an_error_and_leaves_no_thread(gcs):
     gcs.faults.add("status", status=403, count=None, operation=r".*(insert|upload).*")
-    sink = open_sink(parse_uri(gcs.bucket_uri) / "item")
+    sink = open_data_file_writer(parse_uri(gcs.bucket_uri) / "item")
     before = threading.enumerate()
     arrays = {"w": held(numbers((16, 30), "float32"), ((8, 30), (2, 30)))}
     with pytest.raises(Exception, match="403"):
-        write_value_files(sink, item_writer.shards_of(arrays, {}))
+        write_data_files(sink, item_writer.shards_of(arrays, {}))
     sink.close()
     assert not no_new_threads(before)
 
@@ -324,7 +324,7 @@ def test_files_hold_every_shard_once_and_in_order(sizes, limit):
         for number, size in enumerate(sizes)
     ]
     lengths = {shard.key: shard.stored_bytes for shard in shards}
-    files = write_value_files(Memory(limit), shards)
+    files = write_data_files(Memory(limit), shards)
     assert [key for file in files for key in file.refs] == [*lengths]
     for file in files:
         assert file.record.size == sum(lengths[key] for key in file.refs)
