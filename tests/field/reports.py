@@ -1,10 +1,19 @@
 """What users of other programs reported, as small inputs made by us: a line for each.
 
-`after` names the public report, or the model whose published file is so. An input is the keys that
-a config.json has beside those of its family, or a safetensors header (bytes: the whole file).
+`after` names the public report, or the model whose published file is so. An input is, by kind:
+
+- config: keys that a config.json has beside those of its family.
+- header: a safetensors header (bytes: the whole file).
+- adapter: keys that an adapter_config.json of PEFT has beside those of plain LoRA.
+- generation: a generation_config.json.
+- tree: a tree that a training job saves; a load into its shapes gives it back.
 """
 
 from typing import Any, Final, Literal, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
 
 ENTRY: Final = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
@@ -14,7 +23,7 @@ class Report(NamedTuple):
 
     name: str
     after: str
-    kind: Literal["config", "header"]
+    kind: Literal["config", "header", "adapter", "generation", "tree"]
     value: Any
     outcome: Literal["loads", "refused", "warns"]
     text: str = ""
@@ -31,6 +40,14 @@ def config(
 ) -> Report:
     """A line about a config.json."""
     return Report(name, after, "config", keys, outcome, text, family)
+
+
+class Dropped(nnx.Module):
+    """Model with a list of layers and a dropout, whose random key is part of its state."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
 
 POINTER: Final = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\n"
@@ -71,4 +88,26 @@ REPORTS: Final = [
            {"a": ENTRY | {"stride": [1], "note": {"by": None}}}, "loads"),
     Report("a pointer of Git LFS", "huggingface/transformers#27923", "header", POINTER,
            "refused", "a pointer of Git LFS to it: run git lfs pull"),
+    Report("keys of a newer PEFT", "huggingface/peft#2275", "adapter",
+           {"eva_config": None, "exclude_modules": None, "lora_bias": False}, "loads"),
+    Report("keys that Unsloth writes", "oobabooga/textgen#6819", "adapter",
+           {"corda_config": None, "trainable_token_indices": None, "lora_bias": False}, "loads"),
+    Report("layers that are repeated", "huggingface/peft#1979", "adapter",
+           {"layer_replication": [[0, 2], [1, 3]]}, "refused", "layer_replication="),
+    Report("a model's config in its place", "huggingface/peft#1661", "adapter",
+           {"_name_or_path": "org/base", "num_layers": 28}, "refused", "num_layers=28"),
+    Report("magnitudes beside A and B", "huggingface/peft#1474", "adapter", {"use_dora": True},
+           "refused", "use_dora=True"),
+    Report("several ends of a text", "turboderp-org/exllamav2#449", "generation",
+           {"eos_token_id": [3, 5]}, "loads"),
+    Report("a list of one end", "ggml-org/llama.cpp#9606", "generation", {"eos_token_id": [3]},
+           "loads"),
+    Report("random keys in a model", "google/orbax#2540", "tree",
+           nnx.state(Dropped(nnx.Rngs(0))), "loads"),
+    Report("keys that are numbers", "google/orbax#2561", "tree",
+           {0: np.ones(2, np.float32), 1: {10: np.zeros(3, np.int32)}}, "loads"),
+    Report("norms by channel", "google/orbax#1305", "tree",
+           {"data": {3: {"mean": np.float32(1), "seen": 7}}}, "loads"),
+    Report("a random key by itself", "google/orbax#1105", "tree",
+           {"key": jax.random.key(3), "old": jax.random.PRNGKey(3)}, "loads"),
 ]  # fmt: skip

@@ -3,16 +3,27 @@
 import json
 import warnings
 
+import jax
+import numpy as np
+import peft
 import pytest
 import safetensors
+import transformers
+from flax import nnx
 
+import cairn
+from cairn import DecoderForCausalLM
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.errors import ConfigError
+from cairn.interop.errors import InteropError
+from cairn.interop.weights.peft_config import PeftConfig
 from cairn.storage.errors import StorageError
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.open_files import open_files
 from tests.field.reports import REPORTS
 from tests.interop.families.test_config_fuzz import bases
+from tests.tiny import TINY
+
+TEXT = np.asarray([[7, 8, 9]])
 
 
 def load_config(report, tmp_path):
@@ -36,14 +47,61 @@ def load_header(report, tmp_path):
     assert [read_tensor(files, "x.safetensors", name).tolist() for name in tensors] == [[0.0]]
 
 
-LOADS = {"config": load_config, "header": load_header}
+LORA = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+
+
+def load_adapter(report, tmp_path):
+    keys = {**LORA, **report.value}
+    if report.outcome == "loads":
+        assert peft.LoraConfig.from_peft_type(**keys).r == 4
+    assert PeftConfig.read(keys, path="adapter_config.json").rank == 4
+
+
+def load_generation(report, tmp_path):
+    """A text ends at whichever of the ends comes first, as transformers ends it."""
+    theirs = transformers.GenerationConfig.from_dict(report.value)
+    assert theirs.eos_token_id == report.value["eos_token_id"]
+    model = DecoderForCausalLM(TINY.replace(tie_word_embeddings=False), rngs=nnx.Rngs(0))
+
+    def continued(settings):
+        settings = {"do_sample": False, "pad_token_id": 0, **settings}
+        tokens = model.generate(TEXT, max_new_tokens=6, generation_config=settings)
+        return np.asarray(tokens.sequences)[0, TEXT.shape[1] :].tolist()
+
+    free = continued({})
+    ends = [free[2] if end == 5 else end for end in report.value["eos_token_id"]]
+    stop = min((free.index(end) for end in ends if end in free), default=5)
+    assert stop == (2 if 5 in report.value["eos_token_id"] else 5)
+    assert continued({"eos_token_id": ends}) == free[: stop + 1]
+
+
+def load_tree(report, tmp_path):
+    cairn.Checkpointer(tmp_path / "run").save(1, {"tree": report.value}).wait()
+    loaded = cairn.load(tmp_path / "run", {"tree": report.value})["tree"]
+    assert jax.tree.structure(loaded) == jax.tree.structure(report.value)
+    assert jax.tree.all(jax.tree.map(is_equal, loaded, report.value))
+
+
+def is_equal(one, other):
+    if jax.dtypes.issubdtype(getattr(one, "dtype", np.int32), jax.dtypes.prng_key):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    return np.array_equal(one, other) and np.asarray(one).dtype == np.asarray(other).dtype
+
+
+LOADS = {
+    "config": load_config,
+    "header": load_header,
+    "adapter": load_adapter,
+    "generation": load_generation,
+    "tree": load_tree,
+}
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda one: one.name)
 def test_an_input_of_a_report_is_handled_as_is_right(report, tmp_path):
     load = LOADS[report.kind]
     if report.outcome == "refused":
-        with pytest.raises((ConfigError, StorageError)) as refused:
+        with pytest.raises((InteropError, StorageError)) as refused:
             load(report, tmp_path)
         assert report.text in str(refused.value)
         if report.kind == "config":
