@@ -7,7 +7,12 @@ is written, and then the converter writes none that has the logits.
 """
 
 import json
+import math
+import os
+import random
 import re
+import shutil
+import time
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -384,3 +389,73 @@ def test_our_file_is_the_model_and_as_the_converter_writes_it_or_nobody_has_one(
             both = [part.get(found) for part in (*content(path), *content(others))]
             unexplained.append((found, who, both))
     assert not unexplained
+
+
+FUZZ_SECONDS = float(os.environ.get("CAIRN_FUZZ_SECONDS", "60"))
+SIZES_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+KEPT = re.compile(
+    r".*_token_id|vocab_size|max_position_embeddings|n_positions|transformers_version"
+)
+
+
+def random_options(draws, model_type):
+    """Options of a cell, of which some are replaced."""
+    options = dict(draws.choice(list(cells_of(model_type).values())))
+    values = {**AutoConfig.for_model(model_type).to_dict(), **options}
+    keys = sorted(key for key in values if not KEPT.fullmatch(key))
+    for key in draws.sample(keys, draws.randint(1, 4)):
+        match values[key]:
+            case bool():
+                options[key] = not values[key]
+            case int():
+                options[key] = draws.choice(SIZES_TRIED)
+            case float():
+                options[key] = values[key] * math.exp(draws.uniform(-2, 2)) or draws.random()
+            case str() if "act" in key:
+                options[key] = draws.choice(ACTIVATIONS)
+            case dict() if "rope_type" in values[key]:
+                scaled = dict(values[key])
+                scaled |= draws.choice(list(SCALINGS.values())) if draws.random() < 0.5 else {}
+                if "rope_theta" in scaled:
+                    scaled["rope_theta"] = 10 ** draws.uniform(1, 7)
+                options[key] = scaled
+    return options
+
+
+@pytest.mark.timeout(FUZZ_SECONDS + 300)
+def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
+    seed, ids = random.randrange(1 << 30), tokens(1, LENGTH, VOCABULARY)
+    draws, end = random.Random(seed), time.monotonic() + FUZZ_SECONDS
+    wrong, outcomes = [], {"no model": 0, "refused": 0, "written": 0}
+    for number in range(1 << 30):
+        if time.monotonic() > end:
+            break
+        model_type = draws.choice(list(GGUF_CONFIGS))
+        options, folder = random_options(draws, model_type), tmp_path / f"{number}"
+        try:
+            theirs, saved_at = saved(folder, model_type, **options)
+            expected = torch_logits(theirs, ids, np.ones_like(ids))[0]
+            model = DecoderForCausalLM.from_pretrained(saved_at, auto_shard_model=False)
+        except Exception:  # of many types: transformers', torch's, and our refusals
+            outcomes["no model"] += 1
+            continue
+        try:
+            path, _ = write(folder, model)
+        except ConfigError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["written"] += 1
+        limit = LIMIT_OF_ITS_GELU if "gelu" in model.config.hidden_act else LIMIT
+        try:
+            found = logits_of_file(path, ids[0])
+        except EngineError as exc:
+            wrong.append((model_type, options, f"llama.cpp does not load it: {exc}"))
+            continue
+        error = np.abs(found - expected).max() / np.abs(expected).max()
+        if not error <= limit:
+            wrong.append((model_type, options, f"{error:.2g} of the largest logit"))
+        shutil.rmtree(folder)
+    print(f"seed {seed}: {outcomes}, {len(wrong)} wrong")
+    assert outcomes["written"]
+    assert not wrong
