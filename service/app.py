@@ -46,11 +46,11 @@ from cairn.service.http.openapi import describe_api
 from cairn.service.http.problems import install_handlers, problem_responses
 from cairn.service.http.query_parameters import refuse_unknown_parameters
 from cairn.service.jobs.dbos_engine.jobs import Jobs, open_jobs
-from cairn.service.jobs.watching import Watches
-from cairn.service.jobs.work import start_worker
-from cairn.service.observing.metrics import ServerMetrics
-from cairn.service.observing.requests import ObservedRequests
-from cairn.service.observing.tracing import traced
+from cairn.service.jobs.watches import Watches
+from cairn.service.jobs.worker import start_worker
+from cairn.service.observability.metrics import ServerMetrics
+from cairn.service.observability.requests import ObservedRequests
+from cairn.service.observability.tracing import traced
 from cairn.service.routes import (
     adopt,
     aliases,

@@ -6,9 +6,9 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, WithJsonSchema
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.filters.ordering import LONGEST_ORDER
-from cairn.service.filters.parsing import LONGEST_FILTER
-from cairn.service.observing.metrics import RequestMetrics, ServerMetrics
+from cairn.service.filters.order import LONGEST_ORDER
+from cairn.service.filters.parser import LONGEST_FILTER
+from cairn.service.observability.metrics import RequestMetrics, ServerMetrics
 from cairn.service.schemas import (
     ALIAS_PATTERN,
     LARGEST_NUMBER,

@@ -94,7 +94,7 @@ LONG = (
     "tests/service/test_convert_checked.py",
     "tests/service/test_export_memory.py",
     "tests/service/test_export_resumed.py",
-    "tests/service/test_searching.py",
+    "tests/service/test_search_queries.py",
     "tests/state/adapters/",
     "tests/interop/families/test_gguf",
     "tests/state/hub/test_hub.py",

@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.errors import UnauthenticatedError
 from cairn.service.http.permitted_routes import Permission
-from cairn.service.observing.identity import request_id
+from cairn.service.observability.ids import request_id
 
 
 @dataclass(frozen=True)

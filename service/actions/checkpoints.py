@@ -12,8 +12,8 @@ from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.runs import EVERYTHING, Key, run_row
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.events.lost_records import lost_tombstone
-from cairn.service.catalog.notes import deletion_body, read_deletions, verification_of
 from cairn.service.catalog.queries import RunColumns
+from cairn.service.catalog.step_records import deletion_body, read_deletions, verification_of
 from cairn.service.errors import InvalidRequestError
 from cairn.service.filters.search import Search
 from cairn.service.http.preconditions import Seen

@@ -3,7 +3,7 @@
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries
-from cairn.service.catalog.events.pruning import pruned_events
+from cairn.service.catalog.events.retention import pruned_events
 from cairn.service.errors import EventsPrunedError
 from cairn.service.schemas import Event, EventKind, EventList
 

@@ -9,7 +9,7 @@ from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.roots import Roots
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs.dbos_engine.jobs import Jobs
-from cairn.service.jobs.watching import Watches
+from cairn.service.jobs.watches import Watches
 from cairn.service.settings import Settings
 from cairn.storage.arrays.statistics import Statistics
 from cairn.storage.runs.records.placed import UNREADABLE

@@ -14,7 +14,7 @@ from cairn.interop.placement.rules import Misfit as FoundMisfit
 from cairn.interop.placement.step_plan import Layout
 from cairn.service.actions.caches import OpenStep
 from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs.rule_matching import Matches, match_rules
+from cairn.service.jobs.rule_matches import Matches, match_rules
 from cairn.service.schemas import (
     DeviceBytes,
     Misfit,

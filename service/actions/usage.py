@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import queries
-from cairn.service.catalog.notes import state_of
+from cairn.service.catalog.step_records import state_of
 from cairn.service.schemas import RunUsage, StepUsage
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.usage import run_usage

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
-from cairn.service.catalog.searching import AUDIT, Key, searched_page
+from cairn.service.catalog.search_queries import AUDIT, Key, searched_page
 from cairn.service.filters.search import Search
 from cairn.service.schemas import AuditEvent
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
-from cairn.service.observing.redaction import redact
+from cairn.service.observability.redaction import redact
 from cairn.service.private_files import make_private
 
 BUSY_TIMEOUT_SECONDS = 30

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select
 
 from cairn.service.catalog.models import RevisionRow
 from cairn.service.errors import SettingsError
-from cairn.service.observing.redaction import redact
+from cairn.service.observability.redaction import redact
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

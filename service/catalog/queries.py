@@ -12,8 +12,8 @@ from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.lost_records import problem
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
-from cairn.service.catalog.notes import state_of
-from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
+from cairn.service.catalog.search_queries import CHECKPOINTS, RUNS, Key, searched_page
+from cairn.service.catalog.step_records import state_of
 from cairn.service.filters.search import Search
 from cairn.service.schemas import (
     AVAILABLE,

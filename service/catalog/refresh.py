@@ -16,10 +16,10 @@ from typing import Final
 from sqlalchemy.exc import DataError
 
 from cairn.service.catalog import rows
+from cairn.service.catalog.change_tokens import take_stamp
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
-from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
 from cairn.service.http.limiters import leave_catalog
 from cairn.storage.errors import (

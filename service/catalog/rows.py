@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.events.happenings import (
+from cairn.service.catalog.events.changes import (
     Seen,
     Step,
     Subject,

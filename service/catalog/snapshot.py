@@ -8,10 +8,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
+from cairn.service.catalog.change_tokens import record_stamps
 from cairn.service.catalog.events.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
-from cairn.service.catalog.notes import damage_body
-from cairn.service.catalog.stamps import record_stamps
+from cairn.service.catalog.step_records import damage_body
 from cairn.service.schemas import CheckpointState, Deletion, LostRecord
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.records.aliases import Alias

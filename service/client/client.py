@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from cairn.service.client.download import blocks, download
 from cairn.service.client.events import EventsConnection
-from cairn.service.client.following import follow_operation
+from cairn.service.client.operation_stream import follow_operation
+from cairn.service.client.protocol.backoff import Patience
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
@@ -24,7 +25,6 @@ from cairn.service.client.protocol.paths import (
     segment,
     step_path,
 )
-from cairn.service.client.protocol.patience import Patience
 from cairn.service.client.protocol.requests import given, idempotency, precondition
 from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError

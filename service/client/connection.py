@@ -10,11 +10,11 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from cairn.service.client.protocol.own_key import authorization
+from cairn.service.client.protocol.api_key import authorization
 from cairn.service.client.protocol.paths import DEFAULT_URL, step_path
 from cairn.service.client.protocol.requests import Parameter, given, idempotency
 from cairn.service.client.protocol.responses import raise_for_problem, read_body, unreachable
-from cairn.service.client.protocol.retrying import pause_after, pause_after_break
+from cairn.service.client.protocol.retry_policy import pause_after, pause_after_break
 from cairn.service.schemas import Operation
 
 AT_ONCE: Final = 100

@@ -7,8 +7,8 @@ from http import HTTPStatus
 from typing import Final
 
 from cairn.service.client.connection import Connection
+from cairn.service.client.protocol.backoff import Patience
 from cairn.service.client.protocol.paths import segment
-from cairn.service.client.protocol.patience import Patience
 from cairn.service.client.protocol.requests import Parameter
 from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import (

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import httpx
 
+from cairn.service.client.annotations import NotesConnection
 from cairn.service.client.download import download
-from cairn.service.client.notes import NotesConnection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
     PlannedLeaf,

@@ -6,10 +6,10 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_step
+from cairn.service.client.lookup import find_step
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, is_in_store
-from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.schemas import Better
 
 app: Final = typer.Typer()

@@ -19,9 +19,9 @@ from cairn.service.command.options import (
     errors,
     report,
 )
-from cairn.service.command.printing.documents import JsonOption, print_document
-from cairn.service.command.printing.listings import list_garbage
-from cairn.service.command.printing.tables import print_table
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.listings import list_garbage
+from cairn.service.command.output.tables import print_table
 from cairn.service.errors import AddressError
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size

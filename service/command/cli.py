@@ -18,22 +18,25 @@ import typer
 from cairn.installation import installed_version, missing_extra
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_step
+from cairn.service.client.lookup import find_step
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
-from cairn.service.command import adoption as adoption_commands
+from cairn.service.command import adopt as adoption_commands
+from cairn.service.command import aliases as alias_commands
 from cairn.service.command import annotate as annotate_commands
+from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import create as create_commands
 from cairn.service.command import download as download_commands
+from cairn.service.command import init as init_commands
+from cairn.service.command import plan as plan_commands
 from cairn.service.command import pull as pull_commands
+from cairn.service.command import show as show_commands
+from cairn.service.command import tensors as tensor_commands
+from cairn.service.command import top as top_commands
+from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
-from cairn.service.command.administration import audit as audit_commands
-from cairn.service.command.administration import init as init_commands
-from cairn.service.command.administration.keys import keys_app
-from cairn.service.command.administration.roots import roots_app
-from cairn.service.command.administration.webhooks import webhooks_app
-from cairn.service.command.administration.workers import workers_app
+from cairn.service.command import writer as writer_commands
 from cairn.service.command.doctor.command import app as doctor_app
 from cairn.service.command.failures import (
     KNOWN,
@@ -46,13 +49,8 @@ from cairn.service.command.failures import (
     problem_of,
     usage_problem,
 )
-from cairn.service.command.looking import aliases as alias_commands
-from cairn.service.command.looking import plan as plan_commands
-from cairn.service.command.looking import show as show_commands
-from cairn.service.command.looking import tensors as tensor_commands
-from cairn.service.command.looking import top as top_commands
-from cairn.service.command.looking import usage as usage_commands
-from cairn.service.command.looking import writer as writer_commands
+from cairn.service.command.keys import keys_app
+from cairn.service.command.maintenance import upkeep_app
 from cairn.service.command.options import (
     SIZE,
     AdoptFromOption,
@@ -73,14 +71,16 @@ from cairn.service.command.options import (
     is_in_store,
 )
 from cairn.service.command.options import report as _report
-from cairn.service.command.printing.documents import JsonOption, print_document, print_line
-from cairn.service.command.printing.listings import (
+from cairn.service.command.output.documents import JsonOption, print_document, print_line
+from cairn.service.command.output.listings import (
     list_checkpoints,
     list_operations,
     list_runs,
     name_problems,
 )
-from cairn.service.command.upkeep import upkeep_app
+from cairn.service.command.roots import roots_app
+from cairn.service.command.webhooks import webhooks_app
+from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
     AVAILABLE,
     CheckpointList,
@@ -203,7 +203,7 @@ def serve(
     Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; interrupted jobs
     go on at the next start.
     """
-    from cairn.service.command.processes.serving import serve_until_signalled  # takes seconds
+    from cairn.service.command.server_process import serve_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
 
     settings = load_settings(
@@ -242,7 +242,7 @@ def work(
     It needs the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM
     or Ctrl-C ends it; interrupted jobs go on at its next start, or another worker takes them over.
     """
-    from cairn.service.command.processes.working import work_until_signalled  # takes seconds
+    from cairn.service.command.worker_process import work_until_signalled  # takes seconds
     from cairn.service.settings import DEFAULT_ROOT, load_settings
 
     settings = load_settings(

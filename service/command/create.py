@@ -8,7 +8,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.annotate import labels_of
 from cairn.service.command.options import RootOption, UrlOption, is_in_store
-from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.storage.runs.records.layout import check_run_name
 
 app: Final = typer.Typer()

@@ -7,11 +7,11 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_checkpoint
+from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, errors
-from cairn.service.command.printing.bars import bytes_bar
-from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.output.bars import bytes_bar
+from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.errors import DownloadError
 from cairn.service.schemas import Response
 

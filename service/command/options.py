@@ -9,7 +9,7 @@ from rich.console import Console
 from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.durations import parse_duration
-from cairn.service.command.printing.documents import print_document
+from cairn.service.command.output.documents import print_document
 from cairn.service.command.watch import (
     as_json,
     on_console,

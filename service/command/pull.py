@@ -8,7 +8,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_checkpoint
+from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.client.pull import Pulled, pull
 from cairn.service.command.options import (
@@ -21,7 +21,7 @@ from cairn.service.command.options import (
     UrlOption,
     errors,
 )
-from cairn.service.command.printing.documents import JsonOption, print_line
+from cairn.service.command.output.documents import JsonOption, print_line
 from cairn.service.errors import ClientError, OperationFailedError, PullError
 from cairn.service.schemas import Checkpoint, Response
 

@@ -6,7 +6,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_step
+from cairn.service.client.lookup import find_step
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
@@ -17,8 +17,8 @@ from cairn.service.command.options import (
     console,
     errors,
 )
-from cairn.service.command.printing.documents import JsonOption, print_document
-from cairn.service.command.printing.tables import print_table
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import print_table
 from cairn.service.command.watch import Show, on_console, silently, watch_operation
 from cairn.service.errors import OperationFailedError
 from cairn.service.schemas import CheckpointState, Operation, RepairReport

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from cairn.service.client.client import Client
-from cairn.service.command.printing.bars import bytes_bar
-from cairn.service.command.printing.documents import print_line
+from cairn.service.command.output.bars import bytes_bar
+from cairn.service.command.output.documents import print_line
 from cairn.service.errors import OperationFailedError, WatchEndedError
 from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text

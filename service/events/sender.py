@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events.pruning import prune_events
+from cairn.service.catalog.events.retention import prune_events
 from cairn.service.catalog.models import WebhookRow
 from cairn.service.catalog.roots import Roots
 from cairn.service.errors import SettingsError, TargetRefusedError
@@ -27,10 +27,10 @@ from cairn.service.events.deliveries import (
     take_up,
     waiting_webhooks,
 )
-from cairn.service.events.noticing import Noticing
-from cairn.service.events.posting import PostFailedError, post
+from cairn.service.events.detector import Noticing
+from cairn.service.events.http_post import PostFailedError, post
 from cairn.service.events.retries import wait_after
-from cairn.service.events.signing import signed_headers
+from cairn.service.events.signatures import signed_headers
 from cairn.service.events.targets import parse_target
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import JobsBusyError

@@ -13,7 +13,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events.outbox import EventColumns
 from cairn.service.catalog.models import DeliveryRow, EventRow, WebhookRow
 from cairn.service.errors import UnknownWebhookError
-from cairn.service.events.signing import make_secret
+from cairn.service.events.signatures import make_secret
 from cairn.service.schemas import DeliveryState, EventKind, WebhookRequest
 
 TABLE: Final = ("", "webhooks")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from cairn.service.filters.quoting import quote
+from cairn.service.filters.quotes import quote
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 Value = str | int | float | datetime

@@ -7,8 +7,8 @@ from typing import Self
 
 from cairn.service.filters.expressions import All, AnyOf, Comparison, Expression, Has, Not
 from cairn.service.filters.fields import Field
-from cairn.service.filters.ordering import Term, parse_order
-from cairn.service.filters.parsing import parse_filter
+from cairn.service.filters.order import Term, parse_order
+from cairn.service.filters.parser import parse_filter
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from cairn.service.errors import ProblemError
-from cairn.service.observing.identity import REQUEST_ID_HEADER, request_id
+from cairn.service.observability.ids import REQUEST_ID_HEADER, request_id
 from cairn.service.schemas import MAX_ERRORS, MORE_ERRORS, FieldProblem, Problem
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError

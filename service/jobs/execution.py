@@ -10,7 +10,7 @@ from cairn.service.http.problems import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
 from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.service.jobs.progress import ProgressMeter
-from cairn.service.observing.tracing import span
+from cairn.service.observability.tracing import span
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store.uri import StoreURI
 

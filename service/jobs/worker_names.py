@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
-from cairn.service.observing.redaction import redact
+from cairn.service.observability.redaction import redact
 from cairn.service.private_files import make_private
 from cairn.service.settings import Settings
 

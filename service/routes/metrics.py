@@ -16,8 +16,8 @@ from cairn.service.catalog.external_changes import OUTSIDE_KINDS, count_outside
 from cairn.service.catalog.workers import known_workers
 from cairn.service.events.webhooks import count_dead, waiting_since
 from cairn.service.jobs.worker_names import worker_name
-from cairn.service.observing.metrics import CONTENT_TYPE, ServerMetrics
-from cairn.service.observing.readings import Family, Part, Reading
+from cairn.service.observability.metrics import CONTENT_TYPE, ServerMetrics
+from cairn.service.observability.scraped_metrics import Family, Part, Reading
 from cairn.storage.store.clock import utc_now
 
 router: Final = APIRouter(tags=["health"])

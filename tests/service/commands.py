@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from cairn.service.command import cli, options
-from cairn.service.observing.logs import LIBRARIES
+from cairn.service.observability.logs import LIBRARIES
 from tests.programs.program import run
 
 CAIRN = ("-m", "cairn")

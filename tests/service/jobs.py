@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.service.app import create_app
-from cairn.service.jobs import watching
-from cairn.service.jobs.dbos_engine import waking
+from cairn.service.jobs import watches
+from cairn.service.jobs.dbos_engine import waker
 from cairn.service.jobs.kinds import export_job
 from cairn.service.settings import Settings
 from cairn.state.checkpointing.checkpointer import Checkpointer
@@ -114,8 +114,8 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(waking, "LOOK_SECONDS", 0.05),
-        patch.object(watching, "LOOK_SECONDS", 0.05),
+        patch.object(waker, "LOOK_SECONDS", 0.05),
+        patch.object(watches, "LOOK_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):
         yield client

@@ -10,7 +10,7 @@ from safetensors.numpy import load
 
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
-from cairn.service.jobs import rule_matching
+from cairn.service.jobs import rule_matches
 from cairn.service.schemas import MOST_LAYERS, MOST_MODEL_BYTES
 from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
@@ -144,7 +144,7 @@ def test_every_rule_that_is_none_is_named(http, store):
 
 
 def test_rules_that_take_for_ever_fail_the_job_and_stop_nobody(http, monkeypatch):
-    monkeypatch.setattr(rule_matching, "MATCH_SECONDS", 0.5)
+    monkeypatch.setattr(rule_matches, "MATCH_SECONDS", 0.5)
     started = http.post(ADOPT, json={**BODY, "model": {**MODEL, "map": {SLOW: "x"}}})
     assert started.status_code == 202, started.text
     answered = threading.Event()

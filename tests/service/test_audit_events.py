@@ -8,7 +8,7 @@ from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
-from tests.service.test_searching import pages
+from tests.service.test_search_queries import pages
 
 EVENTS = "/v1/audit-events"
 CHECKPOINTS = "/v1/roots/default/runs/run/checkpoints"

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
-from cairn.service.command.processes import backup
+from cairn.service.command import backup
 from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving
 from tests.service.stores import make_run

@@ -10,12 +10,12 @@ from sqlalchemy import inspect, select
 
 from cairn.service.app import create_app
 from cairn.service.catalog import rows
+from cairn.service.catalog.change_tokens import take_stamp
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.migrate import configuration
 from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
 from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.catalog.snapshot import take_snapshot
-from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import SettingsError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.lease import release
@@ -362,7 +362,7 @@ def settle(folder, monkeypatch):
     """Let a minute pass, for those who look at the folder's times."""
     newest = max(path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")])
     monkeypatch.setattr(
-        "cairn.service.catalog.stamps.time.time_ns", lambda: newest + 60_000_000_000
+        "cairn.service.catalog.change_tokens.time.time_ns", lambda: newest + 60_000_000_000
     )
 
 

@@ -11,7 +11,7 @@ from cairn.service.catalog import queries, rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events.outbox import Happening, tell
 from cairn.service.catalog.refresh import Index
-from cairn.service.events.noticing import Noticing
+from cairn.service.events.detector import Noticing
 from cairn.service.schemas import EventKind
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run

@@ -237,7 +237,7 @@ def test_labels_and_deletions_that_changed_are_read_again_and_others_are_not(
         annotate(run, step, labels={"eval": "running"})
     later = time.time_ns() + 60_000_000_000
     monkeypatch.setattr("cairn.storage.store.files_local.time.time_ns", lambda: later)
-    monkeypatch.setattr("cairn.service.catalog.stamps.time.time_ns", lambda: later)
+    monkeypatch.setattr("cairn.service.catalog.change_tokens.time.time_ns", lambda: later)
     index.refresh_run("default", run)
     annotate(run, 3, labels={"eval": "passed"})
     trash(run, 5)

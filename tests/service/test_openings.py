@@ -52,7 +52,7 @@ OPENINGS: Final = {
     "service/catalog/roots.py": {
         "_places: parse_uri": ADMINISTRATOR,
     },
-    "service/catalog/stamps.py": {
+    "service/catalog/change_tokens.py": {
         "_looks: os.listdir": TIMES,
     },
     "service/jobs/artifacts.py": {

@@ -14,7 +14,7 @@ from flax import nnx
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.partition_axis import PartitionAxis
 from cairn.interop.weights.adoption import model_map
-from cairn.service.jobs import rule_matching
+from cairn.service.jobs import rule_matches
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
@@ -232,7 +232,7 @@ def test_every_expression_that_is_none_is_named(http):
     [r"^(([a-z_/0-9]+)+)!$", "(.*)*(.*)*(.*)*(.*)*=x$"],
 )
 def test_expressions_that_take_for_ever_are_refused_and_stop_nobody(http, monkeypatch, pattern):
-    monkeypatch.setattr(rule_matching, "MATCH_SECONDS", 0.5)
+    monkeypatch.setattr(rule_matches, "MATCH_SECONDS", 0.5)
     began = time.monotonic()
     answer = ask(http, {"fsdp": 2}, rules=[[pattern, []], [".*", []]])
     assert time.monotonic() - began < 5

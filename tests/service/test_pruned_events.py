@@ -8,10 +8,10 @@ from sqlalchemy import func, select
 
 from cairn.service.catalog import queries
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events import pruning
+from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.automations import advance, positions
 from cairn.service.catalog.events.outbox import Happening, tell
-from cairn.service.catalog.events.pruning import prune_events
+from cairn.service.catalog.events.retention import prune_events
 from cairn.service.catalog.models import DeliveryRow, EventRow
 from cairn.service.events import sender
 from cairn.service.schemas import EventKind
@@ -47,7 +47,7 @@ def kept(catalog):
 
 
 def test_old_events_go_but_the_last_of_each_run_whose_number_is_counted_on(catalog, monkeypatch):
-    monkeypatch.setattr(pruning, "AT_ONCE", 2)
+    monkeypatch.setattr(retention, "AT_ONCE", 2)
     for number in range(7):
         happen(catalog, number)
     happen(catalog, 7, run="other")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from cairn.service.app import create_app
 from cairn.service.catalog import engine
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
-from cairn.service.command.processes.backup import back_up
+from cairn.service.command.backup import back_up
 from cairn.service.errors import BackupError, SettingsError
 from cairn.service.jobs import worker_names
 from cairn.service.jobs.dbos_engine import database

@@ -12,7 +12,7 @@ import sqlalchemy.exc
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog.events import pruning
+from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.outbox import Happening, tell
 from cairn.service.schemas import EventKind
 from cairn.service.settings import Settings
@@ -140,7 +140,7 @@ def prune_events(http):
         with catalog.connect(("default", "llama")) as connection:
             happening = Happening(EventKind.RUN_STALLED, "default", "llama", (number,), {})
             tell(connection, happening)
-    pruning.prune_events(catalog, utc_now() + timedelta(days=1), ())
+    retention.prune_events(catalog, utc_now() + timedelta(days=1), ())
 
 
 def visit(http, known, method, path, status):

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cairn.service.errors import SettingsError, TargetRefusedError
-from cairn.service.events import posting, targets
-from cairn.service.events.posting import PostFailedError, post
+from cairn.service.events import http_post, targets
+from cairn.service.events.http_post import PostFailedError, post
 from cairn.service.events.targets import check_addresses, parse_target, resolve
 from cairn.service.settings import Settings
 from tests.service.receivers import receiving
@@ -284,10 +284,10 @@ def test_receiver_is_who_its_certificate_says_or_nothing_is_sent(tmp_path, monke
         with pytest.raises(PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
             post(named, HEADERS, BODY, loopback)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        posting._context.cache_clear()
+        http_post._context.cache_clear()
         try:
             assert post(named, HEADERS, BODY, loopback) == 204
             with pytest.raises(PostFailedError, match="CERTIFICATE_VERIFY_FAILED"):
                 post(numbered, HEADERS, BODY, loopback)
         finally:
-            posting._context.cache_clear()
+            http_post._context.cache_clear()

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.events import retries, sender
-from cairn.service.events.noticing import Noticing
+from cairn.service.events.detector import Noticing
 from cairn.service.events.sender import Sender
 from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
@@ -257,7 +257,7 @@ def nonsense(connection, stop):
     ],
 )
 def test_no_receiver_costs_more_than_a_moment(served, monkeypatch, answer, says):
-    monkeypatch.setattr("cairn.service.events.posting.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("cairn.service.events.http_post.ANSWER_SECONDS", 0.3)
     with raw_receiver(answer) as url:
         webhook, _ = subscribe(served, url)
         served.post(f"/v1/webhooks/{webhook}:test")

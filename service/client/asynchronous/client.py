@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from cairn.service.client.asynchronous.download import blocks, download
 from cairn.service.client.asynchronous.events import AsyncEventsConnection
-from cairn.service.client.asynchronous.following import follow_operation
+from cairn.service.client.asynchronous.operation_stream import follow_operation
 from cairn.service.client.asynchronous.step_files import AsyncStepFilesConnection
+from cairn.service.client.protocol.backoff import Patience
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
@@ -24,7 +25,6 @@ from cairn.service.client.protocol.paths import (
     segment,
     step_path,
 )
-from cairn.service.client.protocol.patience import Patience
 from cairn.service.client.protocol.requests import given, idempotency, precondition
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (

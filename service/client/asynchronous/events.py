@@ -7,8 +7,8 @@ from typing import Final
 import anyio
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
+from cairn.service.client.protocol.backoff import Patience
 from cairn.service.client.protocol.paths import segment
-from cairn.service.client.protocol.patience import Patience
 from cairn.service.client.protocol.requests import Parameter
 from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import (

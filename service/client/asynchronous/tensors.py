@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import httpx
 
+from cairn.service.client.asynchronous.annotations import AsyncNotesConnection
 from cairn.service.client.asynchronous.download import download
-from cairn.service.client.asynchronous.notes import AsyncNotesConnection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
     PlannedLeaf,

@@ -26,8 +26,8 @@ from cairn.service.command.doctor.installation import (
 from cairn.service.command.doctor.server import server_found
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import TIME, UrlOption, console
-from cairn.service.command.printing.documents import JsonOption, print_document
-from cairn.service.command.printing.tables import print_table
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import print_table
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.store.uri import StoreURI

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from cairn.service.catalog.engine import use_wal
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.records import PART
-from cairn.service.observing.redaction import redact
+from cairn.service.observability.redaction import redact
 from cairn.service.private_files import make_private
 from cairn.service.schemas import OperationKind
 

@@ -28,7 +28,7 @@ from cairn.service.jobs.errors import (
     UnknownKindError,
 )
 from cairn.service.jobs.kinds import KINDS
-from cairn.service.jobs.observed import origin
+from cairn.service.jobs.observation import origin
 from cairn.service.jobs.records import (
     PART,
     is_operation,

@@ -40,11 +40,11 @@ from cairn.service.jobs.dbos_engine.database import (
 )
 from cairn.service.jobs.dbos_engine.limiter import Limiter
 from cairn.service.jobs.dbos_engine.parts import Parts
-from cairn.service.jobs.dbos_engine.waking import Waker
+from cairn.service.jobs.dbos_engine.waker import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationStateError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
-from cairn.service.jobs.observed import observed, observed_part
+from cairn.service.jobs.observation import observed, observed_part
 from cairn.service.jobs.records import (
     CANCELLED,
     PART,
@@ -52,7 +52,7 @@ from cairn.service.jobs.records import (
     workflow_name,
 )
 from cairn.service.jobs.worker_names import WorkerName, worker_name
-from cairn.service.observing.metrics import JobMetrics
+from cairn.service.observability.metrics import JobMetrics
 from cairn.service.schemas import OperationKind
 from cairn.service.settings import Settings
 from cairn.storage.store.uri import StoreURI

@@ -9,7 +9,7 @@ from cairn.interop.weights.adoption import model_map
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.errors import NotAllAdoptedError
-from cairn.service.jobs.rule_matching import rename
+from cairn.service.jobs.rule_matches import rename
 from cairn.service.schemas import AdoptedModel
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.orbax_import.adopt import Adoption, adopt

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cairn.service.catalog.notes import read_deletions
+from cairn.service.catalog.step_records import read_deletions
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
 from cairn.service.jobs.policies import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy

@@ -16,7 +16,7 @@ from cairn.service.client import whole_file as on_disk
 from cairn.service.client.addresses import Address
 from cairn.service.client.asynchronous.client import AsyncClient
 from cairn.service.client.asynchronous.connection import AT_ONCE
-from cairn.service.client.asynchronous.finding import find_step
+from cairn.service.client.asynchronous.lookup import find_step
 from cairn.service.client.asynchronous.whole_file import whole_file
 from cairn.service.errors import NoCheckpointError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import Health, OperationState

@@ -11,8 +11,8 @@ import pytest
 
 import cairn
 from cairn import AsyncClient, Client
-from cairn.service.client import finding
-from cairn.service.client.asynchronous import finding as awaited_finding
+from cairn.service.client import lookup
+from cairn.service.client.asynchronous import lookup as awaited_lookup
 from tests.packaging.conftest import ROOT
 
 
@@ -39,13 +39,13 @@ def copied(tmp_path):
 
 def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
     folder = copied.parent
-    changed = (folder / "notes.py").read_text().replace("labels", "marks")
-    (folder / "notes.py").write_text(changed)
+    changed = (folder / "annotations.py").read_text().replace("labels", "marks")
+    (folder / "annotations.py").write_text(changed)
     (folder / "events.py").unlink()
     (copied / "tensors.py").unlink()
     assert sync_client.differences(copied) == [
         f"{folder}/events.py: expected what asynchronous/events.py gives, found another",
-        f"{folder}/notes.py: expected what asynchronous/notes.py gives, found another",
+        f"{folder}/annotations.py: expected what asynchronous/annotations.py gives, found another",
         f"{folder}/tensors.py: expected its source, found none",
     ]
 
@@ -103,7 +103,7 @@ def test_both_have_the_same_methods_with_the_same_signatures():
             inspect.signature(awaited)
         ), name
     for name in ("find_step", "best_step"):
-        assert signature(getattr(awaited_finding, name)) == signature(getattr(finding, name))
+        assert signature(getattr(awaited_lookup, name)) == signature(getattr(lookup, name))
     assert (
         inspect.signature(AsyncClient).parameters.keys()
         == inspect.signature(Client).parameters.keys()
@@ -116,7 +116,7 @@ def test_both_are_public():
 
 def test_the_client_that_waits_loads_nothing_of_the_other():
     program = (
-        "import sys, cairn.service.client.client, cairn.service.client.finding\n"
+        "import sys, cairn.service.client.client, cairn.service.client.lookup\n"
         "found = {'anyio', 'asyncio', 'trio', 'cairn.service.client.asynchronous'}\n"
         "print(sorted(found & set(sys.modules)))"
     )

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_checkpoint
+from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
 from cairn.service.command import pull as pull_module
 from cairn.service.errors import PullError

@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cairn.service.command.printing.tables import print_table
+from cairn.service.command.output.tables import print_table
 from cairn.service.sizes import Size
 
 MOMENT = datetime(2026, 3, 1, 1, 30, tzinfo=timezone(timedelta(hours=2)))

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from cairn.service.client.client import Client
-from cairn.service.command.looking.activity import Looks
+from cairn.service.command.activity import Looks
 from cairn.storage.runs.records.layout import step_dir
 from tests.service.commands import CAIRN, cairn_here, environment
 from tests.service.planes import running_plane

@@ -22,8 +22,8 @@ SOURCES = [
 ]
 PUBLIC = {"os._exit"}
 ALLOWED = {
-    # And `dbos._background_jobs_stop_event`: ADR 26, and `tests/service/test_waking.py`.
-    "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},
+    # And `dbos._background_jobs_stop_event`: ADR 26, and `tests/service/test_waker.py`.
+    "service/jobs/dbos_engine/waker.py": {"event.__class__ = _Wakeable"},
     "state/checkpointing/processes/coordination.py": {"orbax.checkpoint._src.futures"},
     "state/checkpointing/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
 }

@@ -1,0 +1,65 @@
+"""Event stream of one operation, followed to its end across broken connections."""
+
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Final
+
+import anyio
+import httpx
+
+from cairn.service.client.asynchronous.streams import check
+from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.event_stream import EventStream
+from cairn.service.client.protocol.responses import unreachable
+from cairn.service.errors import ProblemResponseError
+from cairn.service.schemas import Operation
+
+# Longer than the pause between two keep-alive comments of the server.
+SILENCE_SECONDS: Final = 60.0
+
+
+async def follow_operation(
+    http: httpx.AsyncClient, path: str, patience: Patience
+) -> AsyncGenerator[Operation, None]:
+    """Yield every state that the stream at `path` reports, up to the final one.
+
+    Args:
+        http: Client of the server.
+        path: Path of the operation's events.
+        patience: Time limit and backoff while the server does not answer.
+
+    Raises:
+        ProblemResponseError: The server refused.
+        ServerUnreachableError: There was no answer for too long.
+    """
+    last_id: str | None = None
+    timeout = httpx.Timeout(patience.seconds, read=SILENCE_SECONDS)
+    while True:
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if last_id is not None:
+            headers["Last-Event-ID"] = last_id
+        try:
+            async with http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                await check(response)
+                patience.answered()
+                if response.status_code == HTTPStatus.NO_CONTENT:
+                    return  # the server has nothing more to say
+                stream = EventStream()
+                async for chunk in response.aiter_bytes():
+                    for event in stream.read(chunk):
+                        patience.begin_again(event.retry_seconds)
+                        if event.id is not None:
+                            if event.id == last_id:
+                                continue  # sent again after a reconnect
+                            last_id = event.id
+                        operation = Operation.model_validate_json(event.data)
+                        yield operation
+                        if operation.state.final:
+                            return
+        except httpx.TransportError as exc:
+            if patience.failed(exc):
+                raise unreachable(f"{http.base_url}{path}", exc) from exc
+        except ProblemResponseError as exc:
+            if patience.failed(exc):
+                raise
+        await anyio.sleep(patience.pause())

@@ -1,1 +1,0 @@
-"""Commands for administrators: keys, workers, webhooks, roots, the audit trail."""

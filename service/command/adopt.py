@@ -1,0 +1,96 @@
+"""`cairn adopt`: imports checkpoints of plain Orbax into a run, where they lie."""
+
+from dataclasses import asdict
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cairn.service.command.failures import ExitStatus
+from cairn.service.command.options import console, errors
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import print_table
+
+if TYPE_CHECKING:
+    from cairn.storage.orbax_import.adopt import Adoption  # imports TensorStore
+
+app: Final = typer.Typer()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = loads(path.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise typer.BadParameter(f"{path}: {exc}") from exc
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+@app.command()
+def adopt(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder or URI that Orbax was given.")
+    ],
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Folder of the run; default: FOLDER.cairn, beside it."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="The folder is one checkpoint, and this its step."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="config.json of the model that the steps hold."),
+    ] = None,
+    paths: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE", help="JSON: regular expressions of paths -> ours."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the checkpoints of plain Orbax in a run, where they lie.
+
+    It reads each checkpoint once, and never changes anything in FOLDER. A later call adds new
+    checkpoints, and names those that were removed or changed. It needs no running control plane.
+    The exit status is 1 if a checkpoint is not listed, or has changed since it was adopted. With
+    --config and --map each step has an item "model" that `cairn convert` exports.
+    """
+    if (config is None) != (paths is None):
+        raise typer.BadParameter("--config and --map go together")
+    from cairn.storage.orbax_import.adopt import adopt as adopt_folder  # imports TensorStore
+
+    model = None
+    if config is not None and paths is not None:
+        from cairn.interop.weights.adoption import model_map
+
+        model = model_map(_json(config), _json(paths))
+    found = adopt_folder(folder, run, step=step, model=model)
+    if json:
+        print_document({**asdict(found), "run": str(found.run)})
+    else:
+        _list_found(found, folder)
+    if not found.ok:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _list_found(found: "Adoption", folder: str) -> None:
+    states = dict.fromkeys(found.adopted, "adopted")
+    states |= dict.fromkeys(found.kept, "as it was")
+    states |= dict.fromkeys(found.gone, "removed by its owner")
+    print_table(console, ("step", "found"), sorted(states.items()))
+    for line in (*found.left, *found.problems):
+        errors.print(line, soft_wrap=True, markup=False)
+    from cairn.storage.store.disk.confinement import is_within  # imports TensorStore
+    from cairn.storage.store.uri import parse_uri
+
+    errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
+    if not is_within(parse_uri(folder), [found.run.parent]):
+        errors.print(
+            f"A server of {found.run.parent} opens its files with: cairn serve --adopt-from "
+            f"{folder}",
+            soft_wrap=True,
+            markup=False,
+        )

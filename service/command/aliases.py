@@ -1,0 +1,67 @@
+"""`cairn aliases`: aliases of a run, and the history of one."""
+
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command import completion
+from cairn.service.command.options import (
+    RootOption,
+    RunArgument,
+    UrlOption,
+    console,
+    errors,
+)
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.schemas import Alias, AliasList, AliasMove
+
+_TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
+
+app: Final = typer.Typer()
+
+
+@app.command()
+def aliases(
+    run: RunArgument,
+    alias: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ALIAS", help="Its history, newest first.", autocompletion=completion.aliases
+        ),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show where a run's aliases point, or who moved one, and why.
+
+    The history has the last hundred moves, even for a deleted alias.
+    """
+    with Client(url) as client:
+        if alias is None:
+            found = client.aliases(run, root=root, refresh=True)
+            if json:
+                print_document(AliasList(aliases=found))
+                return
+            print_table(console, ("alias", *_TITLES), map(_alias, found))
+            for one in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
+                for name in one.aliases if one.damaged is not None else ():
+                    text = f"{name}: {run}/steps/{one.step} is damaged"
+                    errors.print(text, soft_wrap=True, markup=False)
+            return
+        history = client.alias_history(run, alias, root=root)
+        if json:
+            print_document(history)
+        else:
+            print_table(console, _TITLES, map(_move, history.events))
+
+
+def _alias(one: Alias) -> tuple[Cell, ...]:
+    return one.alias, one.step, one.attempt, one.by, one.at, one.reason
+
+
+def _move(one: AliasMove) -> tuple[Cell, ...]:
+    return "(deleted)" if one.deleted else one.step, one.attempt, one.by, one.at, one.reason

@@ -1,0 +1,69 @@
+"""`cairn audit`: shows the audit trail."""
+
+import json as json_text
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.command import completion
+from cairn.service.command.options import TIME, FilterOption, UrlOption, console
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.filters.quotes import quote
+from cairn.service.schemas import LONGEST_GRACE_SECONDS, AuditEvent, AuditEventList
+
+app: Final = typer.Typer()
+
+
+@app.command()
+def audit(
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="About this run.", autocompletion=completion.runs),
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="About this root.", autocompletion=completion.roots),
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(metavar="ACTION", help="Such as alias.promote.")
+    ] = None,
+    caller: Annotated[str | None, typer.Option(metavar="NAME", help="Asked by this one.")] = None,
+    since: Annotated[
+        float | None, typer.Option(help="Within this time before now, such as 7d.", **TIME)
+    ] = None,
+    filter: FilterOption = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most so many; 0: all.")] = 100,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what was asked of the control plane, newest first.
+
+    Only administrators of all roots may read it. A FILTER joins conditions with AND, OR, NOT:
+    outcome = refused AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.
+    """
+    named = {"run": run, "root": root, "action": action, "caller": caller}
+    parts = [f"{name} = {quote(value)}" for name, value in named.items() if value is not None]
+    if since is not None:
+        first = datetime.now(UTC) - timedelta(seconds=min(since, LONGEST_GRACE_SECONDS))
+        parts.append(f"at >= {first.isoformat()}")
+    if filter.strip():
+        parts.insert(0, f"({filter})" if parts else filter)
+    with Client(url) as client:
+        size = min(limit or 1000, 1000)
+        every = client.audit_events(filter=" AND ".join(parts), page_size=size)
+        found = islice(every, limit or None)
+        if json:
+            print_document(AuditEventList(audit_events=list(found)))
+            return
+        titles = ("at (UTC)", "caller", "action", "root", "run", "outcome", "detail")
+        print_table(console, titles, map(_row, found))
+
+
+def _row(event: AuditEvent) -> tuple[Cell, ...]:
+    detail = json_text.dumps(event.detail, ensure_ascii=False)
+    about = event.root, event.run, event.outcome
+    return event.at, event.caller, event.action, *about, detail

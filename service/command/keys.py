@@ -1,0 +1,169 @@
+"""`cairn keys`: makes, lists and revokes keys in the database: the API may have no key yet."""
+
+import getpass
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cairn.service.command.data_folder import administered
+from cairn.service.command.durations import parse_duration
+from cairn.service.command.options import DataOption, console, errors
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import print_table
+from cairn.service.command.secret_files import SecretFileOption, secret_file
+from cairn.service.schemas import (
+    LONGEST_GRACE_SECONDS,
+    NAME_PATTERN,
+    KeyList,
+    KeyRequest,
+    Scope,
+)
+
+if TYPE_CHECKING:
+    from cairn.service.access.callers import Caller
+    from cairn.service.actions.plane import ControlPlane
+
+keys_app: Final = typer.Typer(
+    help="Make, list and revoke keys, in the server's database.",
+    no_args_is_help=True,
+)
+
+
+def _name(text: str) -> str:
+    if re.fullmatch(NAME_PATTERN, text) is None:
+        raise typer.BadParameter(
+            f"expected letters, digits, '.', '_' and '-', 128 at most, found {text!r}"
+        )
+    return text
+
+
+def _names(texts: list[str] | None) -> list[str] | None:
+    return None if texts is None else [_name(text) for text in texts]
+
+
+def _lifetime(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    if not 0 < seconds <= LONGEST_GRACE_SECONDS:
+        raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
+    return seconds
+
+
+@keys_app.command()
+def create(
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", callback=_name, help="Of the caller, for the audit trail."),
+    ],
+    scope: Annotated[Scope, typer.Option(help="What the caller may do.")] = Scope.READ,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", callback=_names, help="Only in this root of the store; may be repeated."
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Such as 90d; default: counts until it is revoked."),
+    ] = None,
+    output: SecretFileOption = None,
+    data_dir: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a key, and print it: this once."""
+    from cairn.service.actions import keys  # imports what a server needs
+
+    request = KeyRequest(
+        name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
+    )
+    # The file first: if it cannot be created, no key is made whose secret nobody sees.
+    with secret_file(output) as file, _plane(data_dir) as (plane, caller):
+        made = keys.create_key(plane, caller, request)
+        if file is not None:
+            file.write(f"{made.key}\n")
+    if json:
+        print_document(made if output is None else made.details)
+        return
+    place = f"in {output}, for CAIRN_KEY_FILE"
+    if output is None:
+        print(made.key)
+        place = "for CAIRN_KEY or a file that CAIRN_KEY_FILE names"
+    errors.print(f"Key {made.details.id}, {place}. It is not told again.", soft_wrap=True)
+
+
+@keys_app.command("list")
+def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
+    """List the keys, without their secrets."""
+    from cairn.service.actions import keys  # imports what a server needs
+
+    with _plane(data_dir) as (plane, _):
+        found = keys.list_keys(plane)
+    if json:
+        print_document(KeyList(keys=found))
+        return
+    titles = ("key", "name", "scope", "roots", "counts", "created (UTC)", "expires", "last used")
+    rows = (
+        (
+            one.id,
+            one.name,
+            one.scope.value,
+            "all" if one.roots is None else ", ".join(one.roots),
+            "yes" if one.counts else "no",
+            one.created,
+            one.expires,
+            one.last_used,
+        )
+        for one in found
+    )
+    print_table(console, titles, rows)
+
+
+@keys_app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its id, from `cairn keys list`.")],
+    data_dir: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a key count no more, for good; running servers refuse it within seconds."""
+    from cairn.service.actions import keys  # imports what a server needs
+
+    with _plane(data_dir) as (plane, caller):
+        revoked = keys.revoke_key(plane, caller, key)
+    if json:
+        print_document(revoked)
+        return
+    print(f"key {key} revoked")
+
+
+@contextmanager
+def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
+    """Open the control plane of the settings, without jobs, with the shell's user as caller."""
+    from cairn.service.access.callers import Caller
+    from cairn.service.actions.plane import ControlPlane
+    from cairn.service.catalog.engine import Catalog
+    from cairn.service.catalog.refresh import Index
+    from cairn.service.catalog.roots import Roots
+
+    settings = administered(data_dir)
+    settings.prepare()
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
+    try:
+        plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
+        yield plane, Caller(f"shell:{_user()}", Scope.ADMIN)
+    finally:
+        catalog.close()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number only
+        return "unknown"

@@ -1,1 +1,0 @@
-"""Commands that read runs and checkpoints, through a control plane or from a store."""

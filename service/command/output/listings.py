@@ -1,0 +1,112 @@
+"""Listings of runs, checkpoints, operations and garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.schemas import Checkpoint, Operation, Run
+from cairn.service.sizes import Size
+
+if TYPE_CHECKING:
+    from cairn.storage.runs.gc import Garbage  # imports TensorStore
+
+
+def list_runs(console: Console, runs: Iterable[Run]) -> None:
+    """Print a table of runs."""
+    titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
+    print_table(console, titles, map(_run, runs))
+
+
+def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
+    """Print a table of checkpoints."""
+    titles = (
+        *("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)", "iterators"),
+        *("verified (UTC)", "metrics"),
+    )
+    print_table(console, titles, map(_checkpoint, checkpoints))
+
+
+def name_problems(errors: Console, runs: Iterable[Run]) -> None:
+    """Print the problems of runs: damaged steps, and records that listings leave out."""
+    for run in runs:
+        if run.damaged_count:
+            steps = (
+                "1 damaged step" if run.damaged_count == 1 else f"{run.damaged_count} damaged steps"
+            )
+            text = f"{run.name}: {steps}: `cairn checkpoints {run.name} --state damaged`"
+            errors.print(text, soft_wrap=True, markup=False)
+        for problem in run.problems:
+            errors.print(f"{run.name}: {problem}", soft_wrap=True, markup=False)
+
+
+def list_operations(console: Console, operations: Iterable[Operation]) -> None:
+    """Print a table of operations."""
+    titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
+    print_table(console, titles, map(_operation, operations))
+
+
+def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
+    """Print a table of removable or removed garbage."""
+    titles = ("kind", "name", "size", "why")
+    rows = ((one.kind.value, one.name, Size(one.nbytes), one.reason) for one in garbage)
+    print_table(console, titles, rows)
+
+
+def _run(run: Run) -> tuple[Cell, ...]:
+    return (
+        run.root,
+        run.name,
+        run.latest_step,
+        run.checkpoint_count,
+        Size(run.bytes),
+        run.created,
+        _parent(run),
+    )
+
+
+def _parent(run: Run) -> str | None:
+    """Name the step that a run was forked from: by run name in the same root, else by URI."""
+    if run.lineage is None:
+        return None
+    folder, _, name = run.lineage.run.rpartition("/")
+    parent = name if folder == run.uri.rpartition("/")[0] else run.lineage.run
+    return f"{parent}/steps/{run.lineage.step}"
+
+
+def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
+    return (
+        checkpoint.step,
+        checkpoint.attempt,
+        checkpoint.state.value,
+        None if checkpoint.bytes is None else Size(checkpoint.bytes),
+        checkpoint.leaves,
+        ", ".join(checkpoint.aliases),
+        checkpoint.created,
+        ", ".join(checkpoint.iterators),
+        checkpoint.verified,
+        ", ".join(f"{name}={value:.6g}" for name, value in sorted(checkpoint.metrics.items())),
+    )
+
+
+def _operation(operation: Operation) -> tuple[Cell, ...]:
+    progress = operation.progress
+    return (
+        operation.id,
+        str(operation.kind),
+        operation.state.value,
+        Size(progress.done_bytes),
+        None if progress.total_bytes is None else Size(progress.total_bytes),
+        operation.created,
+        subject(operation),
+    )
+
+
+def subject(operation: Operation) -> str | None:
+    """Name the run or step that an operation works on, as an argument of `cairn`."""
+    request = operation.request
+    run = request.get("run")
+    return f"{run}/steps/{request['step']}" if "step" in request else run

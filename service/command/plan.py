@@ -1,0 +1,183 @@
+"""`cairn plan`: memory and reads that a checkpoint needs on a mesh of devices."""
+
+import json as json_module
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import ValidationError
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.failures import ExitStatus
+from cairn.service.command.options import (
+    PlacedArgument,
+    RootOption,
+    UrlOption,
+    console,
+    is_in_store,
+)
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.command.served_steps import ServedStep
+from cairn.service.command.tensors import axis_text
+from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
+from cairn.service.sizes import Size
+
+app: Final = typer.Typer()
+
+_SIZE: Final = re.compile(r"[0-9]{1,18}")
+
+
+@app.command()
+def plan(
+    checkpoint: PlacedArgument,
+    mesh: Annotated[
+        str,
+        typer.Option(metavar="AXES", help="Devices along each axis: fsdp=64,tp=4."),
+    ],
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many processes share the devices.")
+    ] = 1,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help='JSON: [["kernel", ["fsdp", "tp"]], [".*", []]]; default: by axis names.',
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Cast floating parameters: bfloat16, ….")
+    ] = None,
+    item: Annotated[
+        list[str] | None,
+        typer.Option("--item", metavar="NAME", help="Load only this one; may be repeated."),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a checkpoint needs on a mesh of devices.
+
+    It shows the placement of the leaves, dimensions that do not divide, bytes per device, memory
+    and reads of each process, and the Python code that loads it so. If the checkpoint does not fit,
+    the exit status is 1.
+    """
+    wanted = _request(mesh, processes, rules, dtype, item)
+    if is_in_store(checkpoint):
+        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+
+        found = StoredStep(checkpoint).plan(wanted)
+    else:
+        with Client(url) as client:
+            found = ServedStep(client, checkpoint, root).plan(wanted)
+    if json:
+        print_document(found)
+    else:
+        _print_plan(found)
+    if not found.fits:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _request(
+    mesh: str, processes: int, rules: Path | None, dtype: str | None, items: list[str] | None
+) -> PlanRequest:
+    body: dict[str, Any] = {
+        "mesh": {"axes": _axes(mesh), "processes": processes},
+        "dtype": dtype,
+        "items": items or None,
+    }
+    if rules is not None:
+        try:
+            body["rules"] = json_module.loads(rules.read_bytes())
+        except (ValueError, RecursionError) as exc:
+            raise typer.BadParameter(f"--rules: expected JSON in {rules}: {exc}") from exc
+    try:
+        return PlanRequest.model_validate(body)
+    except ValidationError as exc:
+        told = [f"{_place(one['loc'])}: {one['msg']}" for one in exc.errors()]
+        raise typer.BadParameter("; ".join(told)) from exc
+
+
+def _axes(text: str) -> dict[str, int]:
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = (one.strip() for one in part.partition("="))
+        if _SIZE.fullmatch(size) is None or name in axes:
+            raise typer.BadParameter(
+                f"--mesh: expected sizes of axes, each once, such as fsdp=64,tp=4; found {part!r}"
+            )
+        axes[name] = int(size)
+    return axes
+
+
+def _place(where: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, where)).removeprefix("mesh.axes.")
+
+
+def _print_plan(found: StepPlan) -> None:
+    mesh = ", ".join(f"{name}={size}" for name, size in found.mesh.items())
+    shared = f" of {found.processes} processes" if found.processes > 1 else ""
+    print(f"mesh: {mesh} ({found.devices} devices{shared})")
+    lacking = f", {found.misfits} leaves do not" if found.misfits else ""
+    print("fits: yes" if found.fits else f"fits: no{lacking}")
+    for problem in found.problems:
+        print(f"problem: {problem}")
+    device = found.bytes_per_device
+    parts = {"model": device.model, "optimizer": device.optimizer, "other": device.other}
+    told = ", ".join(f"{name} {Size(size)}" for name, size in parts.items() if size)
+    print(f"each device: {Size(device.total)} of {Size(found.bytes)} ({told or 'nothing'})")
+    print(f"each process: {Size(found.host_bytes)} of memory, reads {Size(found.read_bytes)}")
+    print(f"read in all: {Size(found.read_bytes_in_all)}")
+    for note in found.notes:
+        print(f"note: {note}")
+    for rule in found.idle_rules:
+        print(f"rule {rule!r} takes no leaf")
+    for text, paths in _misfits(found.leaves).items():
+        print(f"does not fit: {_some(paths)}: {text}")
+    for text, paths in _unmatched(found.leaves).items():
+        print(f"whole: {_some(paths)}: {text}")
+    titles = ("item", "leaf", "how many", "shape", "dtype", "spec", "per device", "rule")
+    alike = Counter(map(_kind, found.leaves))
+    print_table(console, titles, [_row(kind, count) for kind, count in alike.items()])
+    if found.load is not None:
+        print(f"\n{found.load}", end="")
+
+
+def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
+    """Group leaves that do not fit by the reason."""
+    found: dict[str, list[str]] = {}
+    for leaf in leaves:
+        for misfit in leaf.misfits:
+            found.setdefault(misfit.detail, []).append(f"{leaf.item}/{leaf.path}")
+    return found
+
+
+def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
+    """Group large leaves that are whole on every device, unrequested, by the reason."""
+    found: dict[str, list[str]] = {}
+    for leaf in leaves:
+        if leaf.unmatched is not None:
+            found.setdefault(leaf.unmatched, []).append(f"{leaf.item}/{leaf.path}")
+    return found
+
+
+def _some(paths: list[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+
+
+def _kind(leaf: PlannedLeaf) -> tuple[str, str, str, str, str, int, str]:
+    """Return a key that is equal for leaves that differ only in the numbers of their paths."""
+    path = "/".join("*" if part.isdigit() else part for part in leaf.path.split("/"))
+    shape = "x".join(map(str, leaf.shape)) or "()"
+    spec = ", ".join(map(axis_text, leaf.spec)) or "()"
+    return leaf.item, path, shape, leaf.dtype, spec, leaf.bytes_per_device, leaf.rule
+
+
+def _row(kind: tuple[str, str, str, str, str, int, str], count: int) -> tuple[Cell, ...]:
+    item, path, shape, dtype, spec, nbytes, rule = kind
+    return item, path, count, shape, dtype, spec, Size(nbytes), rule

@@ -1,1 +1,0 @@
-"""Processes that the command runs itself: the server, a worker, a backup."""

@@ -1,0 +1,95 @@
+"""Steps of a control plane, as the commands read them that show a checkpoint's contents."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from cairn.service.client.addresses import Address
+from cairn.service.client.client import Client
+from cairn.service.client.lookup import find_step
+from cairn.service.schemas import (
+    Checkpoint,
+    PlanRequest,
+    StepDiff,
+    StepPlan,
+    Tensor,
+    TensorStatistics,
+    TensorValues,
+)
+
+
+class ServedStep:
+    """Listed step of a control plane; it has the interface of `stored_steps.StoredStep`."""
+
+    def __init__(self, client: Client, checkpoint: str, root: str) -> None:
+        """Find the step of an address.
+
+        Raises:
+            AddressError: The text is not an address.
+            NoCheckpointError: The run has no checkpoint yet.
+            ProblemResponseError: There is no such run or alias.
+        """
+        self._client, self._root = client, root
+        self._run, self._step = find_step(client, Address.parse(checkpoint), root)
+
+    def noted(self) -> Checkpoint:
+        """Return the step's metadata: state, size, aliases, labels, metrics."""
+        return self._client.checkpoint(self._run, self._step, root=self._root, refresh=True)
+
+    def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
+        """Yield the step's leaves, by item and path."""
+        return self._client.tensors(
+            self._run, self._step, item=item, prefix=prefix, root=self._root
+        )
+
+    def values(self, path: str, item: str, part: str) -> TensorValues:
+        """Read the values of a leaf, or of a part of it."""
+        return self._client.tensor_values(
+            self._run, self._step, path, part=part, item=item, root=self._root
+        )
+
+    def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
+        """Compute statistics of a leaf's values, or of a part of them."""
+        return self._client.tensor_statistics(
+            self._run, self._step, path, part=part, item=item, root=self._root
+        )
+
+    def save(
+        self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
+    ) -> int:
+        """Write a leaf, or a part of it, to a file; return its size in bytes.
+
+        The file appears once it is complete.
+        """
+        return self._client.download_tensor(
+            self._run, self._step, path, target, part=part, item=item, format=kind, root=self._root
+        )
+
+    def plan(self, wanted: PlanRequest) -> StepPlan:
+        """Plan a load of the step on a mesh: placement, bytes per device, reads."""
+        return self._client.plan(
+            self._run,
+            self._step,
+            wanted.mesh.axes,
+            processes=wanted.mesh.processes,
+            rules=wanted.rules,
+            dtype=wanted.dtype,
+            items=wanted.items,
+            root=self._root,
+        )
+
+    def diff(self, other: "ServedStep", values: bool, item: str | None, prefix: str) -> StepDiff:
+        """Compare this step with another one."""
+        first, *more = self._client.diff(
+            self._run,
+            self._step,
+            other._step,
+            other_run=other._run,
+            values=values,
+            item=item,
+            prefix=prefix,
+            root=self._root,
+            other_root=other._root,
+        )
+        named = [*first.differences, *(one for page in more for one in page.differences)]
+        return first.model_copy(update={"differences": named, "next_page_token": None})

@@ -1,0 +1,232 @@
+"""`cairn show`: metadata, leaves and sharding of a checkpoint."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+from rich.tree import Tree
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, console, errors
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table, readable
+from cairn.service.command.tensors import (
+    ItemOption,
+    PrefixOption,
+    Step,
+    axis_text,
+    opened,
+)
+from cairn.service.errors import ProblemResponseError
+from cairn.service.schemas import Checkpoint, Damage, Tensor, TensorStatistics
+from cairn.service.sizes import Size
+from cairn.storage.errors import UnsupportedLeafError
+
+app: Final = typer.Typer()
+
+_REFUSED: Final = (413, 422)
+_TITLES: Final = ("item", "path", "dtype", "shape", "size", "sharding")
+_STATISTICS: Final = ("min", "max", "mean", "std", "zeros", "nan", "infinite")
+
+Statistics = Mapping[tuple[str, str], TensorStatistics]
+"""Statistics of leaves, by item and path."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Node of the tree of leaves."""
+
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    branches: dict[str, "Branch"] = field(default_factory=dict)
+
+    @property
+    def everything(self) -> Iterator[Tensor]:
+        """All leaves below the branch, at any depth."""
+        yield from self.leaves.values()
+        for branch in self.branches.values():
+            yield from branch.everything
+
+    @property
+    def kind(self) -> object:
+        """Key that is equal for branches that look alike."""
+        leaves = ((name, *_shown(leaf)) for name, leaf in self.leaves.items())
+        return tuple(leaves), tuple((name, one.kind) for name, one in self.branches.items())
+
+    def title(self, name: str) -> Text:
+        """Build the branch's label: its name, its number of leaves and their size."""
+        sizes = [one.bytes for one in self.everything]
+        told = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
+        return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {told}", "dim"))
+
+
+@app.command()
+def show(
+    checkpoint: PlacedArgument,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read all values: their range, mean, deviation.")
+    ] = False,
+    item: ItemOption = None,
+    prefix: PrefixOption = "",
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one checkpoint: its notes, its leaves, their sharding.
+
+    On a terminal, numbered layers that are alike share one branch. The command reads only the
+    index, unless --stats asks for values. It reads a store URI or path in the store itself.
+    """
+    with Client(url) as client:
+        step = opened(client, checkpoint, root)
+        noted = step.noted()
+        tensors = list(step.tensors(item, prefix))
+        found = _statistics(step, tensors) if stats else {}
+    if json:
+        print_document(
+            {
+                "checkpoint": noted.model_dump(mode="json"),
+                "tensors": [one.model_dump(mode="json") for one in tensors],
+                "statistics": [one.model_dump(mode="json") for one in found.values()],
+            }
+        )
+        return
+    for name, value in _lines(noted):
+        console.print(f"{name}: {readable(value)}", soft_wrap=True)
+    if console.is_terminal:
+        for tree in _trees(tensors, found):
+            console.print(tree, soft_wrap=True)
+    else:
+        titles = _TITLES + (_STATISTICS if stats else ())
+        print_table(console, titles, (_row(one, found, stats) for one in tensors))
+
+
+def _statistics(step: Step, tensors: list[Tensor]) -> Statistics:
+    """Compute the statistics of each leaf; print an error for a leaf that has none, and go on."""
+    found = {}
+    for one in tensors:
+        try:
+            found[one.item, one.path] = step.statistics(one.path, one.item, "")
+        except UnsupportedLeafError as error:
+            errors.print(f"{one.item}/{one.path}: {error}", soft_wrap=True)
+        except ProblemResponseError as error:
+            if error.status not in _REFUSED:
+                raise
+            errors.print(f"{one.item}/{one.path}: {error}", soft_wrap=True)
+    return found
+
+
+def _lines(noted: Checkpoint) -> Iterator[tuple[str, str]]:
+    yield "checkpoint", f"{noted.run}/steps/{noted.step}"
+    yield "state", f"{noted.state.value}, attempt {noted.attempt}"
+    if noted.created is not None:
+        yield "created", f"{noted.created:%Y-%m-%d %H:%M:%S} UTC"
+    if noted.bytes is not None:
+        yield "size", f"{Size(noted.bytes)} ({noted.bytes} bytes)"
+    if noted.leaves is not None:
+        yield "leaves", f"{noted.leaves} in {', '.join(noted.items)}"
+    if noted.model_type is not None:
+        yield "model", noted.model_type
+    for name, entries in (
+        ("aliases", noted.aliases),
+        ("labels", [f"{name}={text}" for name, text in noted.labels.items()]),
+        ("metrics", [_metric(noted, name) for name in noted.metrics]),
+        ("iterators", list(noted.iterators)),
+    ):
+        if entries:
+            yield name, ", ".join(entries)
+    if noted.damaged is None:
+        told = f"{noted.verified:%Y-%m-%d %H:%M:%S} UTC" if noted.verified else "never"
+        yield "verified", told
+    else:
+        yield from _damage(noted.damaged)
+    if noted.manifest_digest is not None:
+        yield "digest", noted.manifest_digest
+    yield "folder", noted.uri
+
+
+def _damage(damage: Damage) -> Iterator[tuple[str, str]]:
+    whose = f" (operation {damage.job})" if damage.job else ""
+    yield "verified", f"verification failed {damage.at:%Y-%m-%d %H:%M:%S} UTC{whose}"
+    named = ", ".join(damage.leaves)
+    if damage.leaf_count > len(damage.leaves):
+        named += f" and {damage.leaf_count - len(damage.leaves)} more"
+    if named:
+        yield "damaged leaves", named
+    loads = ", every value loads as it was saved" if damage.loads else ""
+    yield "problems", f"{damage.problem_count}{loads}"
+
+
+def _metric(noted: Checkpoint, name: str) -> str:
+    better = noted.better.get(name)
+    return f"{name}={noted.metrics[name]:g}" + (f" ({better} is better)" if better else "")
+
+
+def _row(one: Tensor, found: Statistics, stats: bool) -> tuple[Cell, ...]:
+    leaf = one.item, one.path, *_shown(one)
+    if not stats:
+        return leaf
+    like = found.get((one.item, one.path))
+    if like is None:
+        return *leaf, *(None for _ in _STATISTICS)
+    numbers = (like.min, like.max, like.mean, like.std)
+    infinite = like.positive_infinity + like.negative_infinity
+    return *leaf, *map(_number, numbers), like.zeros, like.nan, infinite
+
+
+def _shown(one: Tensor) -> tuple[str, str, Size, str | None]:
+    """Return dtype, shape, size and sharding."""
+    spec = None if one.spec is None else ", ".join(map(axis_text, one.spec)) or "()"
+    return one.dtype, "x".join(map(str, one.shape)) or "()", Size(one.bytes), spec
+
+
+def _number(value: float | int | str | None) -> str | None:
+    return value if value is None or isinstance(value, str) else f"{value:.6g}"
+
+
+def _trees(tensors: list[Tensor], found: Statistics) -> Iterator[Tree]:
+    """Yield a tree for each item."""
+    for item, leaves in groupby(tensors, lambda one: one.item):
+        branch = Branch()
+        for leaf in leaves:
+            *folders, last = leaf.path.split("/")
+            inner = branch
+            for name in folders:
+                inner = inner.branches.setdefault(name, Branch())
+            inner.leaves[last] = leaf
+        tree = Tree(branch.title(item))
+        _grow(tree, branch, found)
+        yield tree
+
+
+def _grow(tree: Tree, branch: Branch, found: Statistics) -> None:
+    for name, leaf in branch.leaves.items():
+        tree.add(Text(f"{readable(name)}  {_leaf(leaf, found)}"))
+
+    def kind(name: str) -> object:
+        return name if found or not name.isdecimal() else branch.branches[name].kind
+
+    numbered = sorted(filter(str.isdecimal, branch.branches), key=int)
+    others = [name for name in branch.branches if not name.isdecimal()]
+    for _, group in groupby([*numbered, *others], kind):
+        alike = list(group)
+        told = f"{alike[0]} to {alike[-1]}, {len(alike)} alike" if alike[1:] else alike[0]
+        inner = branch.branches[alike[0]]
+        _grow(tree.add(inner.title(told)), inner, found)
+
+
+def _leaf(one: Tensor, found: Statistics) -> str:
+    dtype, shape, size, spec = _shown(one)
+    told = [f"{dtype}[{shape}]", str(size)]
+    if one.spec is not None:
+        told.append(f"sharded ({spec})" if any(one.spec) else "not sharded")
+    like = found.get((one.item, one.path))
+    if like is not None:
+        told.append(f"{_number(like.min)} to {_number(like.max)}")
+        told.append(f"mean {_number(like.mean)}, std {_number(like.std)}")
+        infinite = like.positive_infinity + like.negative_infinity
+        told += [f"{n} {what}" for n, what in ((like.nan, "NaN"), (infinite, "infinite")) if n]
+    return "  ".join(told)

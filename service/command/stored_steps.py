@@ -1,0 +1,120 @@
+"""Steps of a store, as the commands read them that show a checkpoint's contents."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from cairn.service.actions.caches import OpenStep, StepCache
+from cairn.service.actions.diffs import Side, Wanted, diff_steps
+from cairn.service.actions.plans import plan_step
+from cairn.service.actions.tensors import list_tensors, statistics_of, tensor_values
+from cairn.service.catalog.step_records import verification_of
+from cairn.service.client.whole_file import whole_file
+from cairn.service.schemas import (
+    Checkpoint,
+    PlanRequest,
+    StepDiff,
+    StepName,
+    StepPlan,
+    Tensor,
+    TensorStatistics,
+    TensorValues,
+)
+from cairn.storage.reading.tensor_parts import TensorPart
+from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.store.clock import from_rfc3339
+
+_STEPS = StepCache()
+
+
+class StoredStep:
+    """Listed step of a store, read without a control plane."""
+
+    def __init__(self, checkpoint: str) -> None:
+        """Find the step of a URI or path, with an alias or a step.
+
+        Raises:
+            StorageError: There is no such step.
+        """
+        self.run, self.info = resolve_checkpoint(checkpoint, damaged=None)
+
+    def noted(self) -> Checkpoint:
+        """Return the step's metadata: state, size, aliases, labels, metrics."""
+        manifest, entries = self.run.manifest(self.info), noted_of(self.run, self.info)
+        aliases = self.run.aliases.list()
+        index = manifest.index
+        return Checkpoint(
+            **self._name.model_dump(include={"root", "run", "step"}),
+            attempt=self.info.attempt,
+            uri=str(self.run.step_uri(self.info)),
+            created=from_rfc3339(manifest.created),
+            bytes=manifest.nbytes,
+            leaves=len(manifest.inline_leaves) if index is None else index.leaves,
+            items=list(manifest.items),
+            iterators=manifest.iterators,
+            manifest_digest=self.info.manifest_digest,
+            model_type=None if manifest.model is None else manifest.model.model_type,
+            aliases=[
+                one.alias
+                for one in aliases
+                if (one.step, one.attempt) == (self.info.step, self.info.attempt)
+            ],
+            labels=entries.labels,
+            metrics=entries.metrics,
+            better=entries.better,
+            **verification_of(entries, self.info.state.value),
+        )
+
+    def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
+        """Yield the step's leaves, by item and path."""
+        after, more = 0, True
+        while more:
+            page, more = list_tensors(self._open, item=item, prefix=prefix, after=after, limit=1000)
+            yield from page
+            after += len(page)
+
+    def values(self, path: str, item: str, part: str) -> TensorValues:
+        """Read the values of a leaf, or of a part of it."""
+        return tensor_values(self._part(path, item, part))
+
+    def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
+        """Compute statistics of a leaf's values, or of a part of them."""
+        asked = self._part(path, item, part)
+        return statistics_of(asked, asked.statistics())
+
+    def save(
+        self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
+    ) -> int:
+        """Write a leaf, or a part of it, to a file; return its size in bytes.
+
+        The file appears once it is complete.
+        """
+        file = self._part(path, item, part).file(kind)
+        with whole_file(target) as stream:
+            stream.writelines(file.blocks())
+        return file.nbytes
+
+    def plan(self, wanted: PlanRequest) -> StepPlan:
+        """Plan a load of the step on a mesh: placement, bytes per device, reads."""
+        uri = f"{self.run.uri}/steps/{self.info.step}"
+        return plan_step(self._open, self._name, uri, wanted, after=0, limit=None)[0]
+
+    def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
+        """Compare this step with another one."""
+        return diff_steps(self._side, other._side, Wanted(item, prefix, values))[0]
+
+    @property
+    def _open(self) -> OpenStep:
+        return _STEPS.open(self.run, self.info)
+
+    @property
+    def _name(self) -> StepName:
+        return StepName(root=str(self.run.uri.parent), run=self.run.uri.name, step=self.info.step)
+
+    @property
+    def _side(self) -> Side:
+        return Side.of(self._name, self.run, self.info, _STEPS)
+
+    def _part(self, path: str, item: str, part: str) -> TensorPart:
+        return TensorPart.of(self._open.reader(), item, path, part)

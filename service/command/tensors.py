@@ -1,0 +1,259 @@
+"""`cairn tensors` and `cairn diff`: leaves and values of a checkpoint, and differences of two."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.options import (
+    PlacedArgument,
+    RootOption,
+    UrlOption,
+    console,
+    is_in_store,
+)
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.command.served_steps import ServedStep
+from cairn.service.schemas import (
+    EntryDifference,
+    LeafDifference,
+    StepDiff,
+    Tensor,
+    TensorList,
+    TensorStatistics,
+    TensorValues,
+)
+from cairn.service.sizes import Size
+from cairn.storage.arrays.leaf_paths import keys_of
+
+if TYPE_CHECKING:
+    from cairn.service.command.stored_steps import StoredStep
+
+app: Final = typer.Typer()
+
+ItemOption = Annotated[
+    str | None, typer.Option("--item", metavar="NAME", help="Such as model or optimizer.")
+]
+PrefixOption = Annotated[
+    str, typer.Option("--prefix", metavar="TEXT", help="Leaves whose path begins so.")
+]
+
+Step: TypeAlias = "ServedStep | StoredStep"
+
+_CHANGES: Final = {"only_this": "missing", "only_other": "new"}
+"""Words for the change of a leaf that only one of the two steps has."""
+
+_BAR: Final = 40  # width in characters
+
+
+@app.command()
+def tensors(
+    checkpoint: PlacedArgument,
+    leaf: Annotated[
+        str | None, typer.Argument(metavar="[LEAF]", help="Path of one leaf: show its values.")
+    ] = None,
+    item: ItemOption = None,
+    prefix: PrefixOption = "",
+    part: Annotated[
+        str, typer.Option("--slice", metavar="SLICE", help="As NumPy writes it: 0:10,:,3.")
+    ] = "",
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Range, mean, deviation, histogram of the values.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the values there: .npy or .safetensors."),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the leaves of a checkpoint, or show the values of one.
+
+    For a leaf, the command reads only the chunks that hold the requested values, and checks each
+    against its digest. It reads a store URI, or a path with ./ or / in front, in the store itself.
+    """
+    if leaf is None and (part or stats or out is not None):
+        raise typer.BadParameter("--slice, --stats and --out are of a LEAF: name one")
+    if leaf is not None and prefix:
+        raise typer.BadParameter("--prefix is for the list of leaves: leave LEAF out")
+    if stats and out is not None:
+        raise typer.BadParameter("--stats or --out, not both")
+    kind = None if out is None else _kind(out)
+    with Client(url) as client:
+        step = opened(client, checkpoint, root)
+        if leaf is None:
+            _list(step.tensors(item, prefix), json)
+            return
+        asked = leaf, item or "model", part
+        if out is not None and kind is not None:
+            step.save(*asked, kind, out)
+            print(out)
+        elif stats:
+            _print_statistics(step.statistics(*asked), json)
+        else:
+            _print_values(step.values(*asked), json)
+
+
+def opened(client: Client, checkpoint: str, root: str) -> "Step":
+    """Open the step that a `PlacedArgument` names."""
+    if not is_in_store(checkpoint):
+        return ServedStep(client, checkpoint, root)
+    from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+
+    return StoredStep(checkpoint)
+
+
+def _list(found: Iterator[Tensor], json: bool) -> None:
+    if json:
+        print_document(TensorList(tensors=list(found)))
+        return
+    titles = ("item", "path", "dtype", "shape", "size", "sharding", "digest")
+    print_table(console, titles, map(_row, found))
+
+
+def _row(tensor: Tensor) -> tuple[Cell, ...]:
+    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
+    shape = "x".join(map(str, tensor.shape)) or "()"
+    size = Size(tensor.bytes)
+    return tensor.item, tensor.path, tensor.dtype, shape, size, spec, tensor.digest
+
+
+def axis_text(axis: str | list[str] | None) -> str:
+    """Format the mesh axes of one dimension."""
+    return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)
+
+
+def _kind(out: Path) -> Literal["npy", "safetensors"]:
+    if out.suffix == ".npy":
+        return "npy"
+    if out.suffix == ".safetensors":
+        return "safetensors"
+    raise typer.BadParameter(f"--out: expected a file .npy or .safetensors, found {out.name!r}")
+
+
+def _print_values(found: TensorValues, json: bool) -> None:
+    if json:
+        print_document(found)
+        return
+    import numpy as np
+
+    values = np.asarray(found.values, object).reshape(found.shape)
+    print(np.array2string(values, formatter={"object": str}, separator=", ", threshold=1000))
+
+
+def _print_statistics(found: TensorStatistics, json: bool) -> None:
+    if json:
+        print_document(found)
+        return
+    told = found.model_dump(mode="json", exclude={"histogram", "item", "path"})
+    for name, value in told.items():
+        shown = "x".join(map(str, value)) or "()" if isinstance(value, list) else value
+        print(f"{name.replace('_', ' ')}: {'none' if shown is None else shown}")
+    if found.histogram is None:
+        return
+    start, width = float(found.histogram.start), found.histogram.width
+    counts = found.histogram.counts
+    for number, count in enumerate(counts):
+        bar = "#" * -(-count * _BAR // max(counts))
+        print(f"{start + number * width:>12g} {bar:<{_BAR}} {count}".rstrip())
+
+
+@app.command()
+def diff(
+    checkpoint: PlacedArgument,
+    other: Annotated[
+        str,
+        typer.Argument(metavar="OTHER", help="The checkpoint that it is compared with."),
+    ],
+    values: Annotated[
+        bool, typer.Option("--values", help="Read values that differ: how far apart are they?")
+    ] = False,
+    item: ItemOption = None,
+    prefix: PrefixOption = "",
+    root: RootOption = DEFAULT_ROOT,
+    other_root: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Root of OTHER; default: that of CHECKPOINT.")
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what differs between two checkpoints.
+
+    They may belong to two runs. The command compares leaves by their digests, whatever their
+    sharding. First come leaves that only one checkpoint has, then leaves with another shape or
+    dtype, then the others; with --values, those with the largest relative change first. Write both
+    as store URIs or paths, or neither.
+    """
+    if is_in_store(checkpoint) != is_in_store(other):
+        raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
+    if is_in_store(checkpoint):
+        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+
+        found = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)
+    else:
+        with Client(url) as client:
+            that = ServedStep(client, other, other_root or root)
+            found = ServedStep(client, checkpoint, root).diff(that, values, item, prefix)
+    if json:
+        print_document(found)
+        return
+    _print_diff(found)
+
+
+def _print_diff(found: StepDiff) -> None:
+    counts = found.leaves.model_dump()
+    told = ", ".join(f"{n} {_CHANGES.get(name, name)}" for name, n in counts.items() if n)
+    print(f"leaves: {told or 'none'}")
+    for title, entries in (
+        ("config", found.config),
+        ("metric", found.metrics),
+        ("label", found.labels),
+    ):
+        for entry in entries:
+            print(f"{title} {'/'.join(keys_of(entry.path))}: {_entry(entry)}")
+    if found.differences:
+        titles = ("change", "item", "path", "this", "other", "differing", "max abs", "relative")
+        print_table(console, titles, map(_difference, sorted(found.differences, key=_rank)))
+
+
+def _rank(one: LeafDifference) -> tuple[int, float]:
+    """Return a sort key: leaves of one step only, then other shapes, then the largest changes."""
+    place = 0 if one.change in _CHANGES else 1 if one.change in ("shape", "dtype") else 2
+    if one.values is None or not one.values.differing:
+        return place, 0.0
+    change = one.values.relative  # None: from all zeros, or not finite; such a change sorts first
+    return place, -math.inf if change is None or math.isnan(change) else -change
+
+
+def _entry(entry: EntryDifference) -> str:
+    if entry.change == "only_this":
+        return f"{entry.this} -> (none)"
+    if entry.change == "only_other":
+        return f"(none) -> {entry.other}"
+    return f"{entry.this} -> {entry.other}"
+
+
+def _difference(one: LeafDifference) -> tuple[Cell, ...]:
+    values = one.values
+    return (
+        _CHANGES.get(one.change, one.change),
+        one.item,
+        one.path,
+        _kind_of(one.this),
+        _kind_of(one.other),
+        one.not_compared if values is None else f"{values.differing} of {values.elements}",
+        None if values is None or values.max_absolute is None else f"{values.max_absolute:g}",
+        None if values is None or values.relative is None else f"{values.relative:.3g}",
+    )
+
+
+def _kind_of(tensor: Tensor | None) -> str | None:
+    if tensor is None:
+        return None
+    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"

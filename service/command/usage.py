@@ -1,0 +1,55 @@
+"""`cairn usage`: bytes of a run and its steps in the store."""
+
+from typing import Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.client.protocol.paths import DEFAULT_ROOT
+from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import Cell, print_table
+from cairn.service.schemas import RunUsage, StepUsage
+from cairn.service.sizes import Size, size_text
+
+app: Final = typer.Typer()
+
+
+@app.command()
+def usage(
+    run: RunArgument,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a run takes in the store, and each of its steps.
+
+    If steps share a file, its bytes count for the first of them only. The command reads a store
+    URI, or a path with ./ or / in front, in the store itself.
+    """
+    if is_in_store(run):
+        from cairn.service.actions.usage import usage_of
+        from cairn.storage.runs.run import Run
+
+        found_run = Run.open(run)
+        found = usage_of(found_run, str(found_run.uri.parent))
+    else:
+        with Client(url) as client:
+            found = client.usage(run, root=root)
+    if json:
+        print_document(found)
+        return
+    titles = ("step", "attempt", "state", "created (UTC)", "size", "added", "own")
+    print_table(console, titles, map(_row, found.steps))
+    print(_summary(found))
+
+
+def _row(one: StepUsage) -> tuple[Cell, ...]:
+    sizes = Size(one.bytes), Size(one.added), Size(one.own)
+    return one.step, one.attempt, one.state.value, one.created, *sizes
+
+
+def _summary(found: RunUsage) -> str:
+    uses = ", ".join(f"{use} {size_text(size)}" for use, size in found.uses.items() if size)
+    told = f"{found.bytes} bytes in {found.files} files: {uses or 'nothing'}"
+    return f"{told}; `cairn gc` would free {size_text(found.garbage)}"

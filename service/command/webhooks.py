@@ -1,0 +1,175 @@
+"""`cairn webhooks`: receivers of events, and the deliveries to them."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.command.options import UrlOption, console, errors
+from cairn.service.command.output.documents import JsonOption, print_document
+from cairn.service.command.output.tables import print_table
+from cairn.service.command.secret_files import SecretFileOption, secret_file
+from cairn.service.schemas import (
+    Delivery,
+    DeliveryList,
+    DeliveryState,
+    EventKind,
+    WebhookList,
+)
+
+webhooks_app: Final = typer.Typer(help="Send events of checkpoints to a URL.", no_args_is_help=True)
+
+SHOWN: Final = 50
+"""Default number of deliveries to list."""
+
+WebhookArgument = Annotated[
+    str, typer.Argument(metavar="WEBHOOK", help="Its id, from `cairn webhooks list`.")
+]
+DeliveryArgument = Annotated[
+    int, typer.Argument(metavar="N", help="Its number, from `cairn webhooks deliveries`.")
+]
+
+
+@webhooks_app.command()
+def create(
+    address: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.")],
+    kind: Annotated[
+        list[EventKind] | None,
+        typer.Option(metavar="KIND", help="Tell of this only; may be repeated."),
+    ] = None,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tell of this root only; may be repeated."),
+    ] = None,
+    runs: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Tell of runs with such a name.")
+    ] = "*",
+    output: SecretFileOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have events sent to an address, and print the secret that they are signed with: this once."""
+    # The file first: if it cannot be created, no webhook is made whose secret nobody sees.
+    with secret_file(output) as file, Client(url) as client:
+        made = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
+        if file is not None:
+            file.write(f"{made.secret}\n")
+    if json:
+        print_document(made if output is None else made.details)
+        return
+    place = f"in {output}, " if output is not None else ""
+    if output is None:
+        print(made.secret)
+    errors.print(
+        f"The secret of webhook {made.details.id}, {place}for its receiver. It is not told again.",
+        soft_wrap=True,
+    )
+
+
+@webhooks_app.command("list")
+def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List who is told, of what, and how many events were not taken."""
+    with Client(url) as client:
+        found = client.webhooks()
+    if json:
+        print_document(WebhookList(webhooks=found))
+        return
+    titles = ("webhook", "url", "kinds", "roots", "runs", "pending", "dead", "created (UTC)")
+    rows = (
+        (
+            one.id,
+            one.url,
+            _listed(one.kinds),
+            _listed(one.roots),
+            one.runs,
+            one.pending,
+            one.dead,
+            one.created,
+        )
+        for one in found
+    )
+    print_table(console, titles, rows)
+
+
+@webhooks_app.command()
+def delete(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Send to an address no more; what was not delivered is dropped."""
+    with Client(url) as client:
+        client.delete_webhook(webhook)
+        left = client.webhooks()
+    if json:
+        print_document(WebhookList(webhooks=left))
+        return
+    print(f"webhook {webhook} deleted")
+
+
+@webhooks_app.command("test")
+def send_test(webhook: WebhookArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Send an event that did not happen."""
+    with Client(url) as client:
+        _print_delivery(client.test_webhook(webhook), json=json)
+
+
+@webhooks_app.command()
+def deliveries(
+    webhook: WebhookArgument,
+    state: Annotated[
+        DeliveryState | None, typer.Option(help="Only those in this state; default: all.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The newest, at most so many.")
+    ] = SHOWN,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List what became of each event, newest first."""
+    with Client(url) as client:
+        found = [*islice(client.deliveries(webhook, state=state), most)]
+    if json:
+        print_document(DeliveryList(deliveries=found))
+        return
+    _print_deliveries(found)
+
+
+@webhooks_app.command()
+def redeliver(
+    webhook: WebhookArgument,
+    delivery: DeliveryArgument,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Send an event again, whatever came of it; later ones of its run wait for it."""
+    with Client(url) as client:
+        _print_delivery(client.redeliver(webhook, delivery), json=json)
+
+
+def _print_delivery(delivery: Delivery, *, json: bool) -> None:
+    if json:
+        print_document(delivery)
+    else:
+        _print_deliveries([delivery])
+
+
+def _print_deliveries(deliveries: Iterable[Delivery]) -> None:
+    titles = ("n", "event", "run", "at (UTC)", "state", "tries", "status", "seconds", "problem")
+    rows = (
+        (
+            one.id,
+            one.event.kind,
+            "/".join(filter(None, (one.event.root, one.event.run))),
+            one.event.at,
+            one.state.value,
+            one.attempts,
+            one.tries[-1].status if one.tries else None,
+            f"{one.tries[-1].seconds:g}" if one.tries else None,
+            one.tries[-1].error if one.tries else None,
+        )
+        for one in deliveries
+    )
+    print_table(console, titles, rows)
+
+
+def _listed(names: list[str] | None) -> str:
+    return "all" if names is None else ", ".join(names)

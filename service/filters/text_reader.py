@@ -1,0 +1,156 @@
+"""Reader of a text from left to right, which reports the position of errors."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Final, NoReturn
+
+from cairn.service.errors import InvalidRequestError
+from cairn.service.filters.expressions import Path
+from cairn.service.filters.fields import Field
+from cairn.service.filters.quotes import unquote
+
+_SPACE: Final = re.compile(r"\s*")
+_NAME: Final = re.compile(r"""[^\s()"'=!<>:.,\\]+""")
+_WORD: Final = re.compile(r"""[^\s()"'=!<>,\\]+""")
+_STRING: Final = re.compile(r""""(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*\'""")
+_SHOWN: Final = 40  # characters of the found text in an error
+
+_KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
+    "size": "a checkpoint's size is `bytes`",
+}
+
+
+class Text:
+    """Query parameter that is read up to a position."""
+
+    def __init__(self, text: str, parameter: str, *, kept: Mapping[str, Field]) -> None:
+        """Begin to read a query parameter, about entries with these fields."""
+        self._text, self._parameter, self._kept = text, parameter, kept
+        self._at = 0
+
+    def place(self) -> int:
+        """Skip spaces, and return the position of the next word."""
+        found = _SPACE.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._at
+
+    def at_end(self) -> bool:
+        """Return whether only spaces are left."""
+        return self.place() == len(self._text)
+
+    def take(self, *signs: str) -> str | None:
+        """Read one of several signs, if it comes next; longer signs must come first in `signs`."""
+        at = self.place()
+        for sign in signs:
+            if self._text.startswith(sign, at):
+                self._at += len(sign)
+                return sign
+        return None
+
+    def take_word(self, *words: str) -> str | None:
+        """Read one of several words, if it comes next."""
+        found = _WORD.match(self._text, self.place())
+        if found is None or found[0] not in words:
+            return None
+        self._at = found.end()
+        return found[0]
+
+    def string(self, expected: str) -> str | None:
+        """Read a quoted text, if it comes next, and return it without quotes."""
+        at = self.place()
+        if self._text[at : at + 1] not in ("'", '"'):
+            return None
+        found = _STRING.match(self._text, at)
+        if found is None:
+            self.refuse(
+                f"{expected}, between quotes that are closed; in them, a quote or a backslash "
+                "after a backslash stands for itself, and nothing else may follow one",
+                at=at,
+            )
+        self._at = found.end()
+        return unquote(found[0])
+
+    def word(self) -> str | None:
+        """Read a text without quotes, up to a space, comma, parenthesis or operator."""
+        found = _WORD.match(self._text, self.place())
+        if found is None:
+            return None
+        self._at = found.end()
+        return found[0]
+
+    def path(self) -> tuple[Path, Field]:
+        """Read a field, or a member of a keyed field, and return it with the field's definition.
+
+        Raises:
+            InvalidRequestError: Something else comes next.
+        """
+        at = self.place()
+        found = _NAME.match(self._text, at)
+        if found is None:
+            self.refuse(f"a field: {self._fields()}")
+        field = self._kept.get(found[0])
+        if field is None:
+            near = get_close_matches(found[0], self._kept, n=1)
+            other = _KEPT_ELSEWHERE.get(found[0])
+            hint = f"; {other}" if other else f" (did you mean {near[0]}?)" if near else ""
+            self.refuse(f"a field: {self._fields()}{hint}", at=at)
+        self._at = found.end()
+        if not self._text.startswith(".", self._at):
+            return Path(found[0]), field
+        if not field.keyed:
+            self.refuse(f"an operator: {found[0]} has no parts")
+        self._at += 1
+        return Path(found[0], self._key(found[0])), field
+
+    def key(self, field: str) -> str:
+        """Read the name of a member of a keyed field.
+
+        Raises:
+            InvalidRequestError: Something else comes next.
+        """
+        self.place()
+        return self._key(field)
+
+    def _key(self, field: str) -> str:
+        expected = f"a name of one of {field}"
+        start = self._at
+        if self._text[start : start + 1] in ("'", '"'):
+            return self.string(expected) or ""
+        found = _NAME.match(self._text, start)
+        if found is None:
+            self.refuse(f"{expected}; between quotes if it has other letters", at=start)
+        self._at = found.end()
+        if self._text.startswith(".", self._at):
+            self.refuse(f'quotes around a name that has dots, such as {field}."eval.loss"')
+        return found[0]
+
+    def refuse(self, expected: str, *, at: int | None = None) -> NoReturn:
+        """Raise an error that names a position, what was expected there, and what was found.
+
+        Args:
+            expected: Description of what was expected.
+            at: Position; None: that of the next word.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        place = self.place() if at is None else at
+        rest = self._text[place:]
+        shown = repr(rest[:_SHOWN] + "…" * (len(rest) > _SHOWN)) if rest else "its end"
+        detail = f"at character {place + 1}: expected {expected}; found {shown}"
+        self.refuse_all(detail)
+
+    def refuse_all(self, detail: str) -> NoReturn:
+        """Raise an error about the whole text.
+
+        Raises:
+            InvalidRequestError: Always.
+        """
+        field = f"query.{self._parameter}"
+        raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
+
+    def _fields(self) -> str:
+        return ", ".join(
+            f"{name}.NAME" if field.keyed else name for name, field in self._kept.items()
+        )

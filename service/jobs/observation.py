@@ -1,0 +1,88 @@
+"""Observation of a job while a worker executes it: metrics, a span, and ids in the log."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from cairn.service.jobs.context import JobCancelled, JobInterrupt
+from cairn.service.observability.ids import job_of, request_id
+from cairn.service.observability.metrics import JobMetrics
+from cairn.service.observability.tracing import span, trace_carrier
+
+logger = logging.getLogger(__name__)
+
+REQUEST: Final = "cairn.request_id"
+TRACE: Final = "cairn.trace"
+
+
+def origin() -> dict[str, Any]:
+    """Return the ids of the current request, to be stored with the job that it starts."""
+    found: dict[str, Any] = {}
+    if (request := request_id()) is not None:
+        found[REQUEST] = request
+    if carrier := trace_carrier():
+        found[TRACE] = carrier
+    return found
+
+
+@contextmanager
+def observed(
+    metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
+) -> Iterator[None]:
+    """Observe a job that is executed inside the block.
+
+    Args:
+        metrics: Metrics of the worker.
+        kind: Kind of the job.
+        operation_id: Id of the job.
+        started_by: Value of `origin` when the job was started.
+    """
+    with (
+        job_of(operation_id, started_by.get(REQUEST)),
+        metrics.job(kind, _outcome),
+        span(f"job {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+    ):
+        told.note("cairn.operation_id", operation_id)
+        logger.info("job begins", extra={"kind": kind})
+        outcome = "failed"
+        try:
+            yield
+            outcome = _outcome(None)
+        except BaseException as exc:
+            outcome = _outcome(exc)
+            raise
+        finally:
+            told.note("cairn.outcome", outcome)
+            told.fail(outcome == "failed")
+            logger.info("job ends", extra={"kind": kind, "outcome": outcome})
+
+
+@contextmanager
+def observed_part(
+    kind: str, operation_id: str, name: str, started_by: Mapping[str, Any]
+) -> Iterator[None]:
+    """Observe a part of a job that is executed inside the block.
+
+    Args:
+        kind: Kind of the job.
+        operation_id: Id of the job.
+        name: Name of the part.
+        started_by: Value of `origin` when the job was started.
+    """
+    with (
+        job_of(operation_id, started_by.get(REQUEST)),
+        span(f"part of {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+    ):
+        told.note("cairn.operation_id", operation_id)
+        told.note("cairn.part", name)
+        yield
+
+
+def _outcome(error: BaseException | None) -> str:
+    """Return the outcome's name; `interrupted` means that the job goes on later or elsewhere."""
+    if error is None:
+        return "succeeded"
+    if isinstance(error, JobCancelled):
+        return "cancelled"
+    return "interrupted" if isinstance(error, JobInterrupt) else "failed"

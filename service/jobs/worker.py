@@ -1,0 +1,39 @@
+"""Worker of a process, with its name in the catalog and a refresh of the runs that it changes."""
+
+from contextlib import suppress
+
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.catalog.roots import Roots
+from cairn.service.catalog.workers import note_worker
+from cairn.service.jobs.dbos_engine.worker import Worker, launch_worker
+from cairn.service.observability.metrics import JobMetrics
+from cairn.service.settings import Settings
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs.run import Run
+
+
+def start_worker(
+    settings: Settings, catalog: Catalog, *, version: str, metrics: JobMetrics
+) -> Worker:
+    """Start the worker that the settings name.
+
+    Args:
+        settings: Settings of the server.
+        catalog: Catalog to record the worker in, and to refresh after a job has changed a run.
+        version: Version of Cairn.
+        metrics: Metrics of the jobs.
+
+    Raises:
+        JobsBusyError: This process has a worker already, or another process has its name.
+        SettingsError: Its database or data folder cannot be opened.
+    """
+    index, roots = Index(catalog), Roots(catalog, settings.root_uris)
+
+    def changed(root: str, run: str) -> None:
+        with suppress(RunNotFoundError):  # a fork that failed has no run
+            index.refresh_run(root, Run(roots[root] / run))
+
+    worker = launch_worker(settings, roots, changed=changed, metrics=metrics)
+    note_worker(catalog, settings.executor_id, version=version)
+    return worker
