@@ -44,8 +44,8 @@ def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
     (folder / "events.py").unlink()
     (copied / "tensors.py").unlink()
     assert sync_client.differences(copied) == [
-        f"{folder}/events.py: expected what asynchronous/events.py gives, found another",
         f"{folder}/annotations.py: expected what asynchronous/annotations.py gives, found another",
+        f"{folder}/events.py: expected what asynchronous/events.py gives, found another",
         f"{folder}/tensors.py: expected its source, found none",
     ]
 
