@@ -74,7 +74,7 @@ class Cairn(Contender):
     label = "Cairn"
     takes_host_arrays = False
     asynchronous = restores = buckets = True
-    keep_buffers: ClassVar[bool] = False
+    reuse_buffers: ClassVar[bool] = False
 
     def __init__(self, place: str) -> None:
         from cairn.state.checkpointing import checkpointer, loading  # noqa: F401  imports are not measured
@@ -95,7 +95,7 @@ class Cairn(Contender):
         from cairn.state.checkpointing.checkpointer import Checkpointer
 
         if self._checkpointer is None:
-            self._checkpointer = Checkpointer(self.run_uri, keep_buffers=self.keep_buffers)
+            self._checkpointer = Checkpointer(self.run_uri, reuse_buffers=self.reuse_buffers)
         wait: Callable[[], None] = self._checkpointer.save(step, state, meta={}).wait
         return wait
 
@@ -116,7 +116,7 @@ class CairnKept(Cairn):
 
     label = "Cairn with kept buffers"
     restores = False  # its files are those of the other
-    keep_buffers = True
+    reuse_buffers = True
 
 
 class OrbaxDefault(Contender):

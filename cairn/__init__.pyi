@@ -28,9 +28,9 @@ from .state.checkpointing.checkpointer import Checkpointer as Checkpointer
 from .state.checkpointing.loading import load as load
 from .state.checkpointing.save_policy import DueReason as DueReason
 from .state.checkpointing.save_policy import SavePolicy as SavePolicy
+from .state.checkpointing.saves.dedup_policy import DedupPolicy as DedupPolicy
 from .state.checkpointing.saves.save_handle import SaveHandle as SaveHandle
 from .state.checkpointing.saves.save_handle import SaveState as SaveState
-from .state.checkpointing.saves.sharing_policy import SharingPolicy as SharingPolicy
 from .state.drop_in.checkpoint_manager import CheckpointManager as CheckpointManager
 from .state.errors import NotInitializedError as NotInitializedError
 from .state.errors import OptimizerError as OptimizerError

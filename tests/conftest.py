@@ -86,7 +86,7 @@ LONG = (
     "tests/test_benchmarks.py",
     "tests/faults/",
     "tests/multi_process/",
-    "tests/state/checkpointing/saves/test_arrival.py",
+    "tests/state/checkpointing/saves/test_file_check.py",
     "tests/storage/runs/test_protocol.py",
     "tests/service/command/test_serve.py",
     "tests/service/command/test_top_cli.py",
@@ -101,7 +101,7 @@ LONG = (
     "tests/state/module/",
     "tests/storage/orbax_import/test_adopt.py",
     "tests/storage/runs/test_repair.py",
-    "tests/state/checkpointing/saves/test_unchanged.py",
+    "tests/state/checkpointing/saves/test_dedup.py",
     "tests/state/checkpointing/test_checkpointer.py",
     "tests/test_main_job.py",
 )

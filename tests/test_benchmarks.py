@@ -24,7 +24,7 @@ from benchmarks import (
     storage_limits,
     storage_rows,
 )
-from cairn.state.checkpointing.processes import patience
+from cairn.state.checkpointing.processes import straggler_log
 from examples.demo import servers
 from tests.devices import xla_flags
 from tests.programs.program import run
@@ -175,7 +175,7 @@ def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path
 
 def test_simulated_processes_run_the_real_code_and_stay_within_budgets(tmp_path, monkeypatch):
     """A few of them, with two layers; the real rows of the file stay."""
-    monkeypatch.setattr(patience, "TOLD_SECONDS", 0.2)
+    monkeypatch.setattr(straggler_log, "FIRST_LOG_SECONDS", 0.2)
     output = tmp_path / "many_hosts.json"
     real = {"row": "save", "processes": 2, **dict.fromkeys(("requests", "bytes", "ratio"), 7)}
     output.write_text(json.dumps([real]))

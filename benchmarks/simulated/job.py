@@ -30,8 +30,8 @@ from benchmarks.simulated.network import Coordination, OfEach, Rounds
 from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
 from cairn.state.checkpointing.processes import background, exchange, gathering
 from cairn.state.checkpointing.restores import filling, shared_leaves, targets
-from cairn.state.checkpointing.saves import engine, held_arrays
-from cairn.storage.arrays import data_file_writers, data_files, paged_table
+from cairn.state.checkpointing.saves import engine, host_arrays
+from cairn.storage.arrays import paged_table, value_files, value_sinks
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_files import shard_index
 from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, STEP_METADATA
@@ -270,7 +270,7 @@ class SimulatedJob:
             patch(exchange, "_rounds", self._rounds)
             patch(exchange, "_answered", self._answered)
             patch(objects, "_open_stores", OfEach(self.process))
-            patch(held_arrays, "_layout", cached(held_arrays._layout))
+            patch(host_arrays, "_layout", cached(host_arrays._layout))
             patch(targets, "_places", cached(targets._places))
             patch(paged_table, "_sha256", _once_of_memory(paged_table._sha256))
             patch(step_index, "hashlib", SimpleNamespace(sha256=_once_of_memory(hashlib.sha256)))

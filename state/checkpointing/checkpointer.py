@@ -22,15 +22,16 @@ from typing import Any, ClassVar, Final, Self, SupportsIndex
 import jax
 
 from cairn.state.checkpointing import exit_guard
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.loading import StepChoice, load
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.processes import agreement, background
+from cairn.state.checkpointing.saves.dedup import Dedup, DedupSources
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.engine import begin_step, orbax_folder
-from cairn.state.checkpointing.saves.file_origins import FileOrigins
-from cairn.state.checkpointing.saves.kept_buffers import KeptBuffers
-from cairn.state.checkpointing.saves.pinned_growth import PinnedGrowth
-from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, take_call_time
+from cairn.state.checkpointing.saves.host_buffers import HostBuffers
+from cairn.state.checkpointing.saves.pinned_warmup import PinnedWarmup
+from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, pop_call_time
 from cairn.state.checkpointing.saves.save_job import SaveJob, failure, job_environment
 from cairn.state.checkpointing.saves.save_metrics import (
     prepare_metrics,
@@ -39,19 +40,17 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_started,
 )
 from cairn.state.checkpointing.saves.saves import (
-    HeldItems,
-    Item,
+    HostTrees,
     Memory,
+    PreparedTree,
     Save,
     kinds_of_leaves,
     prepare,
     to_copy,
 )
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.state.checkpointing.saves.staging import pinned_budget
-from cairn.state.checkpointing.saves.unchanged import Unchanged
-from cairn.state.checkpointing.skipped_damage import take_skip
-from cairn.storage.arrays.data_files import Compression
+from cairn.state.checkpointing.skipped_steps import pop_skipped
+from cairn.storage.arrays.value_files import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import Look
@@ -86,11 +85,11 @@ class Checkpointer:
         writer_id: id of this writer, constant over restarts; default `default_writer_id()`.
         clock: tells the time.
         lease_ttl: seconds for which the run stays reserved for this writer if it dies.
-        sharing: how long steps share the files of unchanged values.
-        keep_buffers: copy the arrays of CPU devices, and NumPy arrays, into memory that is kept for
-            the next save, see `kept_bytes`. A training step that donates them right after a save
-            then need not wait for XLA to copy them into new memory. Costs as much host memory as
-            this process has of the state, until `close`.
+        dedup: how long steps share the files of unchanged values.
+        reuse_buffers: copy the arrays of CPU devices, and NumPy arrays, into memory that the next
+            save uses again, see `buffer_bytes`. A training step that donates them right after a
+            save then need not wait for XLA to copy them into new memory. Costs as much host memory
+            as this process has of the state, until `close`.
         host_memory: maximum bytes of host memory in this process for copies of arrays and for
             uploads. Arrays that must be copied come in waves: `save` returns once the last wave is
             copied, after the waves before are written. Arrays in host memory are held without a
@@ -99,7 +98,7 @@ class Checkpointer:
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
-        PolicyError: `lease_ttl` is not above 0, `sharing` is no SharingPolicy, `keep_buffers` is
+        PolicyError: `lease_ttl` is not above 0, `dedup` is no DedupPolicy, `reuse_buffers` is
             no bool, or `host_memory` is no number of bytes.
     """
 
@@ -113,8 +112,8 @@ class Checkpointer:
         writer_id: str | None = None,
         clock: Clock = utc_now,
         lease_ttl: float = LEASE_TTL_SECONDS,
-        sharing: SharingPolicy = SharingPolicy(),  # noqa: B008 (frozen)
-        keep_buffers: bool = False,
+        dedup: DedupPolicy = DedupPolicy(),  # noqa: B008 (frozen)
+        reuse_buffers: bool = False,
         host_memory: int | None = None,
     ) -> None:
         self.uri = parse_uri(run_uri)
@@ -125,16 +124,16 @@ class Checkpointer:
         self._run = Run(self.uri, clock=clock)
         self._writer = Writer(self._run, writer=self.writer_id, clock=clock, ttl=lease_ttl)
         self._current: SaveHandle | None = None
-        self._sharing = _checked_sharing(sharing)
-        self._buffers = KeptBuffers.asked_for(keep_buffers, host_memory)
+        self._dedup_policy = _checked_dedup(dedup)
+        self._buffers = HostBuffers.from_options(reuse_buffers, host_memory)
         self._host_memory = host_memory
-        self._unchanged: dict[str, Unchanged] = {}
+        self._dedup: dict[str, Dedup] = {}
         self._plan = TreePlan()
-        self._origins = FileOrigins()
+        self._dedup_sources = DedupSources()
         self._lock = threading.RLock()
         self._closed = False
         self._work: _BackgroundWork | None = None
-        self._pinning: PinnedGrowth | None = None
+        self._pinning: PinnedWarmup | None = None
         self._process = os.getpid()
         prepare_metrics()
 
@@ -157,40 +156,40 @@ class Checkpointer:
         cls,
         uri: StoreURI | str | os.PathLike[str],
         *,
-        sharing: SharingPolicy | None = None,
-        keep_buffers: bool | None = None,
+        dedup: DedupPolicy | None = None,
+        reuse_buffers: bool | None = None,
         host_memory: int | None = None,
     ) -> "Checkpointer":
         """Return this process's open checkpointer of the run `uri`; create one if needed.
 
         Args:
             uri: the run's folder.
-            sharing: how long steps share files from now on; None changes nothing.
-            keep_buffers: whether saves copy into kept memory from now on; None changes nothing.
+            dedup: how long steps share files from now on; None changes nothing.
+            reuse_buffers: whether saves copy into kept memory from now on; None changes nothing.
             host_memory: maximum bytes of host memory for saves from now on; None changes nothing,
-                or sets no limit if `keep_buffers` is given.
+                or sets no limit if `reuse_buffers` is given.
 
         Raises:
             InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
-            PolicyError: `sharing` is no SharingPolicy, or `Checkpointer` would refuse the others.
+            PolicyError: `dedup` is no DedupPolicy, or `Checkpointer` would refuse the others.
         """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
             known = cls._by_run.get(key)
             if known is None or known._closed:
                 known = cls._by_run[key] = cls(uri)
-            if sharing is not None:
-                known._sharing = _checked_sharing(sharing)
-        if keep_buffers is not None or host_memory is not None:
-            known._keep_buffers(keep_buffers, host_memory)
+            if dedup is not None:
+                known._dedup_policy = _checked_dedup(dedup)
+        if reuse_buffers is not None or host_memory is not None:
+            known._keep_buffers(reuse_buffers, host_memory)
         return known
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of host memory that this process keeps for copies of arrays, see `keep_buffers`.
+    def buffer_bytes(self) -> int:
+        """Bytes of host memory that this process keeps for copies of arrays, see `reuse_buffers`.
 
         As many as the largest save so far needed; 0 before the first, after `close`, and without
-        `keep_buffers`.
+        `reuse_buffers`.
         """
         return 0 if self._buffers is None else self._buffers.nbytes
 
@@ -219,7 +218,7 @@ class Checkpointer:
             exit_guard.guard(self)
             if like is not None and self._pinning is None:
                 arrays = [leaf for leaf in jax.tree.leaves(like) if isinstance(leaf, jax.Array)]
-                self._pinning = PinnedGrowth(arrays, pinned_budget(self._host_memory))
+                self._pinning = PinnedWarmup(arrays, pinned_budget(self._host_memory))
 
     def save(
         self,
@@ -293,7 +292,7 @@ class Checkpointer:
             "labels": labels,
             "compression": compression,
         }
-        called = take_call_time()
+        called = pop_call_time()
         try:
             if deadline is not None:
                 _check_seconds(deadline, path="deadline")
@@ -343,10 +342,10 @@ class Checkpointer:
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
-            held: HeldItems | None = None
+            held: HostTrees | None = None
             work: _BackgroundWork | None = None
             try:
-                held = HeldItems(arrays, self._known, save.compression, self._memory)
+                held = HostTrees(arrays, self._dedup_of, save.compression, self._memory)
                 work = self._start(
                     SaveJob(
                         handle=handle,
@@ -357,7 +356,7 @@ class Checkpointer:
                         writer=self._writer,
                         clock=self._clock,
                         by=self.writer_id,
-                        origins=self._origins,
+                        dedup_sources=self._dedup_sources,
                     )
                 )
                 del arrays
@@ -384,23 +383,23 @@ class Checkpointer:
     def _memory(self) -> Memory:
         return Memory(self._buffers, self._host_memory, uploads=self.uri.scheme != "file")
 
-    def _keep_buffers(self, keep_buffers: bool | None, host_memory: int | None) -> None:
+    def _keep_buffers(self, reuse_buffers: bool | None, host_memory: int | None) -> None:
         """Change the memory options from the next save on."""
         with self._lock:
-            keep = self._buffers is not None if keep_buffers is None else keep_buffers
-            asked = KeptBuffers.asked_for(keep, host_memory)
+            keep = self._buffers is not None if reuse_buffers is None else reuse_buffers
+            asked = HostBuffers.from_options(keep, host_memory)
             self._host_memory = host_memory
             if asked is not None and self._buffers is not None:
                 self._buffers.limit = asked.limit
             elif self._buffers is None or asked is None:
                 self._buffers = asked
 
-    def _known(self, item: str) -> Unchanged:
+    def _dedup_of(self, item: str) -> Dedup:
         """Return the state of an item's deduplication over the saves of this run."""
         doubtful = functools.partial(doubtful_steps, self._run)
-        known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock, doubtful))
-        known.sharing = self._sharing
-        return known
+        dedup = self._dedup.setdefault(item, Dedup(self._dedup_policy, self._clock, doubtful))
+        dedup.policy = self._dedup_policy
+        return dedup
 
     def _drop_failed(self, handle: SaveHandle) -> None:
         """Drop the attempt of a save that failed or was abandoned: it publishes no more."""
@@ -563,7 +562,7 @@ class Checkpointer:
         items: Mapping[str, Any],
         given: Mapping[str, Any],
         stack: ExitStack,
-    ) -> tuple[Save, dict[str, Item]]:
+    ) -> tuple[Save, dict[str, PreparedTree]]:
         """Prepare the save once the previous one has ended; `stack` lasts for the call."""
         self._refuse_fork()
         self._refuse_closed()
@@ -583,10 +582,10 @@ class Checkpointer:
             )
         if self._pinning is not None:
             self._pinning.end()
-        stack.enter_context(no_collections())
-        save, arrays = prepare(step, items, **given, plan=self._plan, unchanged=self._known)
+        stack.enter_context(pause_gc())
+        save, arrays = prepare(step, items, **given, plan=self._plan, dedup=self._dedup_of)
         if self._buffers is not None and self._buffers.limit is not None:
-            self._buffers.check(to_copy(arrays, self._known).nbytes)
+            self._buffers.check(to_copy(arrays, self._dedup_of).nbytes)
         return save, arrays
 
     @contextlib.contextmanager
@@ -622,7 +621,7 @@ class Checkpointer:
         return self._writer.claim(step, overwrite=overwrite, look=look)
 
     def _skip_damaged(self) -> None:
-        skipped = take_skip(self.uri)
+        skipped = pop_skipped(self.uri)
         if skipped is not None:
             self._writer.skip_damaged(skipped)
 
@@ -671,14 +670,14 @@ def _check_ttl(seconds: Any) -> None:
         )
 
 
-def _checked_sharing(policy: Any) -> SharingPolicy:
-    if not isinstance(policy, SharingPolicy):
+def _checked_dedup(policy: Any) -> DedupPolicy:
+    if not isinstance(policy, DedupPolicy):
         raise PolicyError(
             "no policy for shared files",
-            path="sharing",
-            expected="a SharingPolicy",
+            path="dedup",
+            expected="a DedupPolicy",
             found=f"{type(policy).__name__} {policy!r}"[:200],
-            next_step="Leave it out, or make one, such as SharingPolicy(max_steps=1).",
+            next_step="Leave it out, or make one, such as DedupPolicy(max_steps=1).",
         )
     return policy
 
@@ -727,7 +726,7 @@ class _BackgroundWork:
 
     def start(self) -> None:
         """Start the thread; its work begins after `go`, or after a moment."""
-        self._first.enter_context(no_collections())
+        self._first.enter_context(pause_gc())
         try:
             self._thread.start()
         except BaseException:

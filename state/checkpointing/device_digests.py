@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["DeviceDigests", "Place", "compile_digests", "has_digest", "start_digests"]
+__all__ = ["DeviceDigests", "DeviceShard", "compile_digests", "has_digest", "start_digests"]
 
 _log = logging.getLogger("cairn")
 
@@ -38,7 +38,7 @@ _FACTORS: Final = (np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35))
 """Factors of MurmurHash3's 32-bit finalizer, by Austin Appleby, which is in the public domain."""
 
 
-class Place(NamedTuple):
+class DeviceShard(NamedTuple):
     """Device, shape and dtype of a shard of a leaf.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Kind(NamedTuple):
         number: of them.
     """
 
-    place: Place
+    place: DeviceShard
     number: int
 
 
@@ -138,7 +138,7 @@ class _Programs:
 _programs: Final = _Programs()
 
 
-def compile_digests(leaves: Mapping[str, Sequence[Place]]) -> None:
+def compile_digests(leaves: Mapping[str, Sequence[DeviceShard]]) -> None:
     """Start to compile the programs for a later `start_digests`; returns at once.
 
     Args:
@@ -148,7 +148,7 @@ def compile_digests(leaves: Mapping[str, Sequence[Place]]) -> None:
 
 
 def start_digests(
-    shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[Place]]
+    shards: Mapping[str, Sequence[jax.Array]], places: Mapping[str, Sequence[DeviceShard]]
 ) -> DeviceDigests:
     """Start digests of leaves on their devices; returns at once.
 
@@ -174,10 +174,10 @@ def start_digests(
 
 
 def _groups(
-    leaves: Mapping[str, Sequence[Place]],
+    leaves: Mapping[str, Sequence[DeviceShard]],
 ) -> list[tuple[_Kind, Sequence[tuple[str, int]]]]:
     """Return (path, number) of the shards that are digested together, with their kind."""
-    alike: dict[Place, list[tuple[str, int]]] = {}
+    alike: dict[DeviceShard, list[tuple[str, int]]] = {}
     for path, parts in leaves.items():
         for number, place in enumerate(parts):
             alike.setdefault(place, []).append((path, number))

@@ -33,10 +33,10 @@ from cairn.storage.store.uri import check_segment, is_text
 
 __all__ = [
     "MAX_STATE_BYTES",
+    "IteratorState",
     "Positions",
-    "TakenState",
+    "capture_states",
     "find_positions",
-    "take_states",
     "warn_of_left",
 ]
 
@@ -62,7 +62,7 @@ _told: set[str] = set()
 
 
 @dataclass(frozen=True)
-class TakenState:
+class IteratorState:
     """State of an iterator; accepted in place of the iterator in a save.
 
     Attributes:
@@ -87,7 +87,7 @@ _KNOWN: Final = (
 _EXPECTED: Final = "get_state and set_state, or state_dict and load_state_dict"
 
 
-def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
+def capture_states(iterators: Mapping[str, Any] | None) -> dict[str, IteratorState]:
     """Return the current states of iterators, by name.
 
     Raises:
@@ -98,9 +98,9 @@ def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
     """
     named = _checked_names(iterators)
     problems = [*_twice(named)]
-    states: dict[str, TakenState] = {}
+    states: dict[str, IteratorState] = {}
     for name, iterator in named.items():
-        if isinstance(iterator, TakenState):
+        if isinstance(iterator, IteratorState):
             states[name] = iterator
             continue
         methods = _methods_of(iterator)
@@ -108,7 +108,7 @@ def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
             problems.append(f"{name}: expected {_EXPECTED}, found {_kind(iterator)} without")
             continue
         try:
-            states[name] = TakenState(state_to_json(getattr(iterator, methods.get)()))
+            states[name] = IteratorState(state_to_json(getattr(iterator, methods.get)()))
         except NotStorableError as exc:
             problems += [f"{name}: {problem}" for problem in exc.problems[:_SHOWN_PROBLEMS]]
             left = len(exc.problems) - _SHOWN_PROBLEMS

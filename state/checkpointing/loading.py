@@ -13,13 +13,13 @@ from typing import Any, SupportsIndex, get_args
 import jax
 
 from cairn.state.checkpointing import trees
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
 from cairn.state.checkpointing.modules import OpenedItems, as_items, open_modules
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import FittedItem, fit_item
 from cairn.state.checkpointing.restores.targets import Casts
-from cairn.state.checkpointing.skipped_damage import note_skip
+from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.damage import OnDamage, damaged_steps
@@ -104,7 +104,7 @@ def load(
         error=InvalidURIError,
     )
     run, info = agreed_checkpoint(_chosen(ref, chosen), damaged=damaged)
-    with no_collections():
+    with pause_gc():
         # An error on one process must reach all: none may wait for another that has given up.
         given, opened, fitted, positions = agreement.together(
             lambda: _fitted(run, info, target, only, cast, iterators),
@@ -156,7 +156,7 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
         info = resolve_step(run, ref, damaged=damaged)
         if damaged == "skip" and (ref.step, ref.alias) == (None, None):
             above = [key for key in run.step_attempts().items() if key[0] > info.step]
-            note_skip(ref.run, damaged_steps(run, above))  # process 0 alone begins attempts
+            record_skipped(ref.run, damaged_steps(run, above))  # process 0 alone begins attempts
         return {"step": asdict(info), "run": run.id}
 
     found = agreement.agree(opened)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from cairn.state.checkpointing import trees
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restores.filling import read_leaves
 from cairn.state.checkpointing.restores.shared_leaves import agreed_shared, read_shared
@@ -155,7 +155,7 @@ def restore_item(
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
     """
-    with no_collections():
+    with pause_gc():
         paths = trees.paths(target)
         leaves = restore_leaves(
             step, item, target, paths, cast=cast, path_for_errors=path_for_errors
@@ -188,7 +188,7 @@ def restore_leaves(
     """
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # An error on one process must reach all: none may wait for another that has given up.
-    with no_collections():
+    with pause_gc():
         fitted = agreement.together(
             lambda: _chosen(_fitted(step, item, target, cast, where), paths)
         )

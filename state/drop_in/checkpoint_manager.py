@@ -28,7 +28,7 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.loading import agreed_step, check_on_damage, load
 from cairn.state.checkpointing.processes import agreement, exchange
 from cairn.state.checkpointing.saves.save_handle import SaveHandle, SaveState, call_of_save
-from cairn.state.checkpointing.skipped_damage import note_skip
+from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,
     TreeTarget,
@@ -289,7 +289,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if self._damaged == "skip" and sound and sound[-1] is not found[-1]:
             cut = found.index(sound[-1]) + 1
             if not self._known:  # it begins here; who is saving by now goes on where it is
-                note_skip(self._uri, [(one.step, one.attempt) for one in found[cut:]])
+                record_skipped(self._uri, [(one.step, one.attempt) for one in found[cut:]])
             found = found[:cut]
         self._known = {one.step: one for one in found}
         if kept is not None:
@@ -777,7 +777,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
         if step is None and info.step < number:
             above = [(one.step, one.attempt) for one in self._steps() if one.step > info.step]
-            note_skip(self._uri, above)
+            record_skipped(self._uri, above)
         return info
 
     def _latest(self, number: int) -> StepInfo:

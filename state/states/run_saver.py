@@ -15,10 +15,11 @@ from cairn.interop.errors import ArgumentError
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.background_retention import RunRetention
 from cairn.state.checkpointing.checkpointer import Checkpointer, default_writer_id
-from cairn.state.checkpointing.iterators import take_states
+from cairn.state.checkpointing.iterators import capture_states
 from cairn.state.checkpointing.preemption import Preemption
 from cairn.state.checkpointing.processes import agreement, exchange
 from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_handle import (
     SaveHandle,
     SaveState,
@@ -31,7 +32,6 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_refusal,
     record_started,
 )
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.state.states.due_steps import DueSteps, votes
 from cairn.state.states.state_saving import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
@@ -116,9 +116,9 @@ class RunSaver:
         grace_seconds: for how long a deleted step can be restored.
         agree_every: how often processes of one job agree, in steps.
         save_options: arguments for every `save_state`, such as `float_dtype`.
-        sharing: for how long steps share the files of values that do not change, such as those of
+        dedup: for how long steps share the files of values that do not change, such as those of
             a frozen base (deduplication).
-        keep_buffers: whether saves copy arrays into buffers that are kept from one save to the
+        reuse_buffers: whether saves copy arrays into buffers that are kept from one save to the
             next, as in `Checkpointer`; None leaves that setting as it is.
         host_memory: the most bytes of host memory that saves may take in this process, as
             `Checkpointer` has it.
@@ -129,7 +129,7 @@ class RunSaver:
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread; `keep` is no
             RetentionPolicy, or names a metric or a label that is a misspelt one of the run's; or
-            `sharing` is no SharingPolicy; or `keep_buffers` and `host_memory` are refused, as by
+            `dedup` is no DedupPolicy; or `reuse_buffers` and `host_memory` are refused, as by
             `Checkpointer`.
         ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
@@ -149,8 +149,8 @@ class RunSaver:
         grace_seconds: float = GRACE_SECONDS,
         agree_every: int = 10,
         save_options: Mapping[str, Any] | None = None,
-        sharing: SharingPolicy | None = None,
-        keep_buffers: bool | None = None,
+        dedup: DedupPolicy | None = None,
+        reuse_buffers: bool | None = None,
         host_memory: int | None = None,
         like: Saveable | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -175,7 +175,7 @@ class RunSaver:
         self._preemption = Preemption() if policy.on_preemption else None
         try:
             Checkpointer.for_run(
-                self.uri, sharing=sharing, keep_buffers=keep_buffers, host_memory=host_memory
+                self.uri, dedup=dedup, reuse_buffers=reuse_buffers, host_memory=host_memory
             ).begin(like)
         except BaseException:
             if self._preemption is not None:
@@ -386,7 +386,7 @@ class RunSaver:
         if self._preemption is None:
             return {**options, "iterators": iterators}, None
         try:
-            return {**options, "iterators": take_states(iterators)}, None
+            return {**options, "iterators": capture_states(iterators)}, None
         except StorageError as exc:
             return {**options, "iterators": iterators}, exc
 

@@ -33,7 +33,7 @@ from cairn.state.sharding.rules import module_plan
 from cairn.state.sharding.stable_placement import settled
 from cairn.state.sharding.states import beside, place_step
 from cairn.state.states.checkpoint import StoredCheckpoint
-from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.load_placement import apply_shard_fns, check_shard_fns
 from cairn.state.states.memory_kinds import in_memory
 from cairn.state.states.number_forms import NumberForms
@@ -96,9 +96,9 @@ def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
 def load_easydel_state(
     state_class: type[State],
     reference: str | os.PathLike[str],
-    arguments: LoadArguments,
+    arguments: LoadOptions,
 ) -> State:
-    """Load an `EasyDeLState`; `LoadArguments` describes each argument.
+    """Load an `EasyDeLState`; `LoadOptions` describes each argument.
 
     Raises:
         FileNotFoundError: if there is no such run, alias, step or folder.
@@ -187,7 +187,7 @@ def load_easydel_state(
 
 def load_module(
     reference: str | os.PathLike[str],
-    arguments: LoadArguments,
+    arguments: LoadOptions,
     *,
     expected_class: type[Any] | None = None,
 ) -> Any:
@@ -251,7 +251,7 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
         )
     tx, tx_init = state.tx, state.tx_init
     if tx is None:
-        tx, tx_init = _optimizer(checkpoint, LoadArguments(), needed=True)
+        tx, tx_init = _optimizer(checkpoint, LoadOptions(), needed=True)
     assert tx is not None
     abstract = jax.tree.map(_abstract, state.graphstate)
     target = checkpoint.targets("optimizer", init_optimizer(tx, abstract))
@@ -259,7 +259,7 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
     return state.replace(tx=tx, tx_init=tx_init, opt_state=checkpoint.restore("optimizer", target))
 
 
-def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
     """Return the target model, once every process has built one and all are alike."""
     return agreement.together(
         lambda: _target_model(checkpoint, arguments),
@@ -268,7 +268,7 @@ def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> An
     )
 
 
-def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
     """Return the model without arrays: shape, dtype and sharding of every leaf to load."""
     meta = checkpoint.meta
     if meta.get("config") is None or meta.get("model_class") is None:
@@ -325,7 +325,7 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
 
 
 def _optimizer(
-    checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
+    checkpoint: StoredCheckpoint, arguments: LoadOptions, *, needed: bool
 ) -> tuple[Any, Any]:
     """Return the optimizer and its description; (None, None) if none is given, stored or needed."""
     tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
@@ -347,7 +347,7 @@ def _optimizer(
 def _from_pretrained(
     state_class: type[State],
     reference: str | os.PathLike[str],
-    arguments: LoadArguments,
+    arguments: LoadOptions,
 ) -> State:
     if arguments.step is not None:
         raise ArgumentError(

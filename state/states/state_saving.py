@@ -26,7 +26,7 @@ from cairn.state.adapters.layers import check_mergeable
 from cairn.state.adapters.models import abstract_model
 from cairn.state.adapters.quantized_weight import PackedParam
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.modules import FlatTrees
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
@@ -49,7 +49,7 @@ from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
-    "SaveArguments",
+    "SaveOptions",
     "SkippedSave",
     "check_loadable",
     "check_options",
@@ -59,7 +59,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveArguments:
+class SaveOptions:
     """Arguments of `save_state`; `EasyDeLState.save_state` describes them."""
 
     float_dtype: Any = None
@@ -92,7 +92,7 @@ class SkippedSave(SaveHandle):
 
 @call_of_save()
 def save_easydel_state(
-    state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
+    state: Any, save_directory: str | os.PathLike[str], arguments: SaveOptions
 ) -> SaveHandle:
     """Save a state to a run.
 
@@ -107,7 +107,7 @@ def save_easydel_state(
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    with no_collections():  # which would look at all that is made here, and find nothing
+    with pause_gc():  # which would look at all that is made here, and find nothing
         items: Mapping[str, Any] | None
         described, leaves, items = describe(
             state, optimizer=bool(arguments.save_optimizer) and state.opt_state is not None
@@ -219,7 +219,7 @@ def store(
     save_directory: str | os.PathLike[str],
     items: Mapping[str, Any],
     meta: Mapping[str, Any],
-    arguments: SaveArguments,
+    arguments: SaveOptions,
     *,
     leaves: Sequence[Any],
     info: ModelInfo | None = None,

@@ -10,7 +10,7 @@ from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.model_classes import module_class, shipped_decoder
 from cairn.state.optimizers import given_optimizer
 from cairn.state.states.checkpoint import run_has_saved
-from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.state_loading import (
     is_pretrained,
     load_easydel_state,
@@ -18,8 +18,8 @@ from cairn.state.states.state_loading import (
     load_optimizer_into,
     may_be_hub_id,
 )
-from cairn.state.states.state_saving import SaveArguments, save_easydel_state
-from cairn.storage.arrays.data_files import Compression
+from cairn.state.states.state_saving import SaveOptions, save_easydel_state
+from cairn.storage.arrays.value_files import Compression
 
 __all__ = ["StateStorageMixin"]
 
@@ -100,7 +100,7 @@ class StateStorageMixin:
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
             TimeoutError: with `wait`, if it is not durable at the deadline; the save goes on.
         """
-        arguments = SaveArguments(
+        arguments = SaveOptions(
             float_dtype=float_dtype,
             verbose=verbose,
             mismatch_allowed=mismatch_allowed,
@@ -149,7 +149,7 @@ class StateStorageMixin:
     ) -> Self:
         """Load a state from a run's checkpoint, or from Hugging Face weights.
 
-        `LoadArguments` describes each argument in full. Besides those below there are `step`,
+        `LoadOptions` describes each argument in full. Besides those below there are `step`,
         `damaged` ("refuse", or "skip" to resume from the newest sound step if the latest is known
         to be damaged), `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`,
         `model_class`, `iterators` (set in place to their saved positions), and for the hub
@@ -203,7 +203,7 @@ class StateStorageMixin:
                 not fit the model, the optimizer and the iterators; all that differs is listed.
             CorruptionError: if stored bytes fail their check.
         """
-        arguments = LoadArguments.checked(
+        arguments = LoadOptions.checked(
             kwargs,
             device=device,
             dtype=dtype,
@@ -261,7 +261,7 @@ class StateStorageMixin:
                 source, **arguments
             )
         else:
-            model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
+            model = load_module(source, LoadOptions.checked(arguments, model_class=model_class))
         tx, tx_init = given_optimizer(tx, tx_init)
         state_class: Any = cls
         created: Self = state_class.create(

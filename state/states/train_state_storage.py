@@ -13,7 +13,7 @@ from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.states import place_step
 from cairn.state.states.checkpoint import StoredCheckpoint
 from cairn.state.states.number_forms import NumberForms, python_numbers, weak_leaves
-from cairn.state.states.state_saving import SaveArguments, store
+from cairn.state.states.state_saving import SaveOptions, store
 from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["load_train_state", "save_train_state"]
@@ -23,7 +23,7 @@ _ONLY = "value"
 
 @call_of_save()
 def save_train_state(
-    state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
+    state: Any, save_directory: str | os.PathLike[str], arguments: SaveOptions
 ) -> SaveHandle:
     """Save a state to a run.
 

@@ -13,7 +13,7 @@ import pytest
 
 import cairn
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_options import LoadOptions
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
@@ -135,6 +135,6 @@ def test_an_argument_of_the_contract_is_one_of_the_signature(row):
     parameters = inspect.signature(owner_of(row)).parameters
     name = RENAMED.get(row.name, row.name)
     if row.owner == "EasyDeLState.load_state" and name not in parameters:
-        assert name in inspect.signature(LoadArguments).parameters
+        assert name in inspect.signature(LoadOptions).parameters
     else:
         assert name in parameters

@@ -18,8 +18,8 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.processes import background
-from cairn.state.checkpointing.saves import engine, item_writer
-from cairn.state.checkpointing.saves.held_arrays import Transfers
+from cairn.state.checkpointing.saves import engine, tree_writer
+from cairn.state.checkpointing.saves.host_arrays import Transfers
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.errors import SaveError
@@ -45,9 +45,9 @@ MOMENTS: Mapping[str, Moment] = {
     "the folder is made": Moment(async_path, "mkdir"),
     "a data file is written": Moment(data_file_writers, "_write_all", "after"),
     "the positions are written": Moment(engine.StepWrite, "_write_positions", "after"),
-    "the values are written": Moment(item_writer, "write_files"),
-    "the item is written": Moment(engine, "write_item", "after"),
-    "the parts are merged": Moment(engine, "complete_item"),
+    "the values are written": Moment(tree_writer, "write_files"),
+    "the item is written": Moment(engine, "write_tree", "after"),
+    "the parts are merged": Moment(engine, "complete_tree"),
     "Orbax commits": Moment(execution.atomicity, "on_commit_callback"),
     "the step is published": Moment(writer, "publish_manifest"),
     "the step is listed": Moment(writer, "publish_manifest", "after"),

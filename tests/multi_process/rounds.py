@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from cairn.state.checkpointing.processes import agreement, background, exchange, patience
+from cairn.state.checkpointing.processes import agreement, background, exchange, straggler_log
 from cairn.state.checkpointing.processes.coordination import coordination
 from tests.multi_process.scenarios import error_of
 
@@ -61,7 +61,7 @@ def warned(index: int) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("cairn.processes")
     logger.addHandler(handler)
-    with mock.patch.object(patience, "TOLD_SECONDS", 0.5):
+    with mock.patch.object(straggler_log, "FIRST_LOG_SECONDS", 0.5):
         if index == 2:
             time.sleep(LATE_SECONDS)
         background.meet("cairn/warned", "start")

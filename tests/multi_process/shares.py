@@ -15,8 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import held_arrays, saves
-from cairn.state.checkpointing.saves.held_arrays import Transfers
+from cairn.state.checkpointing.saves import host_arrays, saves
+from cairn.state.checkpointing.saves.host_arrays import Transfers
 from cairn.state.checkpointing.trees import flatten
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.open_files import open_files
@@ -104,7 +104,7 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
         for run in runs:
             checkpointer = Checkpointer.for_run(
                 run,
-                keep_buffers=run.endswith("kept"),
+                reuse_buffers=run.endswith("kept"),
                 host_memory=WAVE_BYTES if run.endswith("waves") else None,
             )
             with memory_of(run):
@@ -139,7 +139,7 @@ def memory_of(run: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if run.endswith("waves"):
             stack.enter_context(devices_elsewhere(WINDOW_BYTES))
-        for module in (held_arrays, saves):
+        for module in (host_arrays, saves):
             here = not run.endswith("waves")
             stack.enter_context(mock.patch.object(module, "on_host", lambda here=here: here))
         yield

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import tensorstore as ts
 
-from cairn.state.checkpointing.saves import item_writer
-from cairn.state.checkpointing.saves.held_arrays import HeldArray, HeldPart
+from cairn.state.checkpointing.saves import tree_writer
+from cairn.state.checkpointing.saves.host_arrays import HostArray, HostBox
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_file_writers import open_data_file_writer
 from cairn.storage.arrays.data_files import write_data_files
@@ -28,14 +28,14 @@ def numbers(shape, dtype, seed=0):
 
 def held(array, cut, origins=None):
     """A held array, whole or in two parts of views."""
-    parts = [HeldPart(array, (0,) * array.ndim)]
+    parts = [HostBox(array, (0,) * array.ndim)]
     if origins:
         cuts = [*origins, array.shape[0]]
         parts = [
-            HeldPart(array[low:high], (low, *(0,) * (array.ndim - 1)))
+            HostBox(array[low:high], (low, *(0,) * (array.ndim - 1)))
             for low, high in itertools.pairwise(cuts)
         ]
-    return HeldArray(array.shape, array.dtype, ChunkShapes(*cut), tuple(parts), None, None)
+    return HostArray(array.shape, array.dtype, ChunkShapes(*cut), tuple(parts), None, None)
 
 
 def write(folder, arrays, forms=None, **options):
@@ -43,10 +43,10 @@ def write(folder, arrays, forms=None, **options):
     uri = parse_uri(folder)
     sink = open_data_file_writer(uri)
     try:
-        files = write_data_files(sink, item_writer.shards_of(arrays, forms or {}), **options)
+        files = write_value_files(sink, tree_writer.shards_of(arrays, forms or {}), **options)
     finally:
         sink.close()
-    entries = dict(item_writer.index_entries(arrays))
+    entries = dict(tree_writer.index_entries(arrays))
     for file in files:
         entries |= file.refs
     node = leaf_node(entries)

@@ -23,7 +23,7 @@ from cairn.state.checkpointing.processes.exchange import (
     is_set,
     named,
 )
-from cairn.state.checkpointing.processes.patience import Patience
+from cairn.state.checkpointing.processes.straggler_log import StragglerLog
 from cairn.storage.errors import LateProcessError, SaveError
 
 __all__ = [
@@ -108,7 +108,7 @@ def collective(work: Callable[[], R], place: str) -> R:
             outcome.set_exception(exc)
 
     threading.Thread(target=run, name=key, daemon=True).start()
-    patience = Patience(place)
+    patience = StragglerLog(place)
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
         if patience.waited(lambda: named(absent(client, f"{key}/at")) or "all") > LATE_SECONDS:
@@ -145,7 +145,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
     client = coordination()
     arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
     client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
-    patience = Patience(f"{place!r} of a save ({key})")
+    patience = StragglerLog(f"{place!r} of a save ({key})")
 
     def whom() -> str:
         if is_primary() or jax.process_count() <= MOST_NAMED:
@@ -224,7 +224,7 @@ def share_outcome(key: str, error: BaseException | None) -> None:
     if is_primary():
         client.key_value_set(key, as_json(error))
         return
-    patience = Patience(f"the end of a save ({key})")
+    patience = StragglerLog(f"the end of a save ({key})")
     try:
         while not is_set(client, key):
             if patience.waited(lambda: "process 0, which publishes") > OUTCOME_SECONDS:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import jax
 
 from cairn.state.checkpointing.processes.coordination import Coordination, coordination
-from cairn.state.checkpointing.processes.patience import TOLD_SECONDS, Patience
+from cairn.state.checkpointing.processes.straggler_log import FIRST_LOG_SECONDS, StragglerLog
 from cairn.storage.errors import LateProcessError
 
 __all__ = [
@@ -109,7 +109,7 @@ def _answer(
 
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
     """Return the texts by process, without those of stragglers."""
-    patience = Patience(place)
+    patience = StragglerLog(place)
     while missing := _absent(found := _found(client, place_key)):
         if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
@@ -144,14 +144,14 @@ def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, s
 
 def _hear(client: Coordination, key: str, place: str) -> str:
     """Wait for process 0's answer, longer than it waits itself, so that it names stragglers."""
-    patience = Patience(place)
+    patience = StragglerLog(place)
     while not is_set(client, f"{key}/answer.0"):
         waited = patience.waited(lambda: "an answer")
         if waited <= LATE_SECONDS:
             continue
         comes = client.key_value_try_get(f"{key}/said/0.0") is not None
         # Process 0 may have arrived just now: it waits for as long itself.
-        if comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS:
+        if comes and waited <= 2 * LATE_SECONDS + FIRST_LOG_SECONDS:
             continue
         late = {
             "path": place,

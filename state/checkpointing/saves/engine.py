@@ -15,22 +15,22 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cairn.state.checkpointing import exit_guard
-from cairn.state.checkpointing.garbage import no_collections
-from cairn.state.checkpointing.iterators import TakenState
+from cairn.state.checkpointing.gc_pause import pause_gc
+from cairn.state.checkpointing.iterators import IteratorState
 from cairn.state.checkpointing.processes import background, exchange
-from cairn.state.checkpointing.saves.item_parts import (
-    ItemPart,
-    part_file,
-    parts_to_bytes,
-    read_parts,
-    remove_parts,
+from cairn.state.checkpointing.saves.process_records import (
+    ProcessRecord,
+    read_records,
+    record_file,
+    records_to_bytes,
+    remove_records,
 )
-from cairn.state.checkpointing.saves.item_writer import (
-    HeldItem,
-    WrittenItem,
-    complete_item,
+from cairn.state.checkpointing.saves.tree_writer import (
+    HostTree,
+    WrittenTree,
+    complete_tree,
     write_files,
-    write_item,
+    write_tree,
 )
 from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
@@ -92,9 +92,9 @@ class StepWrite:
     def __init__(
         self,
         folder: StoreURI,
-        items: Mapping[str, HeldItem],
+        items: Mapping[str, HostTree],
         meta: Mapping[str, Any],
-        iterators: Mapping[str, TakenState],
+        iterators: Mapping[str, IteratorState],
         key: str,
         check: Callable[[], object] | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class StepWrite:
         self._items = items
         self._meta = meta
         self._iterators = iterators
-        self._written: dict[str, WrittenItem] = {}
+        self._written: dict[str, WrittenTree] = {}
         self._response: ocp.AsyncResponse[None] | None = None
         self._progress = Progress()
         self._failure: Exception | None = None
@@ -138,7 +138,7 @@ class StepWrite:
         background.meet(self.key, "start")
         self._response = self._watched(self._open)
 
-    def result(self) -> Mapping[str, WrittenItem]:
+    def result(self) -> Mapping[str, WrittenTree]:
         """Wait for Orbax's commit; return what this process wrote, by item. Begins if needed.
 
         Raises:
@@ -237,7 +237,7 @@ class StepWrite:
             checked = pool.submit(self._check or _nothing)
             beside = pool.submit(self._write_beside, folder)
             writing = {
-                name: pool.submit(write_item, folder / name, item) for name, item in trees.items()
+                name: pool.submit(write_tree, folder / name, item) for name, item in trees.items()
             }
         self._files += beside.result()
         self._written = {name: one.result() for name, one in writing.items()}
@@ -254,25 +254,25 @@ class StepWrite:
         # Processes without a shared memory tell process 0 through the store what they wrote.
         if not exchange.is_primary():
             parts = {name: one.parts[0] for name, one in self._written.items()}
-            told = parts_to_bytes(parts | {META_ITEM: ItemPart(beside.result(), {})})
-            write_files(folder, {part_file(int(jax.process_index())): told})
+            told = records_to_bytes(parts | {META_ITEM: ProcessRecord(beside.result(), {})})
+            write_files(folder, {record_file(int(jax.process_index())): told})
         # After this barrier all records are in the store, and only process 0 still writes.
         background.meet(self.key, "written")
         if not exchange.is_primary():
             return
         others = range(1, jax.process_count())
-        with no_collections(), ThreadPoolExecutor(1, "cairn-parts") as pool:
-            found = read_parts(folder, others)
-            removed = pool.submit(remove_parts, folder, others)
+        with pause_gc(), ThreadPoolExecutor(1, "cairn-parts") as pool:
+            found = read_records(folder, others)
+            removed = pool.submit(remove_records, folder, others)
             self._complete(folder, found)
             removed.result()
 
-    def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ItemPart]]) -> None:
+    def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ProcessRecord]]) -> None:
         """Write, in process 0, the index and the markers that make the step complete."""
         self._files += [file for part in others for file in part[META_ITEM].files]
         for name, written in self._written.items():
             parts = [part[name] for part in others]
-            self._written[name] = complete_item(folder / name, written, parts)
+            self._written[name] = complete_tree(folder / name, written, parts)
         self._files += write_files(folder, self._markers([*self._written, META_ITEM]))
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
@@ -348,9 +348,9 @@ def commit_text(folder: StoreURI) -> bytes:
 
 def begin_step(
     folder: StoreURI,
-    items: Mapping[str, HeldItem],
+    items: Mapping[str, HostTree],
     meta: Mapping[str, Any],
-    iterators: Mapping[str, TakenState],
+    iterators: Mapping[str, IteratorState],
     key: str,
     check: Callable[[], object] | None = None,
 ) -> StepWrite:

@@ -17,9 +17,9 @@ __all__ = [
     "SaveState",
     "StagingKind",
     "call_of_save",
+    "pop_call_time",
     "refused_save",
     "superseded_save",
-    "take_call_time",
 ]
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def call_of_save() -> Iterator[None]:
         _called.reset(token)
 
 
-def take_call_time() -> float:
+def pop_call_time() -> float:
     """Return the start of the current call, on the clock of `time.monotonic`; for one save only."""
     began = _called.get()
     return began.pop() if began else time.monotonic()

@@ -19,16 +19,15 @@ from typing import Any, Final
 
 import jax
 
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import background, exchange
 from cairn.state.checkpointing.saves import listeners
-from cairn.state.checkpointing.saves.arrival import check_files
+from cairn.state.checkpointing.saves.dedup import DedupSources
 from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_text
-from cairn.state.checkpointing.saves.file_origins import FileOrigins
-from cairn.state.checkpointing.saves.item_writer import WrittenItem
+from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.checkpointing.saves.saves import HeldItems, Save, leaf_records
-from cairn.storage.arrays.data_files import StoredFile
+from cairn.state.checkpointing.saves.saves import HostTrees, Save, leaf_records
+from cairn.state.checkpointing.saves.tree_writer import WrittenTree
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets
@@ -64,30 +63,30 @@ class SaveJob:
         writer: holds the attempt that this writes in.
         clock: tells the time.
         by: id of the writer.
-        origins: of the files of the previous step.
+        dedup_sources: of the files of the previous step.
     """
 
     handle: SaveHandle
     save: Save
-    items: HeldItems
+    items: HostTrees
     write: StepWrite
     objects: ObjectStore
     writer: Writer
     clock: Clock
     by: str
-    origins: FileOrigins
+    dedup_sources: DedupSources
 
     def run(self) -> None:
         """Write the step, publish it, and finish the handle with the outcome."""
         handle, error = self.handle, None
         key = self.write.key
-        written: Mapping[str, WrittenItem] | None = None
+        written: Mapping[str, WrittenTree] | None = None
         try:
-            with no_collections():
+            with pause_gc():
                 self.items.describe()
             written = background.wait_for(self.write.result, key)
             if exchange.is_primary():
-                with no_collections():
+                with pause_gc():
                     self._publish(written)
         except BaseException as exc:
             error = failure(exc, handle.uri)
@@ -111,12 +110,12 @@ class SaveJob:
             else:
                 # The failure may be due to a file that was linked: write all anew next time.
                 for held in self.items.values():
-                    held.unchanged.forget()
+                    held.dedup.forget()
         handle.finish(error)
         if error is None and exchange.is_primary():
             listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
 
-    def _publish(self, written: Mapping[str, WrittenItem]) -> None:
+    def _publish(self, written: Mapping[str, WrittenTree]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
         # Sync first: the manifest must never be durable before the data that it lists.
         sync_folder(folder)
@@ -146,16 +145,16 @@ class SaveJob:
             meta_digest=self.write.meta_digest,
             shards=shards,
             objects=objects,
-            origins=self.origins.of(names),
+            origins=self.dedup_sources.of(names),
         )
         # The index before the manifest: a crash in between leaves the step unlisted.
         self.writer.publish(
             indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
         )
-        self.origins.remember(names, step=step, attempt=attempt)
+        self.dedup_sources.remember(names, step=step, attempt=attempt)
 
 
-def _files_of(written: Mapping[str, WrittenItem]) -> Iterator[StoredFile]:
+def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
     """Yield the files of all items, named from the step's folder."""
     for name, item in written.items():
         for part in item.parts:
@@ -163,7 +162,7 @@ def _files_of(written: Mapping[str, WrittenItem]) -> Iterator[StoredFile]:
                 yield file._replace(name=f"{name}/{file.name}")
 
 
-def _shards_of(written: Mapping[str, WrittenItem]) -> dict[tuple[str, str], list[PlacedShard]]:
+def _shards_of(written: Mapping[str, WrittenTree]) -> dict[tuple[str, str], list[PlacedShard]]:
     """Return the shards of all leaves, by item and path; files named from the step's folder."""
     found: dict[tuple[str, str], list[PlacedShard]] = {}
     for name, item in written.items():

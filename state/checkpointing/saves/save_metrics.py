@@ -18,10 +18,10 @@ from cairn.storage.store.uri import StoreURI
 __all__ = [
     "prepare_metrics",
     "record_damage",
+    "record_dedup",
     "record_outcome",
     "record_refusal",
     "record_retention",
-    "record_sharing",
     "record_started",
     "record_withheld",
 ]
@@ -167,7 +167,7 @@ def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHan
     return handle
 
 
-def record_sharing(*, shared: int, verified: int) -> None:
+def record_dedup(*, shared: int, verified: int) -> None:
     """Record the bytes of newly shared files, and of those that were read to verify them."""
     metrics = _metrics()
     metrics.shared.inc(shared)

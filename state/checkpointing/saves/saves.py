@@ -16,8 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.checkpointing.device_digests import DeviceDigests, Place, has_digest, start_digests
-from cairn.state.checkpointing.iterators import TakenState, take_states
+from cairn.state.checkpointing.device_digests import (
+    DeviceDigests,
+    DeviceShard,
+    has_digest,
+    start_digests,
+)
+from cairn.state.checkpointing.iterators import IteratorState, capture_states
 from cairn.state.checkpointing.leaf_forms import (
     dtype_name,
     is_computed,
@@ -25,9 +30,10 @@ from cairn.state.checkpointing.leaf_forms import (
     store_form,
 )
 from cairn.state.checkpointing.modules import TreePlan
-from cairn.state.checkpointing.saves.held_arrays import (
+from cairn.state.checkpointing.saves.dedup import Dedup
+from cairn.state.checkpointing.saves.host_arrays import (
     DeferredLeaf,
-    HeldArray,
+    HostArray,
     HostView,
     Transfers,
     array_layout,
@@ -38,24 +44,23 @@ from cairn.state.checkpointing.saves.held_arrays import (
     on_host,
     viewed,
 )
-from cairn.state.checkpointing.saves.item_writer import HeldItem
-from cairn.state.checkpointing.saves.kept_buffers import (
-    LEAST_COPIED_BYTES,
-    KeptBuffers,
+from cairn.state.checkpointing.saves.host_buffers import (
+    MIN_COPIED_BYTES,
+    HostBuffers,
     places,
 )
 from cairn.state.checkpointing.saves.save_handle import StagingKind
 from cairn.state.checkpointing.saves.staging import (
     StagedItem,
     Staging,
+    boxes_to_copy,
     copier,
-    granted,
-    memory_unasked,
-    parts_to_stage,
+    default_copy_bytes,
+    divide_memory,
     pinned_budget,
-    planned_waves,
+    plan_waves,
 )
-from cairn.state.checkpointing.saves.unchanged import Unchanged
+from cairn.state.checkpointing.saves.tree_writer import HostTree
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_file_writers import UploadMemory
 from cairn.storage.arrays.data_files import Compression
@@ -73,9 +78,9 @@ from cairn.storage.store.records import canonical_json
 from cairn.storage.store.uri import check_segment, is_text
 
 __all__ = [
-    "HeldItems",
-    "Item",
+    "HostTrees",
     "LeafDraft",
+    "PreparedTree",
     "Save",
     "kinds_of_leaves",
     "leaf_records",
@@ -136,14 +141,14 @@ class Save:
     names: tuple[str, ...]
     nbytes: int
     meta: Mapping[str, Any]
-    iterators: Mapping[str, TakenState]
+    iterators: Mapping[str, IteratorState]
     model: ModelInfo | None
     annotation: Annotation | None
     assets: Mapping[str, bytes]
     compression: Compression | None
 
 
-class Item(NamedTuple):
+class PreparedTree(NamedTuple):
     """Tree whose arrays are on their way to the host.
 
     Attributes:
@@ -175,12 +180,12 @@ def prepare(
     labels: Mapping[str, str] | None,
     compression: Compression | None,
     plan: TreePlan,
-    unchanged: Callable[[str], Unchanged],
+    dedup: Callable[[str], Dedup],
     overwrite: bool = False,
-) -> tuple[Save, dict[str, Item]]:
+) -> tuple[Save, dict[str, PreparedTree]]:
     """Check the arguments of a save; return what it stores, and its arrays by item, not copied.
 
-    `plan` caches the trees of the previous save, and `unchanged` returns an item's state of
+    `plan` caches the trees of the previous save, and `dedup` returns an item's state of
     deduplication over the saves of the run; other args as in `Checkpointer.save`.
 
     Raises:
@@ -213,7 +218,7 @@ def prepare(
         _check_name(name)
         views[name] = host_views(flat[name])
         rest = _without(flat[name], views[name])
-        earlier = unchanged(name)
+        earlier = dedup(name)
         same = earlier.same(rest)
         digests[name] = _digests(name, rest, earlier, same)
         if digests[name].paths & earlier.digests.keys():
@@ -239,10 +244,10 @@ def prepare(
         config = json.loads(canonical_json(model.config, path="model.config"))
         model = model.model_copy(update={"config": config})
     checked = checked_assets(assets)
-    states = take_states(iterators)
+    states = capture_states(iterators)
     # Last: after this no argument can be refused.
     prepared = {
-        name: Item(
+        name: PreparedTree(
             flat[name],
             views[name],
             forms[name],
@@ -270,7 +275,7 @@ def prepare(
 
 
 def _digests(
-    item: str, leaves: Mapping[str, Any], earlier: Unchanged, same: Collection[str]
+    item: str, leaves: Mapping[str, Any], earlier: Dedup, same: Collection[str]
 ) -> DeviceDigests:
     """Start device digests of the leaves that have not changed so far.
 
@@ -310,15 +315,15 @@ def _may_be_digested(leaf: Any) -> bool:
 
 def _shards_here(item: str, leaf: jax.Array) -> list[int]:
     """List the indices of the shards of which this process writes something."""
-    pieces = array_layout(leaf, columns=is_read_by_columns(item)).pieces
-    return sorted({piece.shard for piece in pieces})
+    boxes = array_layout(leaf, columns=is_read_by_columns(item)).boxes
+    return sorted({box.shard for box in boxes})
 
 
-def _places_of(leaf: jax.Array, shards: Iterable[int]) -> list[Place]:
+def _places_of(leaf: jax.Array, shards: Iterable[int]) -> list[DeviceShard]:
     """List the places of shards; works for donated arrays, too."""
     devices: list[Any] = [*leaf.sharding.addressable_devices_indices_map(leaf.shape)]
     shape, dtype = leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype).name
-    return [Place(devices[number], shape, dtype) for number in shards]
+    return [DeviceShard(devices[number], shape, dtype) for number in shards]
 
 
 def _may_wait(leaf: jax.Array) -> bool:
@@ -342,7 +347,9 @@ def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, An
     return {path: leaf for path, leaf in leaves.items() if path not in others}
 
 
-def kinds_of_leaves(items: Mapping[str, Item]) -> list[tuple[str, str, tuple[int, ...], str]]:
+def kinds_of_leaves(
+    items: Mapping[str, PreparedTree],
+) -> list[tuple[str, str, tuple[int, ...], str]]:
     """Return (item, path, shape, dtype) of all leaves, which must agree on all processes."""
     return [
         (name, path, tuple(np.shape(leaf)), _dtype_of(leaf))
@@ -361,12 +368,12 @@ class Memory(NamedTuple):
         uploads: the step goes to an object store.
     """
 
-    buffers: KeptBuffers | None = None
+    buffers: HostBuffers | None = None
     most: int | None = None
     uploads: bool = False
 
 
-class HeldItems(Mapping[str, HeldItem]):
+class HostTrees(Mapping[str, HostTree]):
     """Items of a save by name, once the host has all of their arrays.
 
     With limited memory the host may have a first wave only: see `copy_rest`.
@@ -377,8 +384,8 @@ class HeldItems(Mapping[str, HeldItem]):
 
     def __init__(
         self,
-        items: Mapping[str, Item],
-        unchanged: Callable[[str], Unchanged],
+        items: Mapping[str, PreparedTree],
+        dedup: Callable[[str], Dedup],
         compression: Compression | None,
         memory: Memory = Memory(),  # noqa: B008 (frozen)
     ) -> None:
@@ -386,18 +393,18 @@ class HeldItems(Mapping[str, HeldItem]):
 
         Args:
             items: from `prepare`.
-            unchanged: returns an item's state of deduplication over the saves of the run.
+            dedup: returns an item's state of deduplication over the saves of the run.
             compression: of the stored chunks.
             memory: that this may use.
 
         Raises:
             PolicyError: the copies exceed the limit.
         """
-        self._known = {name: unchanged(name) for name in items}
+        self._known = {name: dedup(name) for name in items}
         buffers, kept = memory.buffers, 0
-        budget = memory_unasked() if memory.most is None and not on_host() else 1
+        budget = default_copy_bytes() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
-        parts = parts_to_stage(transfers, numpy=memory.most is not None and buffers is None)
+        parts = boxes_to_copy(transfers, numpy=memory.most is not None and buffers is None)
         left = {(part.item, part.path) for part in parts}
         if buffers is None:
             self._given = dict(items)
@@ -409,15 +416,15 @@ class HeldItems(Mapping[str, HeldItem]):
         total = sum(part.nbytes for part in parts)
         self._uploads: UploadMemory | None = None
         if memory.most is not None:
-            share = granted(memory.most, kept=kept, staged=total, uploads=memory.uploads)
+            share = divide_memory(memory.most, kept=kept, staged=total, uploads=memory.uploads)
             self._uploads = UploadMemory(share.uploads) if memory.uploads else None
             budget = share.waves
         unlimited = memory.most is None and on_host()
         self._wave_bytes = math.inf if unlimited else budget / max(1, len(items))
-        waves = planned_waves(parts, pinned_budget(budget) if on_gpu() else budget)
+        waves = plan_waves(parts, pinned_budget(budget) if on_gpu() else budget)
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
-        self._items: dict[str, HeldItem] = {}
+        self._items: dict[str, HostTree] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
         self._describing = threading.Lock()
 
@@ -461,10 +468,10 @@ class HeldItems(Mapping[str, HeldItem]):
         while self._given:
             name, item = next(iter(self._given.items()))
             arrays, known = _arrays(name, item, self._waited.pop(name)), self._known[name]
-            self._items[name] = HeldItem(
+            self._items[name] = HostTree(
                 arrays=arrays,
                 forms=item.forms,
-                unchanged=known,
+                dedup=known,
                 same=_proven(known, item),
                 leaves={
                     path: weakref.ref(leaf)
@@ -483,7 +490,7 @@ class HeldItems(Mapping[str, HeldItem]):
             del self._given[name]
         self._leaves += tuple(leaves)
 
-    def __getitem__(self, name: str) -> HeldItem:
+    def __getitem__(self, name: str) -> HostTree:
         self.describe()
         return self._items[name]
 
@@ -494,7 +501,7 @@ class HeldItems(Mapping[str, HeldItem]):
         return len(self._known)
 
 
-def _proven(known: Unchanged, item: Item) -> frozenset[str]:
+def _proven(known: Dedup, item: PreparedTree) -> frozenset[str]:
     """Return the paths of leaves that certainly equal what the last step stored.
 
     On CPU, identity with the last step's array proves nothing: an array may share NumPy's memory
@@ -504,7 +511,7 @@ def _proven(known: Unchanged, item: Item) -> frozenset[str]:
     return same | item.deferred.keys()
 
 
-def _digestible(item: str, leaves: Mapping[str, Any], known: Unchanged) -> dict[str, list[Place]]:
+def _digestible(item: str, leaves: Mapping[str, Any], known: Dedup) -> dict[str, list[DeviceShard]]:
     """Return the places of leaves that devices may digest in later saves, if unchanged."""
     if on_host():
         return {}
@@ -529,8 +536,8 @@ class _Copied(NamedTuple):
     nbytes: int
 
 
-def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Copied:
-    """Return what `HeldItems` copies of these items, if it is given buffers.
+def to_copy(items: Mapping[str, PreparedTree], known: Callable[[str], Dedup]) -> _Copied:
+    """Return what `HostTrees` copies of these items, if it is given buffers.
 
     That is all NumPy arrays, since their owner may write to them, and those JAX arrays that would
     take long to copy when donated: large ones in host memory that must be written. For what the
@@ -545,13 +552,13 @@ def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Co
     for name, item in items.items():
         same = known(name).same(item.given)
         for path, view in item.views.items():
-            if view.nbytes >= LEAST_COPIED_BYTES and path not in same:
+            if view.nbytes >= MIN_COPIED_BYTES and path not in same:
                 views.append((name, path))
                 sizes.append(view.nbytes)
         for path, found in item.transfers.sizes().items():
             always = item.transfers.is_numpy(path)
             for number, nbytes in enumerate(found):
-                large = held and nbytes >= LEAST_COPIED_BYTES and path not in same
+                large = held and nbytes >= MIN_COPIED_BYTES and path not in same
                 if always or large:
                     parts.append((name, path, number))
                     sizes.append(nbytes)
@@ -559,11 +566,11 @@ def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Co
 
 
 def _with_copies(
-    items: Mapping[str, Item],
+    items: Mapping[str, PreparedTree],
     copied: _Copied,
-    buffers: KeptBuffers,
+    buffers: HostBuffers,
     left: Collection[tuple[str, str]],
-) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
+) -> tuple[dict[str, PreparedTree], dict[str, dict[str, HostArray]]]:
     """Return the items with copies in place of views, and their other arrays, held."""
     waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
@@ -584,8 +591,8 @@ def _with_copies(
 
 
 def _waited(
-    items: Mapping[str, Item], left: Collection[tuple[str, str]], *, copied: bool = True
-) -> dict[str, dict[str, HeldArray]]:
+    items: Mapping[str, PreparedTree], left: Collection[tuple[str, str]], *, copied: bool = True
+) -> dict[str, dict[str, HostArray]]:
     """Return, by item and path, the arrays without a view; those in `left` without parts."""
     return {
         name: item.transfers.wait(
@@ -595,7 +602,7 @@ def _waited(
     }
 
 
-def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:
+def _arrays(name: str, item: PreparedTree, waited: Mapping[str, HostArray]) -> dict[str, HostArray]:
     """Return what is stored of an item, in the order of its leaves."""
     columns = is_read_by_columns(name)
     others = {**waited, **{path: leaf.outline() for path, leaf in item.deferred.items()}}
@@ -648,7 +655,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def _draft_leaves(
-    name: str, item: Item, arrays: Mapping[str, HeldArray], compression: Compression | None
+    name: str, item: PreparedTree, arrays: Mapping[str, HostArray], compression: Compression | None
 ) -> list[LeafDraft]:
     """Return the description of each leaf."""
     packed = {

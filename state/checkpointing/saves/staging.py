@@ -17,35 +17,35 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from cairn.state.checkpointing.processes import agreement
-from cairn.state.checkpointing.saves.held_arrays import HeldPart, PinnedPart, Transfers
+from cairn.state.checkpointing.saves.host_arrays import HostBox, PinnedBox, Transfers
 from cairn.storage.errors import SaveError
 from cairn.storage.store.bounds import free_memory
 
 __all__ = [
-    "Granted",
-    "PartToStage",
+    "BoxToCopy",
+    "MemoryShares",
     "StagedItem",
     "Staging",
+    "boxes_to_copy",
     "copier",
-    "granted",
-    "memory_unasked",
-    "note_pinned",
-    "parts_to_stage",
+    "default_copy_bytes",
+    "divide_memory",
     "pinned_budget",
-    "planned_waves",
+    "plan_waves",
+    "record_pinned",
 ]
 
 _OF_UPLOADS: Final = 4
 """Divisor: this share of the granted memory is for uploads, if waves could use it all."""
 
-ItemParts = Mapping[str, tuple[HeldPart, ...]]
+HostBoxes = Mapping[str, tuple[HostBox, ...]]
 """Parts of an item's leaves, by path."""
 
-CopiedParts = Mapping[str, tuple[HeldPart | PinnedPart, ...]]
+CopiedBoxes = Mapping[str, tuple[HostBox | PinnedBox, ...]]
 """Parts of an item's leaves, by path, some still being copied."""
 
 
-class PartToStage(NamedTuple):
+class BoxToCopy(NamedTuple):
     """Unit of copying to the host: this process's part of a device's shard.
 
     Attributes:
@@ -61,10 +61,10 @@ class PartToStage(NamedTuple):
     nbytes: int
 
 
-Wave = tuple[PartToStage, ...]
+Wave = tuple[BoxToCopy, ...]
 
 
-def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[PartToStage]:
+def boxes_to_copy(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[BoxToCopy]:
     """Return all parts that must be copied to the host, or on it.
 
     Args:
@@ -72,27 +72,27 @@ def parts_to_stage(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[P
         numpy: include NumPy arrays.
     """
     return [
-        PartToStage(name, path, number, nbytes)
+        BoxToCopy(name, path, number, nbytes)
         for name, one in transfers.items()
         for path, sizes in one.to_copy(numpy=numpy).items()
         for number, nbytes in enumerate(sizes)
     ]
 
 
-def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, CopiedParts]]:
+def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, CopiedBoxes]]:
     """Return the function that copies a wave, for `Staging`; a wave's transfers run concurrently.
 
     Args:
         transfers: of the items, by name, not started.
     """
 
-    def copied(wave: Wave) -> dict[str, CopiedParts]:
+    def copied(wave: Wave) -> dict[str, CopiedBoxes]:
         wanted: dict[str, list[tuple[str, int]]] = {}
         for part in wave:
             wanted.setdefault(part.item, []).append((part.path, part.number))
         for name, parts in wanted.items():
             transfers[name].start(parts)
-        made: dict[str, CopiedParts] = {
+        made: dict[str, CopiedBoxes] = {
             name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
             for name, parts in wanted.items()
         }
@@ -102,12 +102,12 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
     return copied
 
 
-def _note_pinned_of(wave: Mapping[str, CopiedParts]) -> None:
+def _note_pinned_of(wave: Mapping[str, CopiedBoxes]) -> None:
     parts = chain.from_iterable(chain.from_iterable(one.values()) for one in wave.values())
-    note_pinned(sum(part.copy.nbytes for part in parts if isinstance(part, PinnedPart)))
+    record_pinned(sum(part.copy.nbytes for part in parts if isinstance(part, PinnedBox)))
 
 
-def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]:
+def plan_waves(parts: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
     """Group parts into waves: largest first, each into the first wave that has room.
 
     Every part is in one wave. No wave exceeds the budget, except one with a single larger part. The
@@ -117,7 +117,7 @@ def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]
         parts: to be copied.
         budget: bytes of a wave.
     """
-    waves: list[list[PartToStage]] = []
+    waves: list[list[BoxToCopy]] = []
     left: list[int] = []
     first = 0  # the waves before are full
     for part in sorted(parts, key=lambda one: (-one.nbytes, one[:3])):
@@ -132,7 +132,7 @@ def planned_waves(parts: Iterable[PartToStage], budget: int) -> tuple[Wave, ...]
     return tuple(map(tuple, waves))
 
 
-def memory_unasked() -> int:
+def default_copy_bytes() -> int:
     """Return the bytes that a save's copies may take here if the user set no limit.
 
     Half of the host's free memory, divided by its processes; all of them must call this. Memory
@@ -145,7 +145,7 @@ _pinned = 0
 """Minimum bytes that XLA has pinned for this process's saves."""
 
 
-def note_pinned(nbytes: int) -> None:
+def record_pinned(nbytes: int) -> None:
     """Record the pinned memory that a save's copies use at once.
 
     Args:
@@ -167,16 +167,16 @@ def pinned_budget(host_memory: int | None) -> int:
     XLA's pool has a limit of its own, whatever the host has.
 
     Args:
-        host_memory: bytes that copies may take; None: as `memory_unasked`.
+        host_memory: bytes that copies may take; None: as `default_copy_bytes`.
 
     Source: `GetGpuHostAllocator` in XLA's `xla/pjrt/gpu/gpu_helpers.cc`.
     """
     text = os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "")
     pool = (int(text) if text.isdecimal() else 64) << 30
-    return min(pool, memory_unasked() if host_memory is None else host_memory)
+    return min(pool, default_copy_bytes() if host_memory is None else host_memory)
 
 
-class Granted(NamedTuple):
+class MemoryShares(NamedTuple):
     """Division of the granted memory.
 
     Attributes:
@@ -188,7 +188,7 @@ class Granted(NamedTuple):
     uploads: int
 
 
-def granted(host_memory: int, *, kept: int, staged: int, uploads: bool) -> Granted:
+def divide_memory(host_memory: int, *, kept: int, staged: int, uploads: bool) -> MemoryShares:
     """Divide a save's memory; uploads get what no wave can use.
 
     Args:
@@ -199,7 +199,7 @@ def granted(host_memory: int, *, kept: int, staged: int, uploads: bool) -> Grant
     """
     left = max(1, host_memory - kept)
     waves = max(1, min(staged, left - left // _OF_UPLOADS)) if uploads else left
-    return Granted(waves, max(1, left - waves))
+    return MemoryShares(waves, max(1, left - waves))
 
 
 class Staging:
@@ -212,12 +212,12 @@ class Staging:
     def __init__(
         self,
         waves: Sequence[Wave],
-        copied: Callable[[Wave], Mapping[str, CopiedParts]],
+        copied: Callable[[Wave], Mapping[str, CopiedBoxes]],
     ) -> None:
         """Copy the first wave.
 
         Args:
-            waves: from `planned_waves`.
+            waves: from `plan_waves`.
             copied: copies a wave and returns its parts on the host, by item and path.
         """
         self.waves = tuple(waves)
@@ -226,10 +226,10 @@ class Staging:
         self._error: BaseException | None = None
         self._over = False
         self._at = 0
-        self._there: dict[str, CopiedParts] = dict(copied(self.waves[0])) if waves else {}
+        self._there: dict[str, CopiedBoxes] = dict(copied(self.waves[0])) if waves else {}
         self._writing = set(self._there)
 
-    def parts_of(self, item: str) -> Iterator[ItemParts]:
+    def parts_of(self, item: str) -> Iterator[HostBoxes]:
         """Yield each wave's parts of an item, once copied; for the one thread that writes it.
 
         A wave counts as written when the next is requested: by then the writer must have dropped
@@ -242,14 +242,14 @@ class Staging:
             if all(part.item != item for part in wave):
                 continue
             yield {
-                path: tuple(part.held() if isinstance(part, PinnedPart) else part for part in parts)
+                path: tuple(part.held() if isinstance(part, PinnedBox) else part for part in parts)
                 for path, parts in self._taken(item, number).items()
             }
             with self._changed:
                 self._writing.discard(item)
                 self._changed.notify_all()
 
-    def _taken(self, item: str, number: int) -> CopiedParts:
+    def _taken(self, item: str, number: int) -> CopiedBoxes:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._at >= number)
             if self._error is not None:
@@ -306,7 +306,7 @@ class Staging:
             self._changed.notify_all()
 
 
-def _nothing(wave: Wave) -> Mapping[str, CopiedParts]:
+def _nothing(wave: Wave) -> Mapping[str, CopiedBoxes]:
     raise AssertionError(f"{len(wave)} parts asked for once all are copied")
 
 
@@ -321,6 +321,6 @@ class StagedItem(NamedTuple):
     staging: Staging
     item: str
 
-    def waves(self) -> Iterator[ItemParts]:
+    def waves(self) -> Iterator[HostBoxes]:
         """Yield the item's parts, as `Staging.parts_of` does."""
         return self.staging.parts_of(self.item)

@@ -23,7 +23,7 @@ from cairn.state.checkpointing.processes import agreement
 from cairn.state.models.hub.hf_folder import model_streams, write_folder
 from cairn.state.models.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.models.hub.pretrained import load_weights, placement
-from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.progress import say
 from cairn.state.states.state_loading import is_run, load_module
 from cairn.storage.store.uri import StoreURI
@@ -138,7 +138,7 @@ class EasyBridgeMixin:
             platform=quantization_platform,
         )
         if is_run(pretrained_model_name_or_path):
-            arguments = LoadArguments(
+            arguments = LoadOptions(
                 device=jax.local_devices()[0] if device is None else device,
                 dtype=dtype,
                 param_dtype=param_dtype,

@@ -480,7 +480,7 @@ def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        module = "saves.held_arrays" if place == "Transfers.wait" else "checkpointer"
+        module = "saves.host_arrays" if place == "Transfers.wait" else "checkpointer"
         patch.setattr(f"cairn.state.checkpointing.{module}.{place}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(checkpointer, 1, state(7))

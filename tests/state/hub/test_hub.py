@@ -19,7 +19,7 @@ from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.states.easydel_state import EasyDeLState
-from cairn.state.states.load_arguments import LoadArguments
+from cairn.state.states.load_options import LoadOptions
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -667,7 +667,7 @@ def test_what_is_asked_of_the_hub_is_refused_by_name_for_anything_else(folder, s
     with pytest.raises(ArgumentError, match=r"token: .*found a Cairn run") as refused:
         EasyDeLState.from_pretrained(saved_run, token="hf_secret")
     assert "hf_secret" not in str(refused.value)
-    assert "hf_secret" not in repr(LoadArguments(token="hf_secret"))
+    assert "hf_secret" not in repr(LoadOptions(token="hf_secret"))
     here = DecoderForCausalLM.from_pretrained(folder, local_files_only=True)
     stored = f"{gcs.bucket_uri}/models/there"
     here.save_pretrained(stored)

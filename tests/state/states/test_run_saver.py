@@ -19,8 +19,8 @@ from cairn.interop.errors import ArgumentError
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.save_policy import DueReason, SavePolicy
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_handle import SaveState
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
 from cairn.state.states.run_saver import RunSaver
 from cairn.state.states.train_state import TrainState
 from cairn.storage.errors import (
@@ -166,10 +166,10 @@ def test_minutes_count_from_the_last_save_whatever_it_was_for(uri):
     assert listed(uri) == [2, 5]
 
 
-@pytest.mark.parametrize(("sharing", "shared"), [(None, True), (SharingPolicy(max_steps=1), False)])
-def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, sharing, shared):
+@pytest.mark.parametrize(("dedup", "shared"), [(None, True), (DedupPolicy(max_steps=1), False)])
+def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, dedup, shared):
     state = at()
-    with RunSaver(uri, SavePolicy(every_steps=1), sharing=sharing) as saver:
+    with RunSaver(uri, SavePolicy(every_steps=1), dedup=dedup) as saver:
         for step in (1, 2):
             saver.step(state, step=step)
     run = Run.open(uri)
@@ -178,12 +178,12 @@ def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, sharing, shar
 
 def test_saves_copy_into_memory_that_is_kept_where_that_is_asked_for(uri):
     state = TrainState.create(params={"w": jnp.ones((256, 256))}, tx=TX)
-    with RunSaver(uri, SavePolicy(every_steps=1), keep_buffers=True, host_memory=1 << 30) as saver:
+    with RunSaver(uri, SavePolicy(every_steps=1), reuse_buffers=True, host_memory=1 << 30) as saver:
         checkpointer = Checkpointer.for_run(uri)
-        assert checkpointer.kept_bytes == 0
+        assert checkpointer.buffer_bytes == 0
         saver.step(state, step=1)
-        assert checkpointer.kept_bytes == state.params["w"].nbytes
-    assert checkpointer.kept_bytes == 0
+        assert checkpointer.buffer_bytes == state.params["w"].nbytes
+    assert checkpointer.buffer_bytes == 0
     assert listed(uri) == [1]
 
 

@@ -178,10 +178,10 @@ def test_the_optimizer_may_be_left_out_replaced_or_loaded_later(trained):
 
 
 def test_a_module_class_loads_its_own_checkpoint(trained):
-    from cairn.state.states.load_arguments import LoadArguments
+    from cairn.state.states.load_options import LoadOptions
     from cairn.state.states.state_loading import load_module
 
-    model = load_module(trained.run, LoadArguments(**SAME_MESH))
+    model = load_module(trained.run, LoadOptions(**SAME_MESH))
     whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
     np.testing.assert_array_equal(model(batch()), whole.model(batch()))
 

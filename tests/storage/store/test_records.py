@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from cairn.state.checkpointing.saves.item_parts import _Columns, _PartRecord
-from cairn.storage.arrays.data_files import StoredFile
+from cairn.state.checkpointing.saves.process_records import _Columns, _StepRecord
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
@@ -72,7 +71,7 @@ RECORDS = [
         values=TableLocation(45, 1, ("0" * 64,)),
         digests=TableLocation(65, 0, ()),
     ),
-    _PartRecord(
+    _StepRecord(
         items={
             "model": _Columns(
                 files=(StoredFile("d/checksum", 2, "0" * 8, "words-64:" + "0" * 16),),

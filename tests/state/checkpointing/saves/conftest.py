@@ -4,27 +4,27 @@ import threading
 
 import pytest
 
-from cairn.state.checkpointing.saves import held_arrays, item_writer, pinned_growth, saves
+from cairn.state.checkpointing.saves import host_arrays, pinned_warmup, saves, tree_writer
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """The devices' memory is not the host's."""
-    for module in (held_arrays, saves):
+    for module in (host_arrays, saves):
         monkeypatch.setattr(module, "on_host", lambda: False)
 
 
 @pytest.fixture(params=["transfers", "pinned"])
 def accelerator(request, monkeypatch, elsewhere):
     """The devices' memory is not the host's; on a GPU copies go to pinned memory."""
-    for module in (held_arrays, saves):
+    for module in (host_arrays, saves):
         monkeypatch.setattr(module, "on_gpu", lambda: request.param == "pinned")
 
 
 @pytest.fixture
 def pinned(monkeypatch, elsewhere):
     """The devices are those of a GPU."""
-    for module in (held_arrays, saves, pinned_growth):
+    for module in (host_arrays, saves, pinned_warmup):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
 
 
@@ -33,13 +33,13 @@ def writes(monkeypatch):
     """Nothing is written until `set` is called; `reached` tells that something is to be."""
     allowed = threading.Event()
     allowed.reached = threading.Event()
-    write = item_writer.write_data_files
+    write = tree_writer.write_value_files
 
     def waiting(sink, shards):
         allowed.reached.set()
         assert allowed.wait(60)
         return write(sink, shards)
 
-    monkeypatch.setattr(item_writer, "write_data_files", waiting)
+    monkeypatch.setattr(tree_writer, "write_value_files", waiting)
     yield allowed
     allowed.set()

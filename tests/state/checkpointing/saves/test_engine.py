@@ -19,7 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import held_arrays
+from cairn.state.checkpointing.saves import host_arrays
 from cairn.state.checkpointing.saves.engine import begin_step
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import data_file_writers
@@ -217,11 +217,11 @@ def test_plain_orbax_loads_many_shards_and_chunks(save_here, monkeypatch):
     for name, value in {"SHARD_BYTES": 2048, "CHUNK_BYTES": 256, "MIN_CHUNK_BYTES": 64,
                         "SQUARE_ABOVE_BYTES": 4096}.items():  # fmt: skip
         monkeypatch.setattr(chunk_shape, name, value)
-    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 5000)
-    held_arrays._layout.cache_clear()
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 5000)
+    host_arrays._layout.cache_clear()
     tree = {"w": put(floats(64, 48), "dp", None), "v": put(floats(48, 64), None, "fsdp")}
     step = save_here(model=tree)
-    held_arrays._layout.cache_clear()
+    host_arrays._layout.cache_clear()
     assert len(list((step / "model/d").iterdir())) > 4
     for on in (mesh(), mesh(3, dp=1)):
         target = abstract({"w": tree["w"]}, on)

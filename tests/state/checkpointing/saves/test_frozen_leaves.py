@@ -13,14 +13,14 @@ import pytest
 from cairn.state.checkpointing import leaf_forms
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.device_digests import (
-    Place,
+    DeviceShard,
     compile_digests,
     has_digest,
     start_digests,
 )
-from cairn.state.checkpointing.saves import item_writer, saves
-from cairn.state.checkpointing.saves.held_arrays import DeferredLeaf, Transfers
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.checkpointing.saves import saves, tree_writer
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, Transfers
 from cairn.storage.errors import SaveError
 from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.records.annotations import Damage
@@ -118,14 +118,14 @@ def test_an_array_that_was_to_be_linked_is_copied_if_its_file_is_damaged(frozen,
 
 def test_a_save_fails_if_what_it_was_to_link_is_damaged_and_donated(frozen, monkeypatch):
     damage_values(frozen.checkpointer, "model")
-    link = saves.Unchanged.reuse
+    link = saves.Dedup.reuse
     donated = threading.Event()
 
     def reused(*args, **options):
         assert donated.wait(60)
         return link(*args, **options)
 
-    monkeypatch.setattr(saves.Unchanged, "reuse", reused)
+    monkeypatch.setattr(saves.Dedup, "reuse", reused)
     handle = frozen.save(2)
     frozen.base.delete()
     donated.set()
@@ -147,7 +147,7 @@ def test_what_is_compressed_otherwise_than_before_is_copied_in_the_call(frozen):
 
 
 def test_a_file_that_was_shared_for_long_enough_is_copied_in_the_call(frozen):
-    frozen.checkpointer._sharing = SharingPolicy(max_steps=1)
+    frozen.checkpointer._dedup_policy = DedupPolicy(max_steps=1)
     handle = frozen.save(2)
     assert sorted(frozen.copied) == ["adapter", "base"]
     handle.wait()
@@ -187,7 +187,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
 ):
     tree = {f"w{n}": put_by_program(numbers(n)) for n in range(4)}
     copied, written = [], []
-    copy, write = DeferredLeaf.parts, item_writer.write_data_files
+    copy, write = DeferredLeaf.parts, tree_writer.write_value_files
 
     def parts(leaf):
         copied.append(leaf.leaf.nbytes)
@@ -202,7 +202,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
     with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
         damage_values(checkpointer, "model")
-        monkeypatch.setattr(item_writer, "write_data_files", written_at_once)
+        monkeypatch.setattr(tree_writer, "write_value_files", written_at_once)
         checkpointer.save(2, {"model": tree}).wait()
         found = checkpointer.restore({"model": tree}, step=2)["model"]
     assert max(written) == together
@@ -263,7 +263,9 @@ def test_a_base_is_copied_in_the_call_once_its_file_is_known_to_be_damaged(given
 
 def digests(*arrays):
     """Of a leaf of these arrays, each on a device."""
-    places = [Place(*array.devices(), array.shape, np.dtype(array.dtype).name) for array in arrays]
+    places = [
+        DeviceShard(*array.devices(), array.shape, np.dtype(array.dtype).name) for array in arrays
+    ]
     compile_digests({"w": places})
     programs_are_there()
     return start_digests({"w": arrays}, {"w": places}).values()

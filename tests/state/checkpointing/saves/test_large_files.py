@@ -8,15 +8,11 @@ import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.modules import TreePlan
-from cairn.state.checkpointing.saves.saves import HeldItems, prepare
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
-from cairn.state.checkpointing.saves.unchanged import Unchanged
-from cairn.storage.arrays import data_file_writers
-from cairn.storage.arrays.data_file_writers import (
-    MAX_FILE_BYTES,
-    MAX_REMOTE_FILE_BYTES,
-    open_data_file_writer,
-)
+from cairn.state.checkpointing.saves.dedup import Dedup
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.saves import HostTrees, prepare
+from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES, open_sink
 from cairn.storage.errors import SaveError
 from cairn.storage.store.uri import parse_uri
 from tests.storage.pieces import pieces
@@ -124,15 +120,15 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
         labels=None,
         compression=None,
         plan=TreePlan(),
-        unchanged=lambda _: Unchanged(SharingPolicy(), time.time, lambda steps: ()),
+        dedup=lambda _: Dedup(DedupPolicy(), time.time, lambda steps: ()),
     )
 
-    class Slow(Unchanged):
+    class Slow(Dedup):
         def same(self, leaves):
             time.sleep(0.1)
             return super().same(leaves)
 
-    held = HeldItems(items, lambda _: Slow(SharingPolicy(), time.time, lambda steps: ()), None)
+    held = HostTrees(items, lambda _: Slow(DedupPolicy(), time.time, lambda steps: ()), None)
     found, errors = [], []
 
     def describe():

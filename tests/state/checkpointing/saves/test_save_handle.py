@@ -12,9 +12,9 @@ from cairn.state.checkpointing.saves.save_handle import (
     SaveHandle,
     SaveState,
     call_of_save,
+    pop_call_time,
     refused_save,
     superseded_save,
-    take_call_time,
 )
 from cairn.state.checkpointing.saves.save_metrics import (
     record_outcome,
@@ -112,12 +112,12 @@ def test_a_call_s_time_is_that_of_its_first_save_and_of_no_task_that_outlives_it
         inside = time.monotonic()
         with call_of_save():
             task = copy_context()
-            assert take_call_time() <= inside
-            assert take_call_time() >= inside
+            assert pop_call_time() <= inside
+            assert pop_call_time() >= inside
     with call_of_save():
         other = copy_context()
     after = time.monotonic()
-    assert min(task.run(take_call_time), other.run(take_call_time)) >= after
+    assert min(task.run(pop_call_time), other.run(pop_call_time)) >= after
 
 
 def test_each_outcome_is_one_line_in_the_log_and_one_count(handle, caplog):

@@ -13,7 +13,7 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.checkpointing.saves.saves import HeldItems
+from cairn.state.checkpointing.saves.saves import HostTrees
 from cairn.storage.errors import LeaseHeldError, SaveError
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.rollback import last_to_keep
@@ -72,7 +72,7 @@ def test_a_save_that_was_given_up_keeps_others_out_until_it_has_ended(made, held
 def test_the_work_of_a_save_begins_once_its_call_is_over(made, monkeypatch):
     monkeypatch.setattr(checkpointer_module, "_LEAVING_SECONDS", 60.0)
     begun, at_the_end = threading.Event(), []
-    describe, record = HeldItems.describe, checkpointer_module.record_started
+    describe, record = HostTrees.describe, checkpointer_module.record_started
 
     def noted(self):
         begun.set()
@@ -82,7 +82,7 @@ def test_the_work_of_a_save_begins_once_its_call_is_over(made, monkeypatch):
         record(handle)
         at_the_end.append((begun.is_set(), gc.isenabled()))
 
-    monkeypatch.setattr(HeldItems, "describe", noted)
+    monkeypatch.setattr(HostTrees, "describe", noted)
     monkeypatch.setattr(checkpointer_module, "record_started", last)
     save(made, 1).wait()
     assert at_the_end == [(False, False)]  # nor was garbage collected at the caller's expense

@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import (
-    held_arrays,
-    item_writer,
-    pinned_growth,
+    host_arrays,
+    pinned_warmup,
     saves,
     staging,
+    tree_writer,
 )
-from cairn.state.checkpointing.saves.held_arrays import HeldPart, Transfers
+from cairn.state.checkpointing.saves.host_arrays import HostBox, Transfers
 from cairn.state.checkpointing.saves.staging import (
-    PartToStage,
+    BoxToCopy,
     Staging,
-    granted,
-    planned_waves,
+    divide_memory,
+    plan_waves,
 )
 from cairn.storage.arrays import data_file_writers
 from cairn.storage.errors import SaveError
@@ -51,7 +51,7 @@ def exhausted(*args):
 
 
 def parts(*sizes):
-    return [PartToStage("model", f"w{number}", 0, size) for number, size in enumerate(sizes)]
+    return [BoxToCopy("model", f"w{number}", 0, size) for number, size in enumerate(sizes)]
 
 
 def sizes_of(waves):
@@ -88,17 +88,17 @@ def is_key(leaf):
 
 
 def test_the_largest_come_first_and_smaller_ones_fill_what_is_left():
-    waves = planned_waves(parts(10, 60, 50, 30, 40), 100)
+    waves = plan_waves(parts(10, 60, 50, 30, 40), 100)
     assert sizes_of(waves) == [[60, 40], [50, 30, 10]]
 
 
 def test_what_has_more_than_a_wave_may_have_goes_alone():
-    assert sizes_of(planned_waves(parts(5, 300, 100, 1), 100)) == [[300], [100], [5, 1]]
+    assert sizes_of(plan_waves(parts(5, 300, 100, 1), 100)) == [[300], [100], [5, 1]]
 
 
 def test_one_wave_if_all_fits_and_none_of_nothing():
-    assert sizes_of(planned_waves(parts(5, 9), 14)) == [[9, 5]]
-    assert planned_waves([], 1) == ()
+    assert sizes_of(plan_waves(parts(5, 9), 14)) == [[9, 5]]
+    assert plan_waves([], 1) == ()
 
 
 SIZES = st.lists(st.integers(1, 1000), max_size=60)
@@ -107,7 +107,7 @@ SIZES = st.lists(st.integers(1, 1000), max_size=60)
 @given(SIZES, st.integers(1, 2000), st.randoms())
 def test_every_part_is_in_one_wave_and_none_has_more_than_it_may(sizes, budget, random):
     given_parts = parts(*sizes)
-    waves = planned_waves(given_parts, budget)
+    waves = plan_waves(given_parts, budget)
     assert sorted(part for wave in waves for part in wave) == sorted(given_parts)
     for wave in waves:
         assert wave
@@ -116,13 +116,13 @@ def test_every_part_is_in_one_wave_and_none_has_more_than_it_may(sizes, budget, 
     firsts = [wave[0].nbytes for wave in waves]
     assert firsts == sorted(firsts, reverse=True)
     random.shuffle(given_parts)
-    assert planned_waves(given_parts, budget) == waves
+    assert plan_waves(given_parts, budget) == waves
 
 
 @given(SIZES, st.integers(1, 2000))
 def test_there_are_hardly_more_waves_than_must_be(sizes, budget):
     """Any two that follow each other have more than one may have, or one would do."""
-    waves = sizes_of(planned_waves(parts(*sizes), budget))
+    waves = sizes_of(plan_waves(parts(*sizes), budget))
     fits = [wave for wave in waves if sum(wave) <= budget]
     assert all(sum(a) + sum(b) > budget for a, b in itertools.pairwise(fits))
 
@@ -132,7 +132,7 @@ MEMORY = st.integers(0, 1 << 40)
 
 @given(MEMORY.filter(bool), MEMORY, MEMORY, st.booleans())
 def test_waves_and_uploads_share_what_is_granted(most, kept, staged, uploads):
-    share = granted(most, kept=kept, staged=staged, uploads=uploads)
+    share = divide_memory(most, kept=kept, staged=staged, uploads=uploads)
     left = max(1, most - kept)
     assert share.waves >= 1
     assert share.uploads >= 1
@@ -159,13 +159,13 @@ class Copies:
         for part in wave:
             values = np.zeros(part.nbytes, np.uint8)
             self.alive.append(weakref.ref(values))
-            found.setdefault(part.item, {})[part.path] = (HeldPart(values, (0,)),)
+            found.setdefault(part.item, {})[part.path] = (HostBox(values, (0,)),)
         return found
 
 
 def test_a_wave_is_copied_only_once_the_one_before_is_written_and_let_go_of():
     copies = Copies()
-    staging = Staging(planned_waves(parts(6, 5, 4), 6), copies)
+    staging = Staging(plan_waves(parts(6, 5, 4), 6), copies)
     most = []
 
     def write():
@@ -183,7 +183,7 @@ def test_a_wave_is_copied_only_once_the_one_before_is_written_and_let_go_of():
 
 
 def test_no_wave_is_copied_before_all_items_have_written_theirs_of_the_last():
-    wave = (PartToStage("a", "w", 0, 1), PartToStage("b", "w", 0, 1))
+    wave = (BoxToCopy("a", "w", 0, 1), BoxToCopy("b", "w", 0, 1))
     copies = Copies()
     staging = Staging((wave, wave), copies)
     (first, second) = staging.parts_of("a"), staging.parts_of("b")
@@ -207,7 +207,7 @@ def test_no_wave_is_copied_before_all_items_have_written_theirs_of_the_last():
 
 def test_who_waits_for_a_wave_of_a_save_that_has_failed_is_told_why():
     copies = Copies()
-    staging = Staging(planned_waves(parts(2, 1), 2), copies)
+    staging = Staging(plan_waves(parts(2, 1), 2), copies)
     waves = staging.parts_of("model")
     next(waves)
     staging.end(OSError("the disk failed"))
@@ -329,7 +329,7 @@ def test_a_save_that_fails_in_its_first_wave_keeps_nobody_waiting(tmp_path, monk
 
     with Checkpointer(tmp_path / "run", writer_id="job", host_memory=LEAF) as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(item_writer, "write_data_files", fails)
+            patch.setattr(tree_writer, "write_value_files", fails)
             handle = checkpointer.save(1, {"model": tree, "optimizer": {"w": numbers(9)}})
             with pytest.raises(SaveError, match="the disk failed"):
                 handle.wait()
@@ -360,7 +360,7 @@ def test_after_an_interrupt_the_next_save_goes_on(tmp_path, accelerator, monkeyp
 
     with Checkpointer(tmp_path / "run") as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(saves.HeldItems, "copy_rest", interrupted)
+            patch.setattr(saves.HostTrees, "copy_rest", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 checkpointer.save(1, {"model": tree})
         with pytest.raises(SaveError, match="the save was interrupted"):
@@ -423,7 +423,7 @@ def test_only_what_xla_has_pinned_counts_as_pinned(tmp_path, pinned, monkeypatch
     monkeypatch.setattr(staging, "_pinned", 0)
     tree = {"w": offloaded(numbers()) if case == "offloaded" else put_by_program(numbers())}
     if case == "exhausted":
-        monkeypatch.setattr(held_arrays.jax, "device_put", exhausted)
+        monkeypatch.setattr(host_arrays.jax, "device_put", exhausted)
     with Checkpointer(tmp_path / "run") as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
     assert staging._pinned == 0
@@ -439,7 +439,7 @@ def pinned_copies(monkeypatch, sizes, noted_first=lambda: None):
             sizes.append(values.nbytes)
         return put_on(values, place)
 
-    monkeypatch.setattr("cairn.state.checkpointing.saves.pinned_growth.jax.device_put", noted)
+    monkeypatch.setattr("cairn.state.checkpointing.saves.pinned_warmup.jax.device_put", noted)
 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, 3), (2 * LEAF, 2)])
@@ -485,13 +485,13 @@ def test_a_save_before_all_memory_is_pinned_does_not_wait_for_the_rest(
 
 def test_a_save_waits_for_no_copy_to_pinned_memory(tmp_path, pinned, monkeypatch):
     arrived = threading.Event()
-    held = held_arrays.PinnedPart.held
+    held = host_arrays.PinnedBox.held
 
     def late(part):
         assert arrived.wait(60)
         return held(part)
 
-    monkeypatch.setattr(held_arrays.PinnedPart, "held", late)
+    monkeypatch.setattr(host_arrays.PinnedBox, "held", late)
     tree = {"w": put(numbers(), "fsdp", None)}
     with Checkpointer(tmp_path / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree})
@@ -508,7 +508,7 @@ def test_a_copy_that_fails_on_its_way_fails_the_save_and_lists_nothing(
     tree = {"w": put(numbers(), "fsdp", None)}
     with Checkpointer(tmp_path / "run") as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(held_arrays.PinnedPart, "held", exhausted)
+            patch.setattr(host_arrays.PinnedBox, "held", exhausted)
             with pytest.raises(SaveError, match="RESOURCE_EXHAUSTED"):
                 checkpointer.save(1, {"model": tree}).wait()
         assert checkpointer.steps() == []
@@ -520,7 +520,7 @@ def test_a_copy_that_fails_on_its_way_fails_the_save_and_lists_nothing(
 def test_without_pinned_memory_a_save_waits_for_its_transfers_and_says_so(
     tmp_path, pinned, monkeypatch, caplog
 ):
-    monkeypatch.setattr(held_arrays.jax, "device_put", exhausted)
+    monkeypatch.setattr(host_arrays.jax, "device_put", exhausted)
     tree = {"w": put_by_program(numbers())}
     with Checkpointer(tmp_path / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree})
@@ -574,9 +574,9 @@ def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
 def test_kept_buffers_are_part_of_what_is_granted(tmp_path, elsewhere):
     """NumPy arrays are copied there; what comes from devices has the rest, wave by wave."""
     tree = {f"w{n}": put(numbers(n), "fsdp", None) for n in range(4)} | {"numpy": numbers(9)}
-    with Checkpointer(tmp_path / "run", keep_buffers=True, host_memory=2 * LEAF) as checkpointer:
+    with Checkpointer(tmp_path / "run", reuse_buffers=True, host_memory=2 * LEAF) as checkpointer:
         handle = checkpointer.save(1, {"model": tree})
-        assert checkpointer.kept_bytes == LEAF
+        assert checkpointer.buffer_bytes == LEAF
         assert handle.waves == 4
         handle.wait()
     expected = jax.tree.map(np.asarray, tree)
@@ -614,7 +614,7 @@ class CopiedBytes:
         def counted(transfers, parts):
             made = copied(transfers, parts)
             for part in itertools.chain.from_iterable(made.values()):
-                pinned = isinstance(part, held_arrays.PinnedPart)
+                pinned = isinstance(part, host_arrays.PinnedBox)
                 memory = part.copy if pinned else part.values
                 while isinstance(memory, np.ndarray) and isinstance(memory.base, np.ndarray):
                     memory = memory.base
@@ -643,7 +643,7 @@ def test_no_more_than_the_limit_or_one_leaf_is_ever_copied(gpu, rows, limit, pla
         for each in (list(enumerate(rows))[::2], list(enumerate(rows))[1::2])
     ]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for module in (held_arrays, saves, pinned_growth):
+        for module in (host_arrays, saves, pinned_warmup):
             for name, value in (("on_host", False), ("on_gpu", gpu)):
                 if hasattr(module, name):
                     patch.setattr(module, name, lambda value=value: value)
@@ -663,11 +663,11 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from benchmarks.storage_memory import PeakMemory
 from cairn import Checkpointer
-from cairn.state.checkpointing.saves import held_arrays, saves
+from cairn.state.checkpointing.saves import host_arrays, saves
 
 root, kind, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]) << 20 or None
 if kind == "elsewhere":
-    held_arrays.on_host = saves.on_host = lambda: False
+    host_arrays.on_host = saves.on_host = lambda: False
     made = jax.jit(lambda n: jnp.full((1 << 22,), n, jnp.float32))
     tree = {f"w{n}": jax.block_until_ready(made(float(n))) for n in range(24)}
 else:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["no_collections"]
+__all__ = ["pause_gc"]
 
 _lock = threading.Lock()
 _within = 0
@@ -16,7 +16,7 @@ _enabled = False
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Disable automatic garbage collection within the context.
 
     Each collection visits all objects, again and again as more are made: with a few objects per

@@ -5,14 +5,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from cairn.state.checkpointing.saves.item_parts import (
-    ItemPart,
+from cairn.state.checkpointing.saves.process_records import (
+    ProcessRecord,
     WrittenShard,
-    parse_parts,
-    part_file,
-    parts_to_bytes,
-    read_parts,
-    remove_parts,
+    parse_records,
+    read_records,
+    record_file,
+    records_to_bytes,
+    remove_records,
 )
 from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.ocdbt import ValueRef
@@ -38,7 +38,7 @@ def random_part(seed):
         path = f"ü%2F/{number}"
         key = f"ü%2F.{number}/c/{number}".encode()
         shards[key] = WrittenShard(path, PlacedShard(origin, ref, digests))
-    return ItemPart(tuple(files), shards)
+    return ProcessRecord(tuple(files), shards)
 
 
 def told(part):
@@ -52,7 +52,7 @@ def told(part):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_part_comes_back_as_it_was(seed):
     parts = {"model": random_part(seed), "optimizer": random_part(seed + 100)}
-    found = parse_parts(parts_to_bytes(parts), "p")
+    found = parse_records(records_to_bytes(parts), "p")
     assert [*found] == [*parts]
     for name, part in parts.items():
         assert told(found[name]) == told(part)
@@ -61,39 +61,39 @@ def test_a_part_comes_back_as_it_was(seed):
 
 
 def test_every_flipped_bit_of_a_part_is_an_error_that_names_it():
-    data = parts_to_bytes({"model": random_part(3)})
+    data = records_to_bytes({"model": random_part(3)})
     for bit in range(0, 8 * len(data), 3):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises((CorruptionError, UnsupportedFormatError), match="1/cairn"):
-            parse_parts(bytes(changed), "1/cairn.process_1.json")
+            parse_records(bytes(changed), "1/cairn.process_1.json")
 
 
 def test_parts_of_all_processes_are_taken_and_their_records_removed(root_uri):
     objects = ObjectStore(root_uri)
     parts = {process: random_part(process) for process in range(1, 5)}
     for process, part in parts.items():
-        objects.write(part_file(process), parts_to_bytes({"model": part}))
+        objects.write(record_file(process), records_to_bytes({"model": part}))
     objects.write("manifest.ocdbt", b"stays")
-    found = read_parts(root_uri, range(1, 5))
+    found = read_records(root_uri, range(1, 5))
     assert [told(part["model"]) for part in found] == [told(part) for part in parts.values()]
-    remove_parts(root_uri, range(1, 5))
+    remove_records(root_uri, range(1, 5))
     assert objects.list() == ["manifest.ocdbt"]
 
 
 def test_a_process_that_told_nothing_is_named_and_no_record_is_removed(root_uri):
     objects = ObjectStore(root_uri)
     for process in (1, 3):
-        objects.write(part_file(process), parts_to_bytes({"model": random_part(process)}))
+        objects.write(record_file(process), records_to_bytes({"model": random_part(process)}))
     with pytest.raises(SaveError, match=r"found no cairn\.process_2\.json, cairn\.process_4\.json"):
-        read_parts(root_uri, range(1, 5))
-    assert objects.list() == [part_file(1), part_file(3)]
+        read_records(root_uri, range(1, 5))
+    assert objects.list() == [record_file(1), record_file(3)]
 
 
 def test_a_damaged_record_of_a_process_is_an_error_that_names_it(root_uri):
     objects = ObjectStore(root_uri)
-    data = bytearray(parts_to_bytes({"model": random_part(1)}))
+    data = bytearray(records_to_bytes({"model": random_part(1)}))
     data[len(data) // 2] ^= 4
-    objects.write(part_file(1), bytes(data))
+    objects.write(record_file(1), bytes(data))
     with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"cairn\.process_1\.json"):
-        read_parts(root_uri, [1])
+        read_records(root_uri, [1])

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from cairn.storage.errors import PolicyError
 from cairn.storage.store.clock import is_above_zero
 
-__all__ = ["SharingPolicy"]
+__all__ = ["DedupPolicy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharingPolicy:
+class DedupPolicy:
     """Limits on how long steps share the files of unchanged values.
 
     On a disk the steps that share a file have it only once: damage to it affects them all, until a
@@ -46,13 +46,13 @@ class SharingPolicy:
             problems.append(f"max_steps is {steps!r}, expected an integer of 1 or more")
         if problems:
             raise PolicyError(
-                "the sharing policy can't act",
+                "the dedup policy can't act",
                 expected="limits that can be kept",
                 found="; ".join(problems),
                 next_step="Correct these, or leave them out.",
             )
 
-    def may_share(self, *, steps: int, written: datetime, now: datetime) -> bool:
+    def may_link(self, *, steps: int, written: datetime, now: datetime) -> bool:
         """Return True if one more step may have a file.
 
         Args:

@@ -11,9 +11,9 @@ import numpy as np
 
 from cairn.storage.errors import PolicyError
 
-__all__ = ["LEAST_COPIED_BYTES", "KeptBuffers", "Places", "copy_all", "places"]
+__all__ = ["MIN_COPIED_BYTES", "HostBuffers", "Places", "copy_all", "places"]
 
-LEAST_COPIED_BYTES: Final = 64 << 10
+MIN_COPIED_BYTES: Final = 64 << 10
 """Smaller JAX arrays are held as views: if XLA copies them, it uses warm heap memory, and copies of
 many of them would take longer than views."""
 
@@ -51,7 +51,7 @@ def places(sizes: Iterable[int]) -> Places:
     return Places(tuple(offsets), end)
 
 
-class KeptBuffers:
+class HostBuffers:
     """Memory for the copies of one save, which the next save reuses.
 
     Never overwrites memory that is still referenced. Used by one thread at a time.
@@ -70,26 +70,26 @@ class KeptBuffers:
         _all.add(self)
 
     @classmethod
-    def asked_for(cls, keep_buffers: Any, host_memory: Any) -> "KeptBuffers | None":
+    def from_options(cls, reuse_buffers: Any, host_memory: Any) -> "HostBuffers | None":
         """Return the buffers for these arguments of a checkpointer; None if it wants none.
 
         Raises:
-            PolicyError: `keep_buffers` is no bool, or `host_memory` no number of bytes above 0.
+            PolicyError: `reuse_buffers` is no bool, or `host_memory` no number of bytes above 0.
         """
         problems = []
-        if not isinstance(keep_buffers, bool | np.bool_):
-            problems.append(f"keep_buffers is {keep_buffers!r}, expected True or False")
+        if not isinstance(reuse_buffers, bool | np.bool_):
+            problems.append(f"reuse_buffers is {reuse_buffers!r}, expected True or False")
         if host_memory is not None and (type(host_memory) is not int or host_memory < 1):
             problems.append(f"host_memory is {host_memory!r}, expected bytes above 0 or None")
         if problems:
             raise PolicyError(
                 "saves can't use memory so",
-                path="keep_buffers, host_memory",
+                path="reuse_buffers, host_memory",
                 expected="True or False, and the most bytes that copies may take, or None",
                 found="; ".join(problems),
                 next_step="Correct these, or leave them out.",
             )
-        return cls(host_memory) if keep_buffers else None
+        return cls(host_memory) if reuse_buffers else None
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class KeptBuffers:
             path="host_memory",
             expected=f"at most {self.limit} bytes in this process",
             found=f"{nbytes} bytes to copy{still}",
-            next_step="Give a larger host_memory, or save without keep_buffers, which copies "
+            next_step="Give a larger host_memory, or save without reuse_buffers, which copies "
             "nothing that is not donated.",
         )
 
@@ -160,7 +160,7 @@ class KeptBuffers:
         return sum(nbytes for _, nbytes in self._left)
 
 
-_all: "weakref.WeakSet[KeptBuffers]" = weakref.WeakSet()
+_all: "weakref.WeakSet[HostBuffers]" = weakref.WeakSet()
 _of_the_parent: list[Array] = []
 """In a forked child, the memory that a save of the parent was reading. The child lacks the mapping:
 to unmap it could unmap something else at that address."""
@@ -183,10 +183,10 @@ def _mapped(nbytes: int) -> mmap.mmap:
     except (OSError, MemoryError) as exc:
         raise PolicyError(
             "the memory for copies of the arrays can't be had",
-            path="keep_buffers",
+            path="reuse_buffers",
             expected=f"{nbytes} bytes of memory",
             found=str(exc),
-            next_step="Save without keep_buffers, or on a machine with more memory.",
+            next_step="Save without reuse_buffers, or on a machine with more memory.",
         ) from exc
     if hasattr(mmap, "MADV_DONTFORK"):
         pages.madvise(mmap.MADV_DONTFORK)

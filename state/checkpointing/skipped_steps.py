@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["note_skip", "take_skip"]
+__all__ = ["pop_skipped", "record_skipped"]
 
 _skipped: dict[str, frozenset[tuple[int, int]]] = {}
 
 
-def note_skip(run: StoreURI, steps: Iterable[tuple[int, int]] = ()) -> None:
+def record_skipped(run: StoreURI, steps: Iterable[tuple[int, int]] = ()) -> None:
     """Record that a load may skip damaged steps, and skipped `steps`, (step, attempt)."""
     _skipped[str(run)] = frozenset(steps)
 
 
-def take_skip(run: StoreURI) -> frozenset[tuple[int, int]] | None:
+def pop_skipped(run: StoreURI) -> frozenset[tuple[int, int]] | None:
     """Return and clear the steps that the last load skipped; None if no load was to skip any."""
     return _skipped.pop(str(run), None)

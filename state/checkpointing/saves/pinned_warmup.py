@@ -13,17 +13,17 @@ import jax
 import numpy as np
 
 from cairn.state.checkpointing.leaf_forms import is_key_dtype
-from cairn.state.checkpointing.saves.held_arrays import array_layout, is_in_host_memory, on_gpu
-from cairn.state.checkpointing.saves.staging import note_pinned
+from cairn.state.checkpointing.saves.host_arrays import array_layout, is_in_host_memory, on_gpu
+from cairn.state.checkpointing.saves.staging import record_pinned
 
-__all__ = ["PinnedGrowth"]
+__all__ = ["PinnedWarmup"]
 
 logger = logging.getLogger("cairn.save")
 
 _NAME: Final = "cairn-pin"
 
 
-class PinnedGrowth:
+class PinnedWarmup:
     """Thread that makes XLA's pool of pinned memory grow; does nothing without a GPU."""
 
     def __init__(self, arrays: Iterable[jax.Array], budget: int) -> None:
@@ -59,7 +59,7 @@ class PinnedGrowth:
             try:
                 # Keep all until the last is there: XLA would reuse a freed one, and not grow.
                 pinned.append(jax.block_until_ready(jax.device_put(np.empty(nbytes, "u1"), place)))
-                note_pinned(sum(copy.nbytes for copy in pinned))
+                record_pinned(sum(copy.nbytes for copy in pinned))
             except jax.errors.JaxRuntimeError as exc:
                 logger.warning("no more pinned memory for saves: %s", exc)
                 return
@@ -74,7 +74,7 @@ def _copies(arrays: Iterable[jax.Array]) -> list[tuple[jax.Device, int]]:
         array = jax.random.key_data(leaf) if is_key_dtype(leaf.dtype) else leaf
         shards = array.addressable_shards
         copies += [
-            (shards[piece.shard].device, shards[piece.shard].data.nbytes)
-            for piece in array_layout(array, columns=False).pieces
+            (shards[box.shard].device, shards[box.shard].data.nbytes)
+            for box in array_layout(array, columns=False).boxes
         ]
     return sorted(copies, key=lambda copy: -copy[1])

@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
-from cairn.state.checkpointing.saves.save_metrics import record_damage, record_sharing
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
-from cairn.storage.arrays.data_files import StoredFile
-from cairn.storage.arrays.ocdbt import DATA_FOLDER
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.save_metrics import record_damage, record_dedup
+from cairn.storage.arrays.ocdbt import VALUE_FOLDER
+from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import StorageError
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["LinkedFile", "link_files", "new_files"]
+__all__ = ["DedupFile", "link_files", "new_files"]
 
 _LINKS_AT_ONCE: Final = 16
 _READS_AT_ONCE: Final = 4
@@ -42,7 +42,7 @@ class _Mark(NamedTuple):
     inode: int
 
 
-class LinkedFile(NamedTuple):
+class DedupFile(NamedTuple):
     """Value file of this process, which may be linked into the next step.
 
     Attributes:
@@ -68,21 +68,19 @@ class _Found(NamedTuple):
     mark: _Mark | None
 
 
-def new_files(
-    folder: StoreURI, files: Iterable[StoredFile], now: datetime
-) -> dict[str, LinkedFile]:
+def new_files(folder: StoreURI, files: Iterable[StoredFile], now: datetime) -> dict[str, DedupFile]:
     """Return the files that were just written into the database in `folder`, by name."""
-    return {file.name: LinkedFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
+    return {file.name: DedupFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
 
 
 def link_files(
     source: StoreURI,
     target: StoreURI,
-    files: Mapping[str, LinkedFile],
+    files: Mapping[str, DedupFile],
     *,
-    sharing: SharingPolicy,
+    policy: DedupPolicy,
     now: datetime,
-) -> dict[str, LinkedFile]:
+) -> dict[str, DedupFile]:
     """Link files of one database into another; return those that are now in both.
 
     The result omits files that were shared for long enough, can't be linked, for example because
@@ -92,7 +90,7 @@ def link_files(
         source: folder of the first database.
         target: folder of the second, which has none of them.
         files: by name.
-        sharing: how long they may be shared.
+        policy: how long they may be shared.
         now: current time.
 
     Raises:
@@ -101,7 +99,7 @@ def link_files(
     names = [
         name
         for name, file in files.items()
-        if sharing.may_share(steps=file.steps, written=file.written, now=now)
+        if policy.may_link(steps=file.steps, written=file.written, now=now)
     ]
     if not names:
         return {}
@@ -116,7 +114,7 @@ def link_files(
         if found is None or not _is_as_written(found, file.record):
             problems[name] = "nothing" if found is None else _text(found.size, found.crc32c)
         elif found.crc32c is None and (
-            found.mark != file.mark or sharing.must_verify(seen=file.seen, now=now)
+            found.mark != file.mark or policy.must_verify(seen=file.seen, now=now)
         ):
             due.append(name)
     problems |= _each(lambda name: _read_problem(target, files[name].record), due, _READS_AT_ONCE)
@@ -133,7 +131,7 @@ def link_files(
             steps=file.steps + 1,
             mark=shown[name].mark,
         )
-    record_sharing(
+    record_dedup(
         shared=sum(file.record.size for file in sound.values()),
         verified=sum(files[name].record.size for name in due),
     )

@@ -6,14 +6,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from cairn.state.checkpointing.garbage import no_collections
+from cairn.state.checkpointing.gc_pause import pause_gc
 
 
 def test_collections_begin_again_once_all_have_left():
     assert gc.isenabled()
     first, second = ExitStack(), ExitStack()
-    first.enter_context(no_collections())
-    second.enter_context(no_collections())
+    first.enter_context(pause_gc())
+    second.enter_context(pause_gc())
     first.close()
     assert not gc.isenabled()
     with ThreadPoolExecutor(1) as pool:  # another thread than the one that entered
@@ -24,7 +24,7 @@ def test_collections_begin_again_once_all_have_left():
 def test_who_has_none_has_none_afterwards():
     gc.disable()
     try:
-        with no_collections(), no_collections():
+        with pause_gc(), pause_gc():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -32,7 +32,7 @@ def test_who_has_none_has_none_afterwards():
 
 
 def test_a_child_that_is_forked_meanwhile_collects_garbage():
-    with no_collections():
+    with pause_gc():
         child = multiprocessing.get_context("fork").Process(
             target=lambda: sys.exit(0 if _collects() else 1)
         )
@@ -43,6 +43,6 @@ def test_a_child_that_is_forked_meanwhile_collects_garbage():
 
 def _collects():
     enabled = gc.isenabled()
-    with no_collections():
+    with pause_gc():
         without = not gc.isenabled()
     return enabled and without and gc.isenabled()

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from cairn.state.checkpointing import checkpointer as checkpointer_module
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import held_arrays, item_writer, save_job, saves
-from cairn.state.checkpointing.saves.held_arrays import Transfers, host_views, viewed
+from cairn.state.checkpointing.saves import host_arrays, save_job, saves, tree_writer
+from cairn.state.checkpointing.saves.host_arrays import Transfers, host_views, viewed
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.runs.run import Run
@@ -114,13 +114,13 @@ def test_legacy_keys_are_held_as_the_numbers_that_they_are():
 def test_a_large_part_is_cut_into_shards_and_chunks(monkeypatch):
     monkeypatch.setattr(chunk_shape, "SHARD_BYTES", 2048)
     monkeypatch.setattr(chunk_shape, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(chunk_shape, "MIN_CHUNK_BYTES", 64)
-    held_arrays._layout.cache_clear()
+    monkeypatch.setattr(chunk_shape, "LEAST_CHUNK_BYTES", 64)
+    host_arrays._layout.cache_clear()
     host = floats(64, 32)
     array = hold(put(host, "dp", None))
     assert array.cut == ((16, 32), (4, 32))
     assert_held(array, host)
-    held_arrays._layout.cache_clear()
+    host_arrays._layout.cache_clear()
 
 
 # What a process writes of arrays that others hold too.
@@ -165,7 +165,7 @@ def written_by(shape, sharding, owners):
         seen = SeenBy(sharding, owners, index)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "process_index", lambda index=index: index)
-            layout = held_arrays._layout(shape, 1, seen, False)
+            layout = host_arrays._layout(shape, 1, seen, False)
         count = np.zeros(shape, int)
         places = list(seen.addressable_devices_indices_map(shape).values())
         for piece in layout.pieces:
@@ -205,11 +205,11 @@ OWNERS = {
 )
 def test_all_processes_together_write_each_element_once(owners, spec, on, least):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_arrays, "_LEAST_SPLIT_BYTES", least)
-        patch.setattr(held_arrays, "_LEAST_CELL_BYTES", min(least, 64 << 10))
-        held_arrays._layout.cache_clear()
+        patch.setattr(host_arrays, "_LEAST_SPLIT_BYTES", least)
+        patch.setattr(host_arrays, "_LEAST_CELL_BYTES", min(least, 64 << 10))
+        host_arrays._layout.cache_clear()
         found = written_by((24, 16), NamedSharding(on, PartitionSpec(*spec)), owners)
-    held_arrays._layout.cache_clear()
+    host_arrays._layout.cache_clear()
     assert (sum(found.values()) == 1).all()
 
 
@@ -348,13 +348,13 @@ def test_traced_values_are_left_to_be_refused(dtype):
 def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monkeypatch):
     """What there is to say of each is worked out while training goes on."""
     threads = []
-    described = saves.HeldItems.describe
+    described = saves.HostTrees.describe
 
     def watched(items):
         threads.append(threading.current_thread().name)
         described(items)
 
-    monkeypatch.setattr(saves.HeldItems, "describe", watched)
+    monkeypatch.setattr(saves.HostTrees, "describe", watched)
     tree = {"a": jnp.ones(3), "b": put(floats(8, 8), "fsdp"), "c": floats(2), "d": 3}
     with Checkpointer(root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree}, meta={})
@@ -364,13 +364,13 @@ def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monke
 
 
 def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, monkeypatch):
-    start, ready = threading.Event(), saves.HeldItems.describe
+    start, ready = threading.Event(), saves.HostTrees.describe
 
     def later(items):
         start.wait(60)
         ready(items)
 
-    monkeypatch.setattr(saves.HeldItems, "describe", later)
+    monkeypatch.setattr(saves.HostTrees, "describe", later)
     given = floats(4, 6)
     with Checkpointer(root_uri / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": {"a": given}}, meta={})
@@ -433,13 +433,13 @@ def advanced(host, steps):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_data_file_writer = item_writer.open_data_file_writer
+    open_sink = tree_writer.open_sink
 
     def waiting(folder, **options):
         assert allowed.wait(20)
         return open_data_file_writer(folder, **options)
 
-    monkeypatch.setattr(item_writer, "open_data_file_writer", waiting)
+    monkeypatch.setattr(tree_writer, "open_sink", waiting)
     yield allowed
     allowed.set()
 

@@ -26,19 +26,22 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from cairn.state.checkpointing.device_digests import DeviceDigests, Place, compile_digests
-from cairn.state.checkpointing.saves.held_arrays import DeferredLeaf, HeldArray
-from cairn.state.checkpointing.saves.item_parts import ItemPart, WrittenShard
-from cairn.state.checkpointing.saves.staging import StagedItem
-from cairn.state.checkpointing.saves.unchanged import (
+from cairn.state.checkpointing.device_digests import DeviceDigests, DeviceShard, compile_digests
+from cairn.state.checkpointing.saves.dedup import (
+    Dedup,
+    DedupFile,
     LeafLayout,
-    LinkedFile,
-    SavedItem,
     SavedShard,
-    Unchanged,
+    SavedTree,
 )
-from cairn.storage.arrays.data_file_writers import UploadMemory, open_data_file_writer
-from cairn.storage.arrays.data_files import (
+from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, HostArray
+from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
+from cairn.state.checkpointing.saves.staging import StagedItem
+from cairn.storage.arrays.four_bits import packed_axis
+from cairn.storage.arrays.leaf_paths import keys_of
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
+from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
+from cairn.storage.arrays.value_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
@@ -57,26 +60,26 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
-    "HeldItem",
-    "WrittenItem",
-    "complete_item",
+    "HostTree",
+    "WrittenTree",
+    "complete_tree",
     "index_entries",
     "shards_of",
     "write_files",
-    "write_item",
+    "write_tree",
 ]
 
 _PROCESS_FOLDER: Final = "ocdbt.process_{}"
 
 
-class HeldItem(NamedTuple):
+class HostTree(NamedTuple):
     """Tree as it is written.
 
     Attributes:
         arrays: by path, this process's parts of the leaves with elements; the writer empties it
             when it starts, so that memory is freed as it writes.
         forms: of the leaves that are stored in another form.
-        unchanged: state of deduplication over the saves before.
+        dedup: state of deduplication over the saves before.
         same: paths of the leaves that are known to equal what the last save stored.
         leaves: the immutable arrays among the given ones, by path.
         deferred: leaves to link, copied only if they can't be linked, of which `arrays` has no
@@ -89,9 +92,9 @@ class HeldItem(NamedTuple):
         places: where leaves lie that devices may digest from the next save on, by path.
     """
 
-    arrays: dict[str, HeldArray]
+    arrays: dict[str, HostArray]
     forms: Mapping[str, StoredForm]
-    unchanged: Unchanged
+    dedup: Dedup
     same: frozenset[str]
     leaves: Mapping[str, weakref.ref[Any]]
     deferred: dict[str, DeferredLeaf]
@@ -100,9 +103,9 @@ class HeldItem(NamedTuple):
     uploads: UploadMemory | None = None
     wave_bytes: float = math.inf
     digests: DeviceDigests = DeviceDigests()
-    places: Mapping[str, Sequence[Place]] = MappingProxyType({})
+    places: Mapping[str, Sequence[DeviceShard]] = MappingProxyType({})
 
-    def durable(self, written: "WrittenItem", folder: StoreURI, step: tuple[int, int]) -> None:
+    def durable(self, written: "WrittenTree", folder: StoreURI, step: tuple[int, int]) -> None:
         """Remember a durable step, so that the next save can reuse unchanged leaves.
 
         Args:
@@ -115,12 +118,12 @@ class HeldItem(NamedTuple):
             digests = self.digests.values()
         except jax.errors.JaxRuntimeError:  # the step is durable even if the device failed since
             digests = {}
-        self.unchanged.remember(written.saved._replace(folder=place), self.leaves, step, digests)
-        watched = self.unchanged.watched
+        self.dedup.remember(written.saved._replace(folder=place), self.leaves, step, digests)
+        watched = self.dedup.watched
         compile_digests({path: parts for path, parts in self.places.items() if path in watched})
 
 
-class WrittenItem(NamedTuple):
+class WrittenTree(NamedTuple):
     """Result of writing an item.
 
     Attributes:
@@ -130,13 +133,13 @@ class WrittenItem(NamedTuple):
         described: the description of each array, by its key in the database.
     """
 
-    parts: tuple[ItemPart, ...]
+    parts: tuple[ProcessRecord, ...]
     database: str | None
-    saved: SavedItem
+    saved: SavedTree
     described: Mapping[bytes, bytes]
 
 
-def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
+def write_tree(folder: StoreURI, item: HostTree) -> WrittenTree:
     """Write this process's files of the item, dropping its arrays on the way.
 
     Args:
@@ -148,14 +151,14 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         StoreUnavailableError: the store gives no answer.
     """
     try:
-        return _write_item(folder, item)
+        return _write_tree(folder, item)
     except BaseException as exc:
         if item.staged is not None:  # otherwise others wait for the waves after this one
             item.staged.staging.end(exc)
         raise
 
 
-def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
+def _write_tree(folder: StoreURI, item: HostTree) -> WrittenTree:
     process = jax.process_index()
     held = dict(item.arrays)
     item.arrays.clear()
@@ -172,21 +175,21 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     own = _PROCESS_FOLDER.format(process) if jax.process_count() > 1 else None
     database = folder if own is None else folder / own
     stored: dict[bytes, SavedShard] = {}
-    data_files: dict[str, LinkedFile] = {}
+    value_files: dict[str, DedupFile] = {}
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
         sink = open_data_file_writer(database, item_bytes=item_bytes, uploads=item.uploads)
         try:
             for shards in _waves(held, outlines, item):
-                reused = item.unchanged.reuse(
-                    _drained(shards), layouts, item.same, database, linked=data_files
+                reused = item.dedup.reuse(
+                    _drained(shards), layouts, item.same, database, linked=value_files
                 )
                 stored |= reused.shards
                 data_files |= reused.files
                 for rest in _with_values(reused.rest, outlines, item):
                     written = write_data_files(sink, _drained(rest))
                     stored |= _saved(written, reused.fingerprints)
-                    data_files |= item.unchanged.written(database, (one.record for one in written))
+                    value_files |= item.dedup.written(database, (one.record for one in written))
                 del reused, shards
         finally:
             sink.close()
@@ -203,13 +206,13 @@ def _write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         )
         for key, shard in stored.items()
     }
-    values = [one.record._replace(name=f"{prefix}{name}") for name, one in data_files.items()]
-    part = ItemPart((*values, *small), placed)
-    return WrittenItem((part,), own, SavedItem(database, layouts, stored, data_files), described)
+    values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
+    part = ProcessRecord((*values, *small), placed)
+    return WrittenTree((part,), own, SavedTree(database, layouts, stored, value_files), described)
 
 
 def _waves(
-    held: dict[str, HeldArray], outlines: Mapping[str, HeldArray], item: HeldItem
+    held: dict[str, HostArray], outlines: Mapping[str, HostArray], item: HostTree
 ) -> Iterator[list[ShardToWrite]]:
     """Yield the shards of each wave, in new lists, without keeping a reference.
 
@@ -234,7 +237,7 @@ def _waves(
 
 
 def _with_values(
-    rest: list[ShardToWrite], outlines: Mapping[str, HeldArray], item: HeldItem
+    rest: list[ShardToWrite], outlines: Mapping[str, HostArray], item: HostTree
 ) -> Iterator[list[ShardToWrite]]:
     """Yield groups of shards to write: those on the host, then deferred ones, copied.
 
@@ -287,9 +290,9 @@ def _saved(
     }
 
 
-def complete_item(
-    folder: StoreURI, written: WrittenItem, others: Sequence[ItemPart]
-) -> WrittenItem:
+def complete_tree(
+    folder: StoreURI, written: WrittenTree, others: Sequence[ProcessRecord]
+) -> WrittenTree:
     """Write one database index of what all processes wrote of an item; process 0 calls this.
 
     Args:
@@ -308,7 +311,7 @@ def complete_item(
     node_file = f"{NODE_FOLDER}/{secrets.token_hex(16)}"
     top = manifest(node, node_file, time_ns=time.time_ns())
     files = write_files(folder, {node_file: node.data, MANIFEST_FILE: top})
-    return written._replace(parts=(*parts, ItemPart(files, {})))
+    return written._replace(parts=(*parts, ProcessRecord(files, {})))
 
 
 def _drained(shards: list[Any]) -> Any:
@@ -347,7 +350,7 @@ _LAYOUTS: Final = "array_metadatas/process_0"
 """Orbax writes one per process and reads all there are. Ours would be equal: one is enough."""
 
 
-def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
+def _description(held: Mapping[str, HostArray]) -> dict[str, bytes]:
     """Return the files that describe the item as a whole; one process writes them."""
     shardings = {
         base64.urlsafe_b64encode(array_name(path).encode()).decode(): text
@@ -360,7 +363,7 @@ def _description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:
     return files
 
 
-def _layouts(held: Mapping[str, HeldArray]) -> bytes:
+def _layouts(held: Mapping[str, HostArray]) -> bytes:
     """Return the file with the chunking of the arrays."""
     layouts = [
         {
@@ -378,7 +381,7 @@ def _layouts(held: Mapping[str, HeldArray]) -> bytes:
 
 
 def index_entries(
-    held: Mapping[str, HeldArray], compression: Compression | None = None
+    held: Mapping[str, HostArray], compression: Compression | None = None
 ) -> dict[bytes, bytes]:
     """Return the zarr description of each array, by its key in the database."""
     return {
@@ -390,7 +393,7 @@ def index_entries(
 
 
 def shards_of(
-    held: Mapping[str, HeldArray],
+    held: Mapping[str, HostArray],
     forms: Mapping[str, StoredForm],
     compression: Compression | None = None,
 ) -> Iterator[ShardToWrite]:
@@ -418,7 +421,7 @@ def shards_of(
                 )
 
 
-def _tree_metadata(held: Mapping[str, HeldArray]) -> bytes:
+def _tree_metadata(held: Mapping[str, HostArray]) -> bytes:
     entries = {}
     for path, array in held.items():
         keys = keys_of(path)

@@ -20,8 +20,7 @@ import numpy as np
 
 from cairn.state.checkpointing.leaf_forms import is_key_dtype, store_form
 from cairn.state.checkpointing.processes import holders as holders_processes
-from cairn.state.checkpointing.saves.kept_buffers import copy_all
-from cairn.storage.arrays.box_buffers import origin_of
+from cairn.state.checkpointing.saves.host_buffers import copy_all
 from cairn.storage.arrays.chunks import ChunkShapes, inner_chunk_shape, outer_shard_shape
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import SaveError, UnsupportedLeafError
@@ -29,10 +28,10 @@ from cairn.storage.errors import SaveError, UnsupportedLeafError
 __all__ = [
     "ArrayLayout",
     "DeferredLeaf",
-    "HeldArray",
-    "HeldPart",
+    "HostArray",
+    "HostBox",
     "HostView",
-    "PinnedPart",
+    "PinnedBox",
     "Transfers",
     "array_layout",
     "host_views",
@@ -66,7 +65,7 @@ _COLUMN_READ_ITEMS: Final = frozenset({"model", "merged"})
 """Items whose leaves exports transpose; the chunks of others are always row strips."""
 
 
-class _Piece(NamedTuple):
+class _Box(NamedTuple):
     """Box of a device shard that this process writes.
 
     Attributes:
@@ -85,14 +84,14 @@ class ArrayLayout(NamedTuple):
 
     Attributes:
         cut: outer shards and inner chunks.
-        pieces: boxes that this process writes.
+        boxes: boxes that this process writes.
     """
 
     cut: ChunkShapes
-    pieces: tuple[_Piece, ...]
+    boxes: tuple[_Box, ...]
 
 
-class HeldPart(NamedTuple):
+class HostBox(NamedTuple):
     """Elements that this process writes, on the host.
 
     Attributes:
@@ -104,7 +103,7 @@ class HeldPart(NamedTuple):
     origin: tuple[int, ...]
 
 
-class PinnedPart(NamedTuple):
+class PinnedBox(NamedTuple):
     """Elements that this process writes, on their way to pinned memory.
 
     Attributes:
@@ -117,12 +116,12 @@ class PinnedPart(NamedTuple):
     within: tuple[slice, ...]
     origin: tuple[int, ...]
 
-    def held(self) -> HeldPart:
+    def held(self) -> HostBox:
         """Wait for the copy and return a view of it, which keeps the pinned memory."""
-        return HeldPart(np.asarray(self.copy)[self.within], self.origin)
+        return HostBox(np.asarray(self.copy)[self.within], self.origin)
 
 
-class HeldArray(NamedTuple):
+class HostArray(NamedTuple):
     """Array in its stored form, with this process's parts held.
 
     Attributes:
@@ -137,7 +136,7 @@ class HeldArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     cut: ChunkShapes
-    parts: tuple[HeldPart, ...]
+    parts: tuple[HostBox, ...]
     sharding: jax.sharding.Sharding | None
     key_impl: str | None
 
@@ -171,18 +170,18 @@ class DeferredLeaf(NamedTuple):
         """Stored bytes of the leaf, on all processes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def outline(self) -> HeldArray:
+    def outline(self) -> HostArray:
         """Return the array in its stored form, without any part."""
-        return HeldArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
+        return HostArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
 
-    def placeholders(self) -> tuple[HeldPart, ...]:
+    def placeholders(self) -> tuple[HostBox, ...]:
         """Return parts of the right shapes whose values must not be read."""
         shard = np.broadcast_to(
             np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
         )
-        return tuple(HeldPart(shard[within], origin) for _, within, origin in self.layout.pieces)
+        return tuple(HostBox(shard[within], origin) for _, within, origin in self.layout.boxes)
 
-    def parts(self) -> tuple[HeldPart, ...]:
+    def parts(self) -> tuple[HostBox, ...]:
         """Copy the parts now and return them.
 
         Raises:
@@ -197,8 +196,8 @@ class DeferredLeaf(NamedTuple):
                 next_step="Save again: the next save copies all values.",
             )
         return tuple(
-            HeldPart(_stored(self.leaf.addressable_data(number))[within], origin)
-            for number, within, origin in self.layout.pieces
+            HostBox(_stored(self.leaf.addressable_data(number))[within], origin)
+            for number, within, origin in self.layout.boxes
         )
 
 
@@ -255,7 +254,7 @@ class Transfers:
             path: array_layout(leaf, columns=columns) for path, leaf in self._leaves.items()
         }
         self._shards = {
-            path: [leaf.addressable_data(piece.shard) for piece in self.layouts[path].pieces]
+            path: [leaf.addressable_data(box.shard) for box in self.layouts[path].boxes]
             for path, leaf in self._leaves.items()
             if isinstance(leaf, jax.Array)
         }
@@ -266,10 +265,10 @@ class Transfers:
         return {
             path: [
                 math.prod(
-                    len(range(size)[cut]) for size, cut in zip(shape, piece.within, strict=True)
+                    len(range(size)[cut]) for size, cut in zip(shape, box.within, strict=True)
                 )
                 * np.dtype(leaf.dtype).itemsize
-                for piece, shape in zip(self.layouts[path].pieces, self._shapes(path), strict=True)
+                for box, shape in zip(self.layouts[path].boxes, self._shapes(path), strict=True)
             ]
             for path, leaf in self._leaves.items()
         }
@@ -282,7 +281,7 @@ class Transfers:
         """Return the shape of the shard that each part of a leaf belongs to."""
         if path in self._shards:
             return [tuple(shard.shape) for shard in self._shards[path]]
-        return [tuple(self._leaves[path].shape)] * len(self.layouts[path].pieces)
+        return [tuple(self._leaves[path].shape)] * len(self.layouts[path].boxes)
 
     def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
         """Return, by path, the bytes that arrive on the host for each part that must be copied.
@@ -326,7 +325,7 @@ class Transfers:
         for source in self._started.values():
             source.copy_to_host_async()
 
-    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HeldPart | PinnedPart]]:
+    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HostBox | PinnedBox]]:
         """Return parts by path in memory of their own, once their sources may be donated.
 
         The copies of parts in pinned memory may still run.
@@ -334,23 +333,23 @@ class Transfers:
         Args:
             parts: (path, number) of each.
         """
-        copied: dict[str, list[HeldPart | PinnedPart]] = {}
+        copied: dict[str, list[HostBox | PinnedBox]] = {}
         pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         for path, number in parts:
-            piece = self.layouts[path].pieces[number]
+            box = self.layouts[path].boxes[number]
             source = self._started.pop((path, number), None)
             if source is not None and is_in_host_memory(source):
-                copied.setdefault(path, []).append(PinnedPart(source, *piece[1:]))
+                copied.setdefault(path, []).append(PinnedBox(source, *box[1:]))
                 continue
             if source is None:  # the memory's owner may write to it, or donate it
-                lasting = self._host_values(path, number)[piece.within]
+                lasting = self._host_values(path, number)[box.within]
                 values = np.empty_like(lasting, order="C")
                 pairs.append((values, lasting))
             else:
-                values = np.asarray(source)[piece.within]
+                values = np.asarray(source)[box.within]
                 if _is_of_cpu(source):
                     values = values.copy()
-            copied.setdefault(path, []).append(HeldPart(values, piece.origin))
+            copied.setdefault(path, []).append(HostBox(values, box.origin))
         copy_all(pairs)
         return copied
 
@@ -362,7 +361,7 @@ class Transfers:
 
     def wait(
         self, *, copied: bool = True, without: Collection[str] = frozenset()
-    ) -> dict[str, HeldArray]:
+    ) -> dict[str, HostArray]:
         """Wait until the host has all leaves; return them by path.
 
         Args:
@@ -375,24 +374,22 @@ class Transfers:
             for path, leaf in self._leaves.items()
         }
 
-    def _held(self, path: str, leaf: Any, copied: bool, *, waited: bool) -> HeldArray:
-        cut, pieces = self.layouts[path]
+    def _held(self, path: str, leaf: Any, copied: bool, *, waited: bool) -> HostArray:
+        cut, boxes = self.layouts[path]
         shards = self._shards.get(path)
         if not waited:
-            pieces, values = (), []
+            boxes, values = (), []
         elif shards is None:
-            values = [np.array(leaf) if copied else leaf for _ in pieces]
+            values = [np.array(leaf) if copied else leaf for _ in boxes]
         else:
             values = [
-                _host_view(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
+                _host_view(shard)[box.within] for shard, box in zip(shards, boxes, strict=True)
             ]
-        return HeldArray(
+        return HostArray(
             shape=tuple(leaf.shape),
             dtype=np.dtype(leaf.dtype),
             cut=cut,
-            parts=tuple(
-                HeldPart(part, piece.origin) for part, piece in zip(values, pieces, strict=True)
-            ),
+            parts=tuple(HostBox(part, box.origin) for part, box in zip(values, boxes, strict=True)),
             sharding=None if shards is None else leaf.sharding,
             key_impl=self._keys.get(path),
         )
@@ -468,7 +465,7 @@ def _is_bfloat16(leaf: jax.Array) -> bool:
     )
 
 
-def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) -> HeldArray:
+def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) -> HostArray:
     """Return the held array of a view from `host_views`.
 
     Args:
@@ -477,9 +474,9 @@ def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) ->
         columns: readers also read it by columns.
     """
     values = np.asarray(view)
-    cut, (piece,) = _layout(values.shape, values.itemsize, sharding, columns)
-    part = HeldPart(values, piece.origin)
-    return HeldArray(values.shape, values.dtype, cut, (part,), sharding, None)
+    cut, (box,) = _layout(values.shape, values.itemsize, sharding, columns)
+    part = HostBox(values, box.origin)
+    return HostArray(values.shape, values.dtype, cut, (part,), sharding, None)
 
 
 def _refuse_local(leaves: Mapping[str, Any]) -> None:
@@ -510,9 +507,9 @@ def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
     shape, itemsize = tuple(array.shape), np.dtype(array.dtype).itemsize
     if isinstance(array, jax.Array):
         return _layout(shape, itemsize, array.sharding, columns)
-    whole = _Piece(0, (slice(None),) * len(shape), (0,) * len(shape))
-    pieces = (whole,) if jax.process_index() == 0 else ()
-    return ArrayLayout(_cut(shape, shape, itemsize, columns), pieces)
+    whole = _Box(0, (slice(None),) * len(shape), (0,) * len(shape))
+    boxes = (whole,) if jax.process_index() == 0 else ()
+    return ArrayLayout(_cut(shape, shape, itemsize, columns), boxes)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -530,14 +527,14 @@ def _layout(
     if math.prod(shard) * itemsize >= _LEAST_SPLIT_BYTES:
         division = _division(shard, itemsize, sharers)
     if division is None:
-        pieces = [
-            _Piece(number, (slice(None),) * len(shape), origin)
+        boxes = [
+            _Box(number, (slice(None),) * len(shape), origin)
             for origin, number in first.items()
             if jax.process_index() == holders[origin][0]
         ]
-        return ArrayLayout(_cut(shape, shard, itemsize, columns), tuple(pieces))
+        return ArrayLayout(_cut(shape, shard, itemsize, columns), tuple(boxes))
     axis, cell = division
-    pieces = []
+    boxes = []
     for origin, number in first.items():
         rank = holders[origin].index(jax.process_index())
         count, cells = len(holders[origin]), shard[axis] // cell
@@ -546,9 +543,9 @@ def _layout(
             within = [slice(None)] * len(shape)
             within[axis] = slice(start, stop)
             at = (*origin[:axis], origin[axis] + start, *origin[axis + 1 :])
-            pieces.append(_Piece(number, tuple(within), at))
+            boxes.append(_Box(number, tuple(within), at))
     part = (*shard[:axis], cell, *shard[axis + 1 :])
-    return ArrayLayout(_cut(shape, part, itemsize, columns), tuple(pieces))
+    return ArrayLayout(_cut(shape, part, itemsize, columns), tuple(boxes))
 
 
 def _division(

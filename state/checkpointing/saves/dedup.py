@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from cairn.state.checkpointing.saves.linked_files import LinkedFile, link_files, new_files
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.checkpointing.saves.dedup_files import DedupFile, link_files, new_files
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.storage.arrays.chunk_digests import DigestedBox
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.data_files import (
+from cairn.storage.arrays.ocdbt import ValueRef, holds_values
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.value_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
@@ -28,7 +30,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import Clock
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["LeafLayout", "LinkedFile", "Reused", "SavedItem", "SavedShard", "Unchanged"]
+__all__ = ["Dedup", "DedupFile", "DedupSources", "LeafLayout", "Reused", "SavedShard", "SavedTree"]
 
 _LEAST_LIVE: Final = 0.5
 """Minimum share of a file's bytes that must still be in use for it to be linked."""
@@ -73,7 +75,7 @@ class SavedShard(NamedTuple):
     fingerprints: Fingerprints | None
 
 
-class SavedItem(NamedTuple):
+class SavedTree(NamedTuple):
     """Item of a durable step, as far as this process wrote it.
 
     Attributes:
@@ -86,7 +88,7 @@ class SavedItem(NamedTuple):
     folder: StoreURI
     layouts: Mapping[str, LeafLayout]
     shards: Mapping[bytes, SavedShard]
-    files: Mapping[str, LinkedFile]
+    files: Mapping[str, DedupFile]
 
 
 class Reused(NamedTuple):
@@ -100,35 +102,35 @@ class Reused(NamedTuple):
     """
 
     shards: dict[bytes, SavedShard]
-    files: dict[str, LinkedFile]
+    files: dict[str, DedupFile]
     rest: list[ShardToWrite]
     fingerprints: dict[bytes, Fingerprints]
 
 
-class Unchanged:
+class Dedup:
     """State of an item's deduplication over the saves of a run.
 
     Attributes:
-        sharing: how long steps share files.
+        policy: how long steps share files.
     """
 
     def __init__(
         self,
-        sharing: SharingPolicy,
+        policy: DedupPolicy,
         clock: Clock,
         doubtful: Callable[[Iterable[StepKey]], Collection[StepKey]],
     ) -> None:
         """Start with an item that was not saved yet.
 
         Args:
-            sharing: how long steps share files.
+            policy: how long steps share files.
             clock: tells the time.
             doubtful: returns those of the steps (step, attempt) that are known to be damaged.
         """
-        self.sharing = sharing
+        self.policy = policy
         self._clock = clock
         self._doubtful = doubtful
-        self._saved: SavedItem | None = None
+        self._saved: SavedTree | None = None
         self._sharing_steps: deque[StepKey] = deque(maxlen=_STEPS_REMEMBERED)
         self._leaves: dict[str, weakref.ref[Any]] = {}
         self._digests: Mapping[str, bytes] = MappingProxyType({})
@@ -191,7 +193,7 @@ class Unchanged:
         shared = {
             name
             for name in _worth_linking(saved, stored)
-            if self.sharing.may_share(
+            if self.policy.may_link(
                 steps=saved.files[name].steps, written=saved.files[name].written, now=now
             )
         }
@@ -203,7 +205,7 @@ class Unchanged:
 
     def remember(
         self,
-        saved: SavedItem,
+        saved: SavedTree,
         leaves: Mapping[str, weakref.ref[Any]],
         step: StepKey,
         digests: Mapping[str, bytes] = MappingProxyType({}),
@@ -225,7 +227,7 @@ class Unchanged:
         """Link nothing in the next save: one failed after all writes, perhaps due to its links."""
         self._saved, self._leaves, self._digests = None, {}, {}
 
-    def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, LinkedFile]:
+    def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, DedupFile]:
         """Return the files that this save has just written into `folder`'s database, by name."""
         return new_files(folder, files, self._clock())
 
@@ -236,7 +238,7 @@ class Unchanged:
         same: frozenset[str],
         folder: StoreURI,
         *,
-        linked: Mapping[str, LinkedFile] = MappingProxyType({}),
+        linked: Mapping[str, DedupFile] = MappingProxyType({}),
     ) -> Reused:
         """Link unchanged shards into the database in `folder`.
 
@@ -254,12 +256,12 @@ class Unchanged:
         """
         todo = list(shards)
         unchanged = self._unchanged(todo, layouts, same)
-        files: dict[str, LinkedFile] = {}
+        files: dict[str, DedupFile] = {}
         if self._saved is not None and unchanged and not self._is_doubtful(folder):
             wanted = _worth_linking(self._saved, unchanged.values())
             known = {name: self._saved.files[name] for name in wanted if name not in linked}
             files = link_files(
-                self._saved.folder, folder, known, sharing=self.sharing, now=self._clock()
+                self._saved.folder, folder, known, policy=self.policy, now=self._clock()
             )
             files |= {name: linked[name] for name in wanted if name in linked}
         kept = {key: shard for key, shard in unchanged.items() if shard.ref.file in files}
@@ -305,7 +307,7 @@ class Unchanged:
         }
 
     def _is_unchanged(
-        self, path: str, group: list[ShardToWrite], saved: SavedItem, same: bool
+        self, path: str, group: list[ShardToWrite], saved: SavedTree, same: bool
     ) -> bool:
         if any(shard.key not in saved.shards for shard in group):
             return False
@@ -323,7 +325,29 @@ class Unchanged:
         return True
 
 
-def _worth_linking(saved: SavedItem, kept: Iterable[SavedShard]) -> list[str]:
+class DedupSources:
+    """Steps that wrote the value files of the last durable step, as process 0 knows them.
+
+    Names of value files are random, and a link keeps the name: a file whose name an earlier step
+    had is shared with it, whichever process linked it.
+    """
+
+    def __init__(self) -> None:
+        """Start without any: this process has not saved the run yet."""
+        self._steps: dict[str, StepKey] = {}
+
+    def of(self, names: Iterable[str]) -> dict[str, StepKey]:
+        """Return the source of each of those files that an earlier step wrote."""
+        return {name: self._steps[name] for name in names if name in self._steps}
+
+    def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
+        """Store the sources of a durable step's files."""
+        self._steps = {
+            name: self._steps.get(name, (step, attempt)) for name in names if holds_values(name)
+        }
+
+
+def _worth_linking(saved: SavedTree, kept: Iterable[SavedShard]) -> list[str]:
     """Return the files of which enough bytes are still in use."""
     live: dict[str, int] = {}
     for shard in kept:

@@ -27,13 +27,13 @@ from cairn.state.states.load_placement import (
 from cairn.state.states.stored_fields import FieldTargets
 from cairn.storage.runs.damage import OnDamage
 
-__all__ = ["LoadArguments"]
+__all__ = ["LoadOptions"]
 
 _DEFAULT_DIMS = (1, -1, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadArguments:
+class LoadOptions:
     """Arguments of `EasyDeLState.load_state`.
 
     Attributes:
@@ -156,7 +156,7 @@ class LoadArguments:
             )
 
     @classmethod
-    def checked(cls, more: Mapping[str, Any], **named: Any) -> "LoadArguments":
+    def checked(cls, more: Mapping[str, Any], **named: Any) -> "LoadOptions":
         """Return the arguments of a call, made of its named ones and those in its `**kwargs`.
 
         Raises:

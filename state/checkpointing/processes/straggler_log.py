@@ -5,21 +5,21 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["TOLD_SECONDS", "Patience"]
+__all__ = ["FIRST_LOG_SECONDS", "StragglerLog"]
 
-TOLD_SECONDS: Final = 30.0
+FIRST_LOG_SECONDS: Final = 30.0
 """Seconds until the log first names the stragglers; the interval doubles each time."""
 
 logger = logging.getLogger("cairn.processes")
 
 
-class Patience:
+class StragglerLog:
     """Timer of a wait at a call site."""
 
     def __init__(self, place: str) -> None:
         self._place = place
         self._began = time.monotonic()
-        self._told = TOLD_SECONDS
+        self._told = FIRST_LOG_SECONDS
 
     def waited(self, whom: Callable[[], str]) -> float:
         """Return the seconds since the start; log who is missing if that is due.

@@ -15,8 +15,8 @@ from prometheus_client import REGISTRY
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import unchanged
-from cairn.state.checkpointing.saves.sharing_policy import SharingPolicy
+from cairn.state.checkpointing.saves import dedup
+from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
@@ -253,11 +253,9 @@ def test_a_file_that_is_gone_is_written_anew_by_the_next_save(checkpointer):
 def test_a_file_that_was_not_read_for_long_is_read_before_it_is_shared(tmp_path):
     """A disk that loses a bit says nothing of it."""
     now = [datetime(2026, 1, 1, tzinfo=UTC)]
-    sharing = SharingPolicy(verify_hours=2)
+    dedup = DedupPolicy(verify_hours=2)
     frozen = base()
-    with Checkpointer(
-        tmp_path / "run", writer_id="job", clock=lambda: now[0], sharing=sharing
-    ) as made:
+    with Checkpointer(tmp_path / "run", writer_id="job", clock=lambda: now[0], dedup=dedup) as made:
         first, _ = save(made, 1, frozen, adapters(1))
         name = data_file(first.uri)
         before = counted("cairn_save_verified_bytes_total")
@@ -345,8 +343,8 @@ def base_origins(run, steps):
 @pytest.mark.parametrize("arrays", ["the same", "new"])
 def test_values_are_written_anew_once_many_steps_share_them(root_uri, arrays):
     frozen = base()
-    sharing = SharingPolicy(max_steps=3)
-    with Checkpointer(root_uri / "run", writer_id="job", sharing=sharing) as made:
+    dedup = DedupPolicy(max_steps=3)
+    with Checkpointer(root_uri / "run", writer_id="job", dedup=dedup) as made:
         for step in range(1, 8):
             given = frozen if arrays == "the same" else jax.tree.map(jnp.copy, frozen)
             handle, items = save(made, step, given, adapters(step))
@@ -357,10 +355,8 @@ def test_values_are_written_anew_once_many_steps_share_them(root_uri, arrays):
 def test_values_are_written_anew_once_they_are_old(tmp_path):
     frozen = base()
     now = [datetime(2026, 1, 1, tzinfo=UTC)]
-    sharing = SharingPolicy(max_steps=None, max_hours=5)
-    with Checkpointer(
-        tmp_path / "run", writer_id="job", clock=lambda: now[0], sharing=sharing
-    ) as made:
+    dedup = DedupPolicy(max_steps=None, max_hours=5)
+    with Checkpointer(tmp_path / "run", writer_id="job", clock=lambda: now[0], dedup=dedup) as made:
         for step in range(1, 8):
             save(made, step, frozen, adapters(step))
             now[0] += timedelta(hours=2)
@@ -368,21 +364,21 @@ def test_values_are_written_anew_once_they_are_old(tmp_path):
 
 
 def test_by_default_no_file_is_shared_for_ever():
-    policy = SharingPolicy()
+    policy = DedupPolicy()
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    assert policy.may_share(steps=1, written=start, now=start)
-    assert not policy.may_share(steps=1000, written=start, now=start)
-    assert not policy.may_share(steps=1, written=start, now=start + timedelta(days=7))
+    assert policy.may_link(steps=1, written=start, now=start)
+    assert not policy.may_link(steps=1000, written=start, now=start)
+    assert not policy.may_link(steps=1, written=start, now=start + timedelta(days=7))
     assert policy.must_verify(seen=start, now=start + timedelta(days=1))
 
 
 def test_a_sharing_policy_that_can_not_act_is_refused(tmp_path):
     with pytest.raises(PolicyError) as raised:
-        SharingPolicy(max_steps=0, max_hours=-1, verify_hours=None)
+        DedupPolicy(max_steps=0, max_hours=-1, verify_hours=None)
     for name in ("max_steps is 0", "max_hours is -1", "verify_hours is None"):
         assert name in str(raised.value)
-    with pytest.raises(PolicyError, match="sharing: expected a SharingPolicy, found int 3"):
-        Checkpointer(tmp_path / "run", sharing=3)
+    with pytest.raises(PolicyError, match="dedup: expected a DedupPolicy, found int 3"):
+        Checkpointer(tmp_path / "run", dedup=3)
 
 
 def test_the_run_of_a_process_takes_another_policy_from_then_on(tmp_path):
@@ -391,7 +387,7 @@ def test_the_run_of_a_process_takes_another_policy_from_then_on(tmp_path):
     with made:
         save(made, 1, frozen, adapters(1))
         save(made, 2, frozen, adapters(2))
-        assert Checkpointer.for_run(made.uri, sharing=SharingPolicy(max_steps=1)) is made
+        assert Checkpointer.for_run(made.uri, dedup=DedupPolicy(max_steps=1)) is made
         for step in (3, 4):
             save(made, step, frozen, adapters(step))
         assert base_origins(Run.open(made.uri), range(1, 5)) == [1, 1, 3, 4]
@@ -472,7 +468,7 @@ def test_a_file_of_which_little_is_still_wanted_is_not_linked(tmp_path, monkeypa
         handle = made.save(2, {"model": {**changed, **small}}, meta={})
         handle.wait()
         assert written_bytes(handle.uri) == written_bytes(handle.uri, links=2)
-    assert 0 < unchanged._LEAST_LIVE <= 1
+    assert 0 < dedup._LEAST_LIVE <= 1
 
 
 def test_a_save_that_failed_is_not_built_upon(checkpointer, monkeypatch):

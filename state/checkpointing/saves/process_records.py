@@ -20,13 +20,13 @@ from cairn.storage.store.records import Record
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
-    "ItemPart",
+    "ProcessRecord",
     "WrittenShard",
-    "parse_parts",
-    "part_file",
-    "parts_to_bytes",
-    "read_parts",
-    "remove_parts",
+    "parse_records",
+    "read_records",
+    "record_file",
+    "records_to_bytes",
+    "remove_records",
 ]
 
 
@@ -42,7 +42,7 @@ class WrittenShard(NamedTuple):
     placed: PlacedShard
 
 
-class ItemPart(NamedTuple):
+class ProcessRecord(NamedTuple):
     """Files and shards of an item that one process wrote.
 
     Attributes:
@@ -55,7 +55,7 @@ class ItemPart(NamedTuple):
 
 
 class _Columns(BaseModel):
-    """Encoded `ItemPart`, in columns of little-endian base 64, as there may be many rows.
+    """Encoded `ProcessRecord`, in columns of little-endian base 64, as there may be many rows.
 
     Attributes:
         files: all of its files.
@@ -82,7 +82,7 @@ class _Columns(BaseModel):
     digests: str
 
     @classmethod
-    def of(cls, part: ItemPart) -> "_Columns":
+    def of(cls, part: ProcessRecord) -> "_Columns":
         files = {file.name: number for number, file in enumerate(part.files)}
         paths: dict[str, int] = {}
         shards = part.shards.values()
@@ -101,7 +101,7 @@ class _Columns(BaseModel):
             digests=_column(np.concatenate([_NONE, *(one.digests.reshape(-1) for one in placed)])),
         )
 
-    def part(self) -> ItemPart:
+    def part(self) -> ProcessRecord:
         names = [file.name for file in self.files]
         columns = (self.leaf, self.file, self.offset, self.length, self.rank, self.chunks)
         rows = zip(self.keys, *(_numbers(one).tolist() for one in columns), strict=True)
@@ -114,7 +114,7 @@ class _Columns(BaseModel):
             placed = PlacedShard(origin, ref, digests[chunk : chunk + chunks])
             shards[key.encode()] = WrittenShard(self.paths[leaf], placed)
             axis, chunk = axis + rank, chunk + chunks
-        return ItemPart(self.files, shards)
+        return ProcessRecord(self.files, shards)
 
 
 _NONE: Final = np.empty(0, np.uint64)
@@ -129,33 +129,33 @@ def _numbers(column: str) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return np.frombuffer(base64.b64decode(column), "<u8").astype(np.uint64, copy=False)
 
 
-class _PartRecord(Record):
+class _StepRecord(Record):
     FORMAT: ClassVar[str] = "cairn.step_part"
 
     items: dict[str, _Columns]
 
 
-def parts_to_bytes(parts: Mapping[str, ItemPart]) -> bytes:
+def records_to_bytes(parts: Mapping[str, ProcessRecord]) -> bytes:
     """Encode the record for process 0 of what this process wrote, by item."""
-    return _PartRecord(items={name: _Columns.of(part) for name, part in parts.items()}).to_bytes()
+    return _StepRecord(items={name: _Columns.of(part) for name, part in parts.items()}).to_bytes()
 
 
-def parse_parts(data: bytes, path: object) -> dict[str, ItemPart]:
-    """Decode what `parts_to_bytes` encoded.
+def parse_records(data: bytes, path: object) -> dict[str, ProcessRecord]:
+    """Decode what `records_to_bytes` encoded.
 
     Raises:
         UnsupportedFormatError, CorruptionError: it is not that.
     """
-    record = _PartRecord.parse(data, path)
+    record = _StepRecord.parse(data, path)
     return {name: columns.part() for name, columns in record.items.items()}
 
 
-def part_file(process: int) -> str:
+def record_file(process: int) -> str:
     """Return the name of a process's record in the step's folder."""
     return f"cairn.process_{process}.json"
 
 
-def read_parts(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, ItemPart]]:
+def read_records(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, ProcessRecord]]:
     """Read what these processes wrote of a step, by item.
 
     Args:
@@ -167,7 +167,7 @@ def read_parts(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, Ite
         UnsupportedFormatError, CorruptionError: a record is not what was written.
         StoreUnavailableError: the store gives no answer.
     """
-    names = [part_file(process) for process in processes]
+    names = [record_file(process) for process in processes]
     found = ObjectStore(folder, patient=True).read_many(names)
     missing = [name for name in names if found[name] is None]
     if missing:
@@ -179,13 +179,13 @@ def read_parts(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, Ite
             next_step="Have all processes write below the same folder and save again; the step "
             "is not listed.",
         )
-    return [parse_parts(one.value, folder / name) for name, one in found.items() if one]
+    return [parse_records(one.value, folder / name) for name, one in found.items() if one]
 
 
-def remove_parts(folder: StoreURI, processes: Sequence[int]) -> None:
+def remove_records(folder: StoreURI, processes: Sequence[int]) -> None:
     """Remove the records of these processes.
 
     Raises:
         StoreUnavailableError: the store gives no answer.
     """
-    ObjectStore(folder, patient=True).delete_many(map(part_file, processes))
+    ObjectStore(folder, patient=True).delete_many(map(record_file, processes))

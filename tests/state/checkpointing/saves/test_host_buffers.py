@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
-from cairn.state.checkpointing.saves import item_writer, kept_buffers
-from cairn.state.checkpointing.saves.kept_buffers import KeptBuffers, places
+from cairn.state.checkpointing.saves import host_buffers, tree_writer
+from cairn.state.checkpointing.saves.host_buffers import HostBuffers, places
 from cairn.storage.errors import PolicyError, SaveError
 from cairn.storage.runs.run import Run
 from tests.storage.states import assert_same, floats, mesh, put, raw
@@ -26,7 +26,7 @@ LARGE = (256, 512)
 
 @pytest.fixture
 def checkpointer(root_uri):
-    with Checkpointer(root_uri / "run", writer_id="job", keep_buffers=True) as made:
+    with Checkpointer(root_uri / "run", writer_id="job", reuse_buffers=True) as made:
         yield made
 
 
@@ -34,13 +34,13 @@ def checkpointer(root_uri):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_data_file_writer = item_writer.open_data_file_writer
+    open_sink = tree_writer.open_sink
 
     def waiting(folder, **options):
         assert allowed.wait(60)
         return open_data_file_writer(folder, **options)
 
-    monkeypatch.setattr(item_writer, "open_data_file_writer", waiting)
+    monkeypatch.setattr(tree_writer, "open_sink", waiting)
     yield allowed
     allowed.set()
 
@@ -107,20 +107,20 @@ def test_copies_have_the_bits_shapes_and_dtypes_of_what_was_given():
         host.astype(np.complex128)[1:, ::2],
         host.astype(ml_dtypes.float8_e4m3fn),
     ]
-    found = KeptBuffers().copies(given)
+    found = HostBuffers().copies(given)
     assert [raw(one) for one in found] == [raw(one) for one in given]
     assert all(one.flags.c_contiguous and not one.flags.writeable for one in found)
 
 
 def test_large_arrays_are_copied_in_pieces_by_several_threads(monkeypatch):
-    monkeypatch.setattr(kept_buffers, "_BATCH_BYTES", 1000)
-    monkeypatch.setattr(kept_buffers, "_THREADS", 4)
+    monkeypatch.setattr(host_buffers, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(host_buffers, "_THREADS", 4)
     given = [floats(size, 7, seed=size) for size in (1, 40, 999, 3)] + [floats(60, 50).T]
-    assert [raw(one) for one in KeptBuffers().copies(given)] == [raw(one) for one in given]
+    assert [raw(one) for one in HostBuffers().copies(given)] == [raw(one) for one in given]
 
 
 def test_memory_is_used_again_grows_to_what_is_needed_and_is_freed():
-    buffers = KeptBuffers()
+    buffers = HostBuffers()
     assert buffers.nbytes == 0
 
     def place_of(*sizes):
@@ -138,7 +138,7 @@ def test_memory_is_used_again_grows_to_what_is_needed_and_is_freed():
 
 
 def test_what_somebody_still_reads_is_not_overwritten_and_is_counted_until_then():
-    buffers = KeptBuffers(limit=2 << 20)
+    buffers = HostBuffers(limit=2 << 20)
     (first,) = buffers.copies([np.full(1 << 20, 1, np.uint8)])
     (second,) = buffers.copies([np.full(1 << 20, 2, np.uint8)])
     assert buffers.nbytes == 2 << 20
@@ -156,13 +156,13 @@ def test_what_somebody_still_reads_is_not_overwritten_and_is_counted_until_then(
 
 def test_a_forked_child_keeps_none_of_it():
     """Nor unmaps what its parent's save was reading: other memory of its own may lie there."""
-    free, read = KeptBuffers(), KeptBuffers()
+    free, read = HostBuffers(), HostBuffers()
     free.copies([np.ones(1 << 20, np.uint8)])
     (copy,) = read.copies([np.ones(1 << 21, np.uint8)])
     child = os.fork()
     if child == 0:
         del copy
-        (never_unmapped,) = kept_buffers._of_the_parent
+        (never_unmapped,) = host_buffers._of_the_parent
         os._exit(0 if (free.nbytes, never_unmapped.nbytes) == (0, 1 << 21) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (free.nbytes, read.nbytes) == (1 << 20, 1 << 21)
@@ -211,22 +211,22 @@ def test_a_step_is_given_the_memory_that_it_donates_while_the_save_is_still_to_b
 
 
 def test_twenty_saves_take_the_memory_of_one(checkpointer, monkeypatch):
-    mapped, asked = kept_buffers._mapped, []
+    mapped, asked = host_buffers._mapped, []
     monkeypatch.setattr(
-        kept_buffers, "_mapped", lambda nbytes: asked.append(nbytes) or mapped(nbytes)
+        host_buffers, "_mapped", lambda nbytes: asked.append(nbytes) or mapped(nbytes)
     )
     tree = spread(numbers())
     held = set()
     for number in range(20):
         handle = checkpointer.save(number, {"model": tree}, meta={})
         tree = jax.tree.map(step, tree)  # while that save is under way: the next one waits for it
-        held.add(checkpointer.kept_bytes)
+        held.add(checkpointer.buffer_bytes)
     handle.wait()
     nbytes = sum(leaf.nbytes for leaf in tree.values())
     assert asked == [nbytes], "mapped once"
     assert held == {nbytes}
     checkpointer.close()
-    assert checkpointer.kept_bytes == 0
+    assert checkpointer.buffer_bytes == 0
 
 
 def test_arrays_of_other_shapes_and_shardings_are_kept_too(checkpointer):
@@ -239,13 +239,13 @@ def test_arrays_of_other_shapes_and_shardings_are_kept_too(checkpointer):
     for number, tree in enumerate(trees):
         handle = checkpointer.save(number, {"model": tree}, meta={})
         handle.wait()
-        assert checkpointer.kept_bytes == max(needed[: number + 1])
+        assert checkpointer.buffer_bytes == max(needed[: number + 1])
         host = jax.tree.map(np.asarray, tree)
         assert_same(stored(handle, host), host)
 
 
 def test_after_a_save_that_failed_the_memory_is_used_again(checkpointer, monkeypatch):
-    write = item_writer.write_data_files
+    write = tree_writer.write_value_files
     calls = []
 
     def fails(sink, shards):
@@ -254,15 +254,15 @@ def test_after_a_save_that_failed_the_memory_is_used_again(checkpointer, monkeyp
             raise OSError(5, "the disk failed")
         return write(sink, shards)
 
-    monkeypatch.setattr(item_writer, "write_data_files", fails)
+    monkeypatch.setattr(tree_writer, "write_value_files", fails)
     tree = spread(numbers())
     with pytest.raises(SaveError, match="the disk failed"):
         checkpointer.save(1, {"model": tree}, meta={}).wait()
-    held = checkpointer.kept_bytes
+    held = checkpointer.buffer_bytes
     calls[:] = [None]
     gc.collect()
     handle = checkpointer.save(2, {"model": tree}, meta={})
-    assert checkpointer.kept_bytes == held == sum(leaf.nbytes for leaf in tree.values())
+    assert checkpointer.buffer_bytes == held == sum(leaf.nbytes for leaf in tree.values())
     handle.wait()
     host = jax.tree.map(np.asarray, tree)
     assert_same(stored(handle, host), host)
@@ -273,11 +273,11 @@ def test_of_what_the_last_step_stored_and_of_small_arrays_views_are_held(checkpo
     base = spread(numbers())
     tree = {"base": base, "adapter": jnp.ones((64, 64)), "trained": made(put(numbers(1), "fsdp"))}
     checkpointer.save(1, {"model": tree}, meta={}).wait()
-    whole = checkpointer.kept_bytes
+    whole = checkpointer.buffer_bytes
     assert whole == sum(leaf.nbytes for leaf in (*base.values(), tree["trained"]))
     checkpointer._buffers.forget()
     handle = checkpointer.save(2, {"model": {**tree, "trained": step(tree["trained"])}}, meta={})
-    assert checkpointer.kept_bytes == tree["trained"].nbytes
+    assert checkpointer.buffer_bytes == tree["trained"].nbytes
     handle.wait()
     run = Run.open(checkpointer.uri)
     assert run.contents(run.step(2)).shared_files
@@ -288,25 +288,25 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_written(root_ur
     nbytes = sum(leaf.nbytes for leaf in tree.values())
     limit = nbytes - 1
     with Checkpointer(
-        root_uri / "run", writer_id="job", keep_buffers=True, host_memory=limit
+        root_uri / "run", writer_id="job", reuse_buffers=True, host_memory=limit
     ) as checkpointer:
         with pytest.raises(
             PolicyError, match=rf"at most {limit} bytes in this process, found {nbytes} bytes"
         ):
             checkpointer.save(1, {"model": tree}, meta={})
-        assert checkpointer.kept_bytes == 0
+        assert checkpointer.buffer_bytes == 0
         assert checkpointer.steps() == []
         checkpointer.save(1, {"model": {"b": tree["b"]}}, meta={}).wait()
-        assert checkpointer.kept_bytes == tree["b"].nbytes
+        assert checkpointer.buffer_bytes == tree["b"].nbytes
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"keep_buffers": "yes"}, "keep_buffers is 'yes'"),
-        ({"keep_buffers": True, "host_memory": 0}, "host_memory is 0"),
-        ({"keep_buffers": True, "host_memory": "8 GiB"}, "host_memory is '8 GiB'"),
-        ({"keep_buffers": True, "host_memory": True}, "host_memory is True"),
+        ({"reuse_buffers": "yes"}, "reuse_buffers is 'yes'"),
+        ({"reuse_buffers": True, "host_memory": 0}, "host_memory is 0"),
+        ({"reuse_buffers": True, "host_memory": "8 GiB"}, "host_memory is '8 GiB'"),
+        ({"reuse_buffers": True, "host_memory": True}, "host_memory is True"),
         ({"host_memory": -1}, "host_memory is -1"),
     ],
 )
@@ -320,16 +320,16 @@ def test_the_run_of_a_process_begins_and_ends_to_keep_buffers(tmp_path):
     tree = {"a": numbers()}
     with Checkpointer.for_run(tmp_path / "run") as made_first:
         made_first.save(1, tree, meta={}).wait()
-        assert made_first.kept_bytes == 0
-        assert Checkpointer.for_run(made_first.uri, keep_buffers=True) is made_first
+        assert made_first.buffer_bytes == 0
+        assert Checkpointer.for_run(made_first.uri, reuse_buffers=True) is made_first
         made_first.save(2, tree, meta={}).wait()
-        assert made_first.kept_bytes == tree["a"].nbytes
-        Checkpointer.for_run(made_first.uri, keep_buffers=True, host_memory=1000)
+        assert made_first.buffer_bytes == tree["a"].nbytes
+        Checkpointer.for_run(made_first.uri, reuse_buffers=True, host_memory=1000)
         with pytest.raises(PolicyError, match="at most 1000 bytes"):
             made_first.save(3, tree, meta={})
         Checkpointer.for_run(made_first.uri)
-        assert made_first.kept_bytes == tree["a"].nbytes
-        Checkpointer.for_run(made_first.uri, keep_buffers=False)
-        assert made_first.kept_bytes == 0
+        assert made_first.buffer_bytes == tree["a"].nbytes
+        Checkpointer.for_run(made_first.uri, reuse_buffers=False)
+        assert made_first.buffer_bytes == 0
         made_first.save(3, tree, meta={}).wait()
-        assert made_first.kept_bytes == 0
+        assert made_first.buffer_bytes == 0
