@@ -44,9 +44,9 @@ from cairn.state.checkpointing.saves.saves import (
     Memory,
     PreparedTree,
     Save,
+    copies_of,
     kinds_of_leaves,
     prepare,
-    to_copy,
 )
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.skipped_steps import pop_skipped
@@ -181,7 +181,7 @@ class Checkpointer:
             if dedup is not None:
                 known._dedup_policy = _checked_dedup(dedup)
         if reuse_buffers is not None or host_memory is not None:
-            known._keep_buffers(reuse_buffers, host_memory)
+            known._set_memory(reuse_buffers, host_memory)
         return known
 
     @property
@@ -383,7 +383,7 @@ class Checkpointer:
     def _memory(self) -> Memory:
         return Memory(self._buffers, self._host_memory, uploads=self.uri.scheme != "file")
 
-    def _keep_buffers(self, reuse_buffers: bool | None, host_memory: int | None) -> None:
+    def _set_memory(self, reuse_buffers: bool | None, host_memory: int | None) -> None:
         """Change the memory options from the next save on."""
         with self._lock:
             keep = self._buffers is not None if reuse_buffers is None else reuse_buffers
@@ -585,7 +585,7 @@ class Checkpointer:
         stack.enter_context(pause_gc())
         save, arrays = prepare(step, items, **given, plan=self._plan, dedup=self._dedup_of)
         if self._buffers is not None and self._buffers.limit is not None:
-            self._buffers.check(to_copy(arrays, self._dedup_of).nbytes)
+            self._buffers.check(copies_of(arrays, self._dedup_of).nbytes)
         return save, arrays
 
     @contextlib.contextmanager

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from cairn.state.checkpointing.saves.dedup_files import DedupFile, link_files, new_files
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
-from cairn.storage.arrays.chunk_digests import DigestedBox
+from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.ocdbt import ValueRef, holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.value_files import (
     Compression,
@@ -30,7 +30,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import Clock
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["Dedup", "DedupFile", "DedupSources", "LeafLayout", "Reused", "SavedShard", "SavedTree"]
+__all__ = ["Dedup", "DedupFile", "DedupResult", "DedupSources", "LeafLayout", "WrittenTree"]
 
 _LEAST_LIVE: Final = 0.5
 """Minimum share of a file's bytes that must still be in use for it to be linked."""
@@ -59,39 +59,27 @@ class LeafLayout(NamedTuple):
     form: StoredForm | None
 
 
-class SavedShard(NamedTuple):
-    """Outer shard that was written.
+class WrittenTree(NamedTuple):
+    """Tree of a step, as far as this process wrote it.
 
     Attributes:
-        path: the leaf's path.
-        ref: its location.
-        box: the digests of its chunks.
-        fingerprints: of its chunks; None if only the leaf's identity can show that it is unchanged.
-    """
-
-    path: str
-    ref: ValueRef
-    box: DigestedBox
-    fingerprints: Fingerprints | None
-
-
-class SavedTree(NamedTuple):
-    """Item of a durable step, as far as this process wrote it.
-
-    Attributes:
-        folder: of its database.
+        folder: of the database that this process wrote into.
         layouts: of the leaves, by path.
-        shards: by key.
-        files: data files by name.
+        shards: by key; their files are named from `folder`.
+        files: value files in `folder`, by name.
+        records: what this process wrote; in process 0, in the end, what all wrote.
+        descriptions: the description of each array, by its key in the database.
     """
 
     folder: StoreURI
     layouts: Mapping[str, LeafLayout]
-    shards: Mapping[bytes, SavedShard]
+    shards: Mapping[bytes, WrittenShard]
     files: Mapping[str, DedupFile]
+    records: tuple[ProcessRecord, ...] = ()
+    descriptions: Mapping[bytes, bytes] = MappingProxyType({})
 
 
-class Reused(NamedTuple):
+class DedupResult(NamedTuple):
     """Parts of a save that need not be written, and the rest.
 
     Attributes:
@@ -101,14 +89,14 @@ class Reused(NamedTuple):
         fingerprints: by key, of unchanged shards that are in `rest` all the same.
     """
 
-    shards: dict[bytes, SavedShard]
+    shards: dict[bytes, WrittenShard]
     files: dict[str, DedupFile]
     rest: list[ShardToWrite]
     fingerprints: dict[bytes, Fingerprints]
 
 
 class Dedup:
-    """State of an item's deduplication over the saves of a run.
+    """State of a tree's deduplication over the saves of a run.
 
     Attributes:
         policy: how long steps share files.
@@ -120,7 +108,7 @@ class Dedup:
         clock: Clock,
         doubtful: Callable[[Iterable[StepKey]], Collection[StepKey]],
     ) -> None:
-        """Start with an item that was not saved yet.
+        """Start with a tree that was not saved yet.
 
         Args:
             policy: how long steps share files.
@@ -130,7 +118,7 @@ class Dedup:
         self.policy = policy
         self._clock = clock
         self._doubtful = doubtful
-        self._saved: SavedTree | None = None
+        self._saved: WrittenTree | None = None
         self._sharing_steps: deque[StepKey] = deque(maxlen=_STEPS_REMEMBERED)
         self._leaves: dict[str, weakref.ref[Any]] = {}
         self._digests: Mapping[str, bytes] = MappingProxyType({})
@@ -158,7 +146,7 @@ class Dedup:
         None if their files are known to be damaged: the arrays may be gone by the time a save finds
         that it can't link.
         """
-        equal = [path for path, one in digests.items() if self._digests.get(path) == one]
+        equal = [path for path, digest in digests.items() if self._digests.get(path) == digest]
         if not equal or self._saved is None or self._is_doubtful(self._saved.folder):
             return frozenset()
         return frozenset(equal)
@@ -168,7 +156,7 @@ class Dedup:
         return frozenset(
             path
             for path, leaf in leaves.items()
-            if (known := self._leaves.get(path)) is not None and known() is leaf
+            if (ref := self._leaves.get(path)) is not None and ref() is leaf
         )
 
     def linkable(
@@ -205,7 +193,7 @@ class Dedup:
 
     def remember(
         self,
-        saved: SavedTree,
+        saved: WrittenTree,
         leaves: Mapping[str, weakref.ref[Any]],
         step: StepKey,
         digests: Mapping[str, bytes] = MappingProxyType({}),
@@ -213,11 +201,12 @@ class Dedup:
         """Store what the next save may reuse of a durable step.
 
         Args:
-            saved: what was written of the item.
+            saved: what was written of the tree.
             leaves: its immutable arrays by path.
             step: (step, attempt).
             digests: device digests of its leaves, by path.
         """
+        saved = saved._replace(records=(), descriptions={})  # nobody reads them any more
         self._saved, self._leaves, self._digests = saved, dict(leaves), digests
         if all(file.steps == 1 for file in saved.files.values()):
             self._sharing_steps.clear()
@@ -239,7 +228,7 @@ class Dedup:
         folder: StoreURI,
         *,
         linked: Mapping[str, DedupFile] = MappingProxyType({}),
-    ) -> Reused:
+    ) -> DedupResult:
         """Link unchanged shards into the database in `folder`.
 
         A leaf that changed once is not compared again, unless it is the same array: what training
@@ -258,26 +247,26 @@ class Dedup:
         unchanged = self._unchanged(todo, layouts, same)
         files: dict[str, DedupFile] = {}
         if self._saved is not None and unchanged and not self._is_doubtful(folder):
-            wanted = _worth_linking(self._saved, unchanged.values())
-            known = {name: self._saved.files[name] for name in wanted if name not in linked}
+            names = _worth_linking(self._saved, unchanged.values())
+            candidates = {name: self._saved.files[name] for name in names if name not in linked}
             files = link_files(
-                self._saved.folder, folder, known, policy=self.policy, now=self._clock()
+                self._saved.folder, folder, candidates, policy=self.policy, now=self._clock()
             )
-            files |= {name: linked[name] for name in wanted if name in linked}
+            files |= {name: linked[name] for name in names if name in linked}
         kept = {key: shard for key, shard in unchanged.items() if shard.ref.file in files}
-        known_prints = {
+        fingerprints = {
             key: shard.fingerprints
             for key, shard in unchanged.items()
             if key not in kept and shard.fingerprints is not None
         }
         rest = [
             shard._replace(
-                fingerprinted=shard.key not in known_prints and shard.path not in self._changing
+                fingerprinted=shard.key not in fingerprints and shard.path not in self._changing
             )
             for shard in todo
             if shard.key not in kept
         ]
-        return Reused(kept, files, rest, known_prints)
+        return DedupResult(kept, files, rest, fingerprints)
 
     def _is_doubtful(self, folder: StoreURI) -> bool:
         """Return True if nothing may be linked; in a bucket each step has a verified copy."""
@@ -290,7 +279,7 @@ class Dedup:
 
     def _unchanged(
         self, shards: list[ShardToWrite], layouts: Mapping[str, LeafLayout], same: frozenset[str]
-    ) -> dict[bytes, SavedShard]:
+    ) -> dict[bytes, WrittenShard]:
         """Return the last durable step's shards of those leaves that did not change."""
         saved = self._saved
         if saved is None:
@@ -307,7 +296,7 @@ class Dedup:
         }
 
     def _is_unchanged(
-        self, path: str, group: list[ShardToWrite], saved: SavedTree, same: bool
+        self, path: str, group: list[ShardToWrite], saved: WrittenTree, same: bool
     ) -> bool:
         if any(shard.key not in saved.shards for shard in group):
             return False
@@ -316,8 +305,8 @@ class Dedup:
         if path in self._changing:
             return False
         for shard in group:
-            known = saved.shards[shard.key].fingerprints
-            if known is None or not has_fingerprints(shard, known):
+            fingerprints = saved.shards[shard.key].fingerprints
+            if fingerprints is None or not has_fingerprints(shard, fingerprints):
                 self._changing.add(path)
                 self._watched.discard(path)
                 return False
@@ -347,7 +336,7 @@ class DedupSources:
         }
 
 
-def _worth_linking(saved: SavedTree, kept: Iterable[SavedShard]) -> list[str]:
+def _worth_linking(saved: WrittenTree, kept: Iterable[WrittenShard]) -> list[str]:
     """Return the files of which enough bytes are still in use."""
     live: dict[str, int] = {}
     for shard in kept:

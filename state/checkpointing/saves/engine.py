@@ -18,6 +18,7 @@ from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.iterators import IteratorState
 from cairn.state.checkpointing.processes import background, exchange
+from cairn.state.checkpointing.saves.dedup import WrittenTree
 from cairn.state.checkpointing.saves.process_records import (
     ProcessRecord,
     read_records,
@@ -27,7 +28,6 @@ from cairn.state.checkpointing.saves.process_records import (
 )
 from cairn.state.checkpointing.saves.tree_writer import (
     HostTree,
-    WrittenTree,
     complete_tree,
     write_files,
     write_tree,
@@ -215,8 +215,8 @@ class StepWrite:
         )
 
     async def _save(self, directory: Any) -> None:
-        made = await directory.await_creation()  # waits in process 0, which creates the folder
-        await asyncio.to_thread(self._write_watched, parse_uri(str(made)).parent)
+        path = await directory.await_creation()  # waits in process 0, which creates the folder
+        await asyncio.to_thread(self._write_watched, parse_uri(str(path)).parent)
 
     def _write_watched(self, folder: StoreURI) -> None:
         try:
@@ -234,14 +234,14 @@ class StepWrite:
         background.meet(self.key, "made")
         trees = {name: item for name, item in self._items.items() if item.arrays}
         with ThreadPoolExecutor(len(trees) + 2, "cairn-item") as pool:
-            checked = pool.submit(self._check or _nothing)
+            checked = pool.submit(self._check) if self._check is not None else None
             beside = pool.submit(self._write_beside, folder)
             writing = {
                 name: pool.submit(write_tree, folder / name, item) for name, item in trees.items()
             }
         self._files += beside.result()
-        self._written = {name: one.result() for name, one in writing.items()}
-        if (refusal := checked.exception()) is not None:
+        self._written = {name: writer.result() for name, writer in writing.items()}
+        if checked is not None and (refusal := checked.exception()) is not None:
             raise SaveError(
                 "the save was refused by its check, and nothing is listed",
                 path=self._folder,
@@ -253,26 +253,27 @@ class StepWrite:
             return
         # Processes without a shared memory tell process 0 through the store what they wrote.
         if not exchange.is_primary():
-            parts = {name: one.parts[0] for name, one in self._written.items()}
-            told = records_to_bytes(parts | {META_ITEM: ProcessRecord(beside.result(), {})})
-            write_files(folder, {record_file(int(jax.process_index())): told})
+            records = {name: tree.records[0] for name, tree in self._written.items()}
+            records[META_ITEM] = ProcessRecord(beside.result(), {})
+            name = record_file(int(jax.process_index()))
+            write_files(folder, {name: records_to_bytes(records)})
         # After this barrier all records are in the store, and only process 0 still writes.
         background.meet(self.key, "written")
         if not exchange.is_primary():
             return
         others = range(1, jax.process_count())
         with pause_gc(), ThreadPoolExecutor(1, "cairn-parts") as pool:
-            found = read_records(folder, others)
+            records_of_others = read_records(folder, others)
             removed = pool.submit(remove_records, folder, others)
-            self._complete(folder, found)
+            self._complete(folder, records_of_others)
             removed.result()
 
     def _complete(self, folder: StoreURI, others: Sequence[Mapping[str, ProcessRecord]]) -> None:
         """Write, in process 0, the index and the markers that make the step complete."""
-        self._files += [file for part in others for file in part[META_ITEM].files]
+        self._files += [file for records in others for file in records[META_ITEM].files]
         for name, written in self._written.items():
-            parts = [part[name] for part in others]
-            self._written[name] = complete_tree(folder / name, written, parts)
+            of_others = [records[name] for records in others]
+            self._written[name] = complete_tree(folder / name, written, of_others)
         self._files += write_files(folder, self._markers([*self._written, META_ITEM]))
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
@@ -323,20 +324,20 @@ class StepWrite:
     def _record_readers(self) -> None:
         """Record Orbax's handler for each item in the step's metadata."""
         objects = ObjectStore(self._folder, patient=True)
-        found = objects.read(STEP_METADATA)
-        described = {} if found is None else json.loads(found.value)
-        if described.get("custom_metadata") != {CUSTOM_KEY: self._custom}:
+        stored = objects.read(STEP_METADATA)
+        metadata = {} if stored is None else json.loads(stored.value)
+        if metadata.get("custom_metadata") != {CUSTOM_KEY: self._custom}:
             raise SaveError(
                 "what Orbax has recorded is not what it was given",
                 path=self._folder / STEP_METADATA,
                 expected=f"Cairn's part of it: {self._custom}"[:400],
-                found=str(described.get("custom_metadata"))[:400],
+                found=str(metadata.get("custom_metadata"))[:400],
                 next_step="Save again; the step is not listed.",
             )
-        described["item_handlers"] = {META_ITEM: _name_of(ocp.handlers.JsonHandler)} | {
+        metadata["item_handlers"] = {META_ITEM: _name_of(ocp.handlers.JsonHandler)} | {
             name: _name_of(ocp.handlers.PyTreeHandler) for name in sorted(self._written)
         }
-        text = json.dumps(described).encode()
+        text = json.dumps(metadata).encode()
         objects.write(STEP_METADATA, text)
         self._files.append(stored_file(STEP_METADATA, text))
 
@@ -364,10 +365,6 @@ def begin_step(
     if jax.process_count() > 1:
         write.begin()
     return write
-
-
-def _nothing() -> None:
-    pass
 
 
 def _refuse_taken(folder: StoreURI) -> None:

@@ -1,4 +1,4 @@
-"""Host arrays of a save, held so that the caller may donate or delete the arrays at once.
+"""Host arrays of a save; the caller may donate or delete the arrays that they are of at once.
 
 On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
 it is donated meanwhile. On GPUs copies to pinned memory are dispatched, and nothing waits for them;
@@ -116,19 +116,19 @@ class PinnedBox(NamedTuple):
     within: tuple[slice, ...]
     origin: tuple[int, ...]
 
-    def held(self) -> HostBox:
+    def wait(self) -> HostBox:
         """Wait for the copy and return a view of it, which keeps the pinned memory."""
         return HostBox(np.asarray(self.copy)[self.within], self.origin)
 
 
 class HostArray(NamedTuple):
-    """Array in its stored form, with this process's parts held.
+    """Array in its stored form, with this process's boxes on the host.
 
     Attributes:
         shape: of the whole array.
         dtype: stored dtype.
         cut: outer shards and inner chunks.
-        parts: what this process writes.
+        boxes: what this process writes.
         sharding: None for a NumPy array.
         key_impl: the implementation, if these are the words of typed PRNG keys.
     """
@@ -136,7 +136,7 @@ class HostArray(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     cut: ChunkShapes
-    parts: tuple[HostBox, ...]
+    boxes: tuple[HostBox, ...]
     sharding: jax.sharding.Sharding | None
     key_impl: str | None
 
@@ -171,18 +171,18 @@ class DeferredLeaf(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def outline(self) -> HostArray:
-        """Return the array in its stored form, without any part."""
+        """Return the array in its stored form, without any box."""
         return HostArray(self.shape, self.dtype, self.layout.cut, (), self.leaf.sharding, None)
 
     def placeholders(self) -> tuple[HostBox, ...]:
-        """Return parts of the right shapes whose values must not be read."""
+        """Return boxes of the right shapes whose values must not be read."""
         shard = np.broadcast_to(
             np.empty((), self.dtype), self.leaf.sharding.shard_shape(self.shape)
         )
         return tuple(HostBox(shard[within], origin) for _, within, origin in self.layout.boxes)
 
-    def parts(self) -> tuple[HostBox, ...]:
-        """Copy the parts now and return them.
+    def copy(self) -> tuple[HostBox, ...]:
+        """Copy the boxes now and return them.
 
         Raises:
             SaveError: a training step was given their memory in the meantime.
@@ -292,12 +292,12 @@ class Transfers:
         Args:
             numpy: include NumPy arrays.
         """
-        found = {}
+        sizes = {}
         for path, leaf in self._leaves.items():
             if (numpy and self.is_numpy(path)) or (not on_host() and not self.is_numpy(path)):
                 itemsize = np.dtype(leaf.dtype).itemsize
-                found[path] = [math.prod(shape) * itemsize for shape in self._shapes(path)]
-        return found
+                sizes[path] = [math.prod(shape) * itemsize for shape in self._shapes(path)]
+        return sizes
 
     def start(self, parts: Iterable[tuple[str, int]]) -> None:
         """Start the transfers of some parts, which `copied` then takes.
@@ -370,11 +370,11 @@ class Transfers:
             without: paths of leaves to return without parts, and without a wait.
         """
         return {
-            path: self._held(path, leaf, copied, waited=path not in without)
+            path: self._host_array(path, leaf, copied, waited=path not in without)
             for path, leaf in self._leaves.items()
         }
 
-    def _held(self, path: str, leaf: Any, copied: bool, *, waited: bool) -> HostArray:
+    def _host_array(self, path: str, leaf: Any, copied: bool, *, waited: bool) -> HostArray:
         cut, boxes = self.layouts[path]
         shards = self._shards.get(path)
         if not waited:
@@ -389,7 +389,7 @@ class Transfers:
             shape=tuple(leaf.shape),
             dtype=np.dtype(leaf.dtype),
             cut=cut,
-            parts=tuple(HostBox(part, box.origin) for part, box in zip(values, boxes, strict=True)),
+            boxes=tuple(HostBox(part, box.origin) for part, box in zip(values, boxes, strict=True)),
             sharding=None if shards is None else leaf.sharding,
             key_impl=self._keys.get(path),
         )
@@ -466,7 +466,7 @@ def _is_bfloat16(leaf: jax.Array) -> bool:
 
 
 def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) -> HostArray:
-    """Return the held array of a view from `host_views`.
+    """Return the host array of a view from `host_views`.
 
     Args:
         view: its memory.
@@ -538,7 +538,7 @@ def _layout(
     for origin, number in first.items():
         rank = holders[origin].index(jax.process_index())
         count, cells = len(holders[origin]), shard[axis] // cell
-        start, stop = (cells * one // count * cell for one in (rank, rank + 1))
+        start, stop = (cells * number // count * cell for number in (rank, rank + 1))
         if start < stop:
             within = [slice(None)] * len(shape)
             within[axis] = slice(start, stop)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.value_files import Fingerprints, StoredFile
 from cairn.storage.errors import SaveError
-from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record
 from cairn.storage.store.uri import StoreURI
@@ -35,19 +35,26 @@ class WrittenShard(NamedTuple):
 
     Attributes:
         path: the leaf's path.
-        placed: its location; the file is named from the item's folder.
+        ref: its location; the file is named from the tree's folder.
+        origin: index of its first element in the leaf.
+        digests: of its chunks.
+        fingerprints: of its chunks, in the process that wrote it; None if only the leaf's identity
+            can show that it is unchanged.
     """
 
     path: str
-    placed: PlacedShard
+    ref: ValueRef
+    origin: tuple[int, ...]
+    digests: np.ndarray[Any, np.dtype[np.uint64]]
+    fingerprints: Fingerprints | None = None
 
 
 class ProcessRecord(NamedTuple):
-    """Files and shards of an item that one process wrote.
+    """Files and shards of a tree that one process wrote.
 
     Attributes:
-        files: all of its files, named from the item's folder.
-        shards: by their key in the item's database.
+        files: all of its files, named from the tree's folder.
+        shards: by their key in the tree's database.
     """
 
     files: Sequence[StoredFile]
@@ -82,37 +89,39 @@ class _Columns(BaseModel):
     digests: str
 
     @classmethod
-    def of(cls, part: ProcessRecord) -> "_Columns":
-        files = {file.name: number for number, file in enumerate(part.files)}
+    def of(cls, record: ProcessRecord) -> "_Columns":
+        files = {file.name: number for number, file in enumerate(record.files)}
         paths: dict[str, int] = {}
-        shards = part.shards.values()
-        placed = [shard.placed for shard in shards]
+        shards = record.shards.values()
         return cls(
-            files=tuple(part.files),
+            files=tuple(record.files),
             leaf=_column(paths.setdefault(shard.path, len(paths)) for shard in shards),
             paths=tuple(paths),
-            keys=tuple(key.decode() for key in part.shards),
-            file=_column(files[one.ref.file] for one in placed),
-            offset=_column(one.ref.offset for one in placed),
-            length=_column(one.ref.length for one in placed),
-            rank=_column(len(one.origin) for one in placed),
-            origin=_column(number for one in placed for number in one.origin),
-            chunks=_column(one.digests.size for one in placed),
-            digests=_column(np.concatenate([_NONE, *(one.digests.reshape(-1) for one in placed)])),
+            keys=tuple(key.decode() for key in record.shards),
+            file=_column(files[shard.ref.file] for shard in shards),
+            offset=_column(shard.ref.offset for shard in shards),
+            length=_column(shard.ref.length for shard in shards),
+            rank=_column(len(shard.origin) for shard in shards),
+            origin=_column(number for shard in shards for number in shard.origin),
+            chunks=_column(shard.digests.size for shard in shards),
+            digests=_column(
+                np.concatenate([_NONE, *(shard.digests.reshape(-1) for shard in shards)])
+            ),
         )
 
-    def part(self) -> ProcessRecord:
+    def record(self) -> ProcessRecord:
         names = [file.name for file in self.files]
         columns = (self.leaf, self.file, self.offset, self.length, self.rank, self.chunks)
-        rows = zip(self.keys, *(_numbers(one).tolist() for one in columns), strict=True)
+        rows = zip(self.keys, *(_numbers(column).tolist() for column in columns), strict=True)
         origins, digests = _numbers(self.origin).tolist(), _numbers(self.digests)
         axis = chunk = 0
         shards: dict[bytes, WrittenShard] = {}
         for key, leaf, file, offset, length, rank, chunks in rows:
             ref = ValueRef(names[file], offset, length)
             origin = tuple(origins[axis : axis + rank])
-            placed = PlacedShard(origin, ref, digests[chunk : chunk + chunks])
-            shards[key.encode()] = WrittenShard(self.paths[leaf], placed)
+            shards[key.encode()] = WrittenShard(
+                self.paths[leaf], ref, origin, digests[chunk : chunk + chunks]
+            )
             axis, chunk = axis + rank, chunk + chunks
         return ProcessRecord(self.files, shards)
 
@@ -135,9 +144,10 @@ class _StepRecord(Record):
     items: dict[str, _Columns]
 
 
-def records_to_bytes(parts: Mapping[str, ProcessRecord]) -> bytes:
+def records_to_bytes(records: Mapping[str, ProcessRecord]) -> bytes:
     """Encode the record for process 0 of what this process wrote, by item."""
-    return _StepRecord(items={name: _Columns.of(part) for name, part in parts.items()}).to_bytes()
+    items = {name: _Columns.of(record) for name, record in records.items()}
+    return _StepRecord(items=items).to_bytes()
 
 
 def parse_records(data: bytes, path: object) -> dict[str, ProcessRecord]:
@@ -147,7 +157,7 @@ def parse_records(data: bytes, path: object) -> dict[str, ProcessRecord]:
         UnsupportedFormatError, CorruptionError: it is not that.
     """
     record = _StepRecord.parse(data, path)
-    return {name: columns.part() for name, columns in record.items.items()}
+    return {name: columns.record() for name, columns in record.items.items()}
 
 
 def record_file(process: int) -> str:
@@ -168,8 +178,8 @@ def read_records(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, P
         StoreUnavailableError: the store gives no answer.
     """
     names = [record_file(process) for process in processes]
-    found = ObjectStore(folder, patient=True).read_many(names)
-    missing = [name for name in names if found[name] is None]
+    objects = ObjectStore(folder, patient=True).read_many(names)
+    missing = [name for name in names if objects[name] is None]
     if missing:
         raise SaveError(
             "a process did not tell what it wrote",
@@ -179,7 +189,9 @@ def read_records(folder: StoreURI, processes: Sequence[int]) -> list[dict[str, P
             next_step="Have all processes write below the same folder and save again; the step "
             "is not listed.",
         )
-    return [parse_records(one.value, folder / name) for name, one in found.items() if one]
+    return [
+        parse_records(stored.value, folder / name) for name, stored in objects.items() if stored
+    ]
 
 
 def remove_records(folder: StoreURI, processes: Sequence[int]) -> None:

@@ -22,12 +22,11 @@ import jax
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import background, exchange
 from cairn.state.checkpointing.saves import listeners
-from cairn.state.checkpointing.saves.dedup import DedupSources
+from cairn.state.checkpointing.saves.dedup import DedupSources, WrittenTree
 from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_text
 from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
-from cairn.state.checkpointing.saves.saves import HostTrees, Save, leaf_records
-from cairn.state.checkpointing.saves.tree_writer import WrittenTree
+from cairn.state.checkpointing.saves.saves import HostTrees, Save, with_digests
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets
@@ -101,16 +100,16 @@ class SaveJob:
         except BaseException as exc:
             error = error or failure(exc, handle.uri)
         if error is None and written is not None:
-            for name, item in written.items():
-                self.items[name].durable(item, handle.uri / name, (handle.step, handle.attempt))
+            for name, tree in written.items():
+                self.items[name].remember(tree, handle.uri / name, (handle.step, handle.attempt))
         else:
             self.writer.drop()
             if written is None:
                 _remove_leftovers(self.objects, handle, self.write)
             else:
                 # The failure may be due to a file that was linked: write all anew next time.
-                for held in self.items.values():
-                    held.dedup.forget()
+                for item in self.items.values():
+                    item.dedup.forget()
         handle.finish(error)
         if error is None and exchange.is_primary():
             listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
@@ -140,7 +139,7 @@ class SaveJob:
         data, indexed = make_index(
             manifest,
             place_of(self.objects, name),
-            leaves=leaf_records(self.items.leaves, shards),
+            leaves=with_digests(self.items.records, shards),
             forms={name: item.forms for name, item in self.items.items() if item.forms},
             meta_digest=self.write.meta_digest,
             shards=shards,
@@ -156,25 +155,25 @@ class SaveJob:
 
 def _files_of(written: Mapping[str, WrittenTree]) -> Iterator[StoredFile]:
     """Yield the files of all items, named from the step's folder."""
-    for name, item in written.items():
-        for part in item.parts:
-            for file in part.files:
+    for name, tree in written.items():
+        for record in tree.records:
+            for file in record.files:
                 yield file._replace(name=f"{name}/{file.name}")
 
 
 def _shards_of(written: Mapping[str, WrittenTree]) -> dict[tuple[str, str], list[PlacedShard]]:
     """Return the shards of all leaves, by item and path; files named from the step's folder."""
-    found: dict[tuple[str, str], list[PlacedShard]] = {}
-    for name, item in written.items():
-        for part in item.parts:
+    placed: dict[tuple[str, str], list[PlacedShard]] = {}
+    for name, tree in written.items():
+        for record in tree.records:
             files: dict[str, str] = {}
-            for path, (origin, (file, offset, length), digests) in part.shards.values():
+            for path, (file, offset, length), origin, digests, _ in record.shards.values():
                 within = files.get(file)
                 if within is None:
                     within = files[file] = f"{name}/{file}"
-                placed = PlacedShard(origin, ValueRef(within, offset, length), digests)
-                found.setdefault((name, path), []).append(placed)
-    return found
+                shard = PlacedShard(origin, ValueRef(within, offset, length), digests)
+                placed.setdefault((name, path), []).append(shard)
+    return placed
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -214,18 +213,18 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
 
 def failure(exc: BaseException, path: object) -> StorageError:
     """Convert an error to what a failed save raises: a SaveError, or the FencedError itself."""
-    known = translate_error(exc, path=path)
-    if not isinstance(known, SaveError | FencedError):
-        known = SaveError(
+    error = translate(exc, path=path)
+    if not isinstance(error, SaveError | FencedError):
+        error = SaveError(
             "the save failed",
             path=path,
             expected="a durable step",
-            found=str(known),
+            found=str(error),
             next_step="What was stored before is untouched; mend the cause and save again.",
         )
-    if known is not exc:
-        known.__cause__ = exc
-    return known
+    if error is not exc:
+        error.__cause__ = exc
+    return error
 
 
 def job_environment() -> dict[str, Any]:

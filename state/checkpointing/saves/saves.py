@@ -51,7 +51,6 @@ from cairn.state.checkpointing.saves.host_buffers import (
 )
 from cairn.state.checkpointing.saves.save_handle import StagingKind
 from cairn.state.checkpointing.saves.staging import (
-    StagedItem,
     Staging,
     boxes_to_copy,
     copier,
@@ -79,13 +78,12 @@ from cairn.storage.store.uri import check_segment, is_text
 
 __all__ = [
     "HostTrees",
-    "LeafDraft",
     "PreparedTree",
     "Save",
+    "copies_of",
     "kinds_of_leaves",
-    "leaf_records",
     "prepare",
-    "to_copy",
+    "with_digests",
 ]
 
 _RESERVED_ITEMS: Final = frozenset(
@@ -97,28 +95,6 @@ _RESERVED_ITEMS: Final = frozenset(
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
-
-
-class LeafDraft(NamedTuple):
-    """Description of a leaf, without its data.
-
-    Attributes:
-        item: the item it belongs to.
-        path: from `path_of` of its keys.
-        shape: logical global shape.
-        dtype: logical dtype by name.
-        spec: mesh axes per axis of a named sharding, else None.
-        cut: shards and chunks, in its own elements; None if nothing is stored.
-        compression: of its chunks.
-    """
-
-    item: str
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    spec: Spec | None
-    cut: ChunkShapes | None
-    compression: Compression | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +128,7 @@ class PreparedTree(NamedTuple):
     """Tree whose arrays are on their way to the host.
 
     Attributes:
-        given: the leaves as they were given, by path.
+        leaves: as the caller passed them, by path.
         views: those that are on the host already, held.
         forms: of those that are stored in another form.
         transfers: the others that have elements, in their stored form.
@@ -160,7 +136,7 @@ class PreparedTree(NamedTuple):
         digests: of those unchanged so far, computed on devices.
     """
 
-    given: Mapping[str, Any]
+    leaves: Mapping[str, Any]
     views: Mapping[str, HostView]
     forms: Mapping[str, StoredForm]
     transfers: Transfers
@@ -257,9 +233,9 @@ def prepare(
         )
         for name, leaves in stored.items()
     }
-    nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
-    nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
-    nbytes += sum(leaf.nbytes for one in deferred.values() for leaf in one.values())
+    nbytes = sum(_bytes_of(leaf) for leaves in stored.values() for leaf in leaves.values())
+    nbytes += sum(sum(map(_NBYTES, leaves.values())) for leaves in views.values())
+    nbytes += sum(leaf.nbytes for leaves in deferred.values() for leaf in leaves.values())
     save = Save(
         step=number,
         names=tuple(sorted([*flat, META_ITEM])),
@@ -299,7 +275,7 @@ def _digests(
         for path, leaf in digested.items()
     }
     places = {path: _places_of(leaf, numbers[path]) for path, leaf in digested.items()}
-    digests = {path: one for path, one in earlier.digests.items() if path in same}
+    digests = {path: digest for path, digest in earlier.digests.items() if path in same}
     return start_digests(shards, places)._replace(earlier=digests)
 
 
@@ -354,7 +330,7 @@ def kinds_of_leaves(
     return [
         (name, path, tuple(np.shape(leaf)), _dtype_of(leaf))
         for name, item in items.items()
-        for path, leaf in item.given.items()
+        for path, leaf in item.leaves.items()
     ]
 
 
@@ -400,19 +376,19 @@ class HostTrees(Mapping[str, HostTree]):
         Raises:
             PolicyError: the copies exceed the limit.
         """
-        self._known = {name: dedup(name) for name in items}
+        self._dedup = {name: dedup(name) for name in items}
         buffers, kept = memory.buffers, 0
         budget = default_copy_bytes() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
         parts = boxes_to_copy(transfers, numpy=memory.most is not None and buffers is None)
         left = {(part.item, part.path) for part in parts}
         if buffers is None:
-            self._given = dict(items)
-            self._waited = _waited(items, left)
+            self._prepared = dict(items)
+            self._arrays = _waited(items, left)
         else:
-            copied = to_copy(items, self._known.__getitem__)
+            copied = copies_of(items, self._dedup.__getitem__)
             kept = copied.nbytes
-            self._given, self._waited = _with_copies(items, copied, buffers, left)
+            self._prepared, self._arrays = _with_copies(items, copied, buffers, left)
         total = sum(part.nbytes for part in parts)
         self._uploads: UploadMemory | None = None
         if memory.most is not None:
@@ -425,14 +401,14 @@ class HostTrees(Mapping[str, HostTree]):
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HostTree] = {}
-        self._leaves: tuple[LeafDraft, ...] = ()
+        self._records: tuple[LeafRecord, ...] = ()
         self._describing = threading.Lock()
 
     @property
-    def leaves(self) -> tuple[LeafDraft, ...]:
-        """Descriptions of all leaves of all items, without their data."""
+    def records(self) -> tuple[LeafRecord, ...]:
+        """Records of all leaves of all items, without digests."""
         self.describe()
-        return self._leaves
+        return self._records
 
     @property
     def waves(self) -> int:
@@ -456,7 +432,7 @@ class HostTrees(Mapping[str, HostTree]):
             self._staging.end(error)
 
     def describe(self) -> None:
-        """Compute the descriptions of the leaves, and drop the given leaves.
+        """Compute the descriptions of the leaves, and drop the caller's leaves.
 
         A second caller waits, as the item writers may start while this runs.
         """
@@ -464,65 +440,66 @@ class HostTrees(Mapping[str, HostTree]):
             self._describe()
 
     def _describe(self) -> None:
-        leaves: list[LeafDraft] = []
-        while self._given:
-            name, item = next(iter(self._given.items()))
-            arrays, known = _arrays(name, item, self._waited.pop(name)), self._known[name]
+        records: list[LeafRecord] = []
+        while self._prepared:
+            name, item = next(iter(self._prepared.items()))
+            arrays, dedup = _arrays(name, item, self._arrays.pop(name)), self._dedup[name]
             self._items[name] = HostTree(
+                name=name,
                 arrays=arrays,
                 forms=item.forms,
-                dedup=known,
-                same=_proven(known, item),
+                dedup=dedup,
+                same=_proven(dedup, item),
                 leaves={
                     path: weakref.ref(leaf)
-                    for path, leaf in item.given.items()
+                    for path, leaf in item.leaves.items()
                     if isinstance(leaf, jax.Array)
                 },
                 compression=self._compression,
-                staged=None if self._staging is None else StagedItem(self._staging, name),
+                staging=self._staging,
                 uploads=self._uploads,
                 deferred=dict(item.deferred),
                 wave_bytes=self._wave_bytes,
                 digests=item.digests,
-                places=_digestible(name, item.given, known),
+                places=_digestible(name, item.leaves, dedup),
             )
-            leaves += _draft_leaves(name, item, arrays, self._compression)
-            del self._given[name]
-        self._leaves += tuple(leaves)
+            records += _leaf_records(name, item, arrays, self._compression)
+            del self._prepared[name]
+        self._records += tuple(records)
 
     def __getitem__(self, name: str) -> HostTree:
         self.describe()
         return self._items[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._dedup)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._dedup)
 
 
-def _proven(known: Dedup, item: PreparedTree) -> frozenset[str]:
+def _proven(dedup: Dedup, item: PreparedTree) -> frozenset[str]:
     """Return the paths of leaves that certainly equal what the last step stored.
 
     On CPU, identity with the last step's array proves nothing: an array may share NumPy's memory
     (`jax.device_put`, `from_dlpack`), to which its owner can write.
     """
-    same = frozenset() if on_host() else known.same(item.given)
+    same = frozenset() if on_host() else dedup.same(item.leaves)
     return same | item.deferred.keys()
 
 
-def _digestible(item: str, leaves: Mapping[str, Any], known: Dedup) -> dict[str, list[DeviceShard]]:
+def _digestible(item: str, leaves: Mapping[str, Any], dedup: Dedup) -> dict[str, list[DeviceShard]]:
     """Return the places of leaves that devices may digest in later saves, if unchanged."""
     if on_host():
         return {}
     return {
         path: _places_of(leaf, _shards_here(item, leaf))
         for path, leaf in leaves.items()
-        if path not in known.changing and _may_be_digested(leaf)
+        if path not in dedup.changing and _may_be_digested(leaf)
     }
 
 
-class _Copied(NamedTuple):
+class _Copies(NamedTuple):
     """Arrays that a save copies into kept buffers.
 
     Attributes:
@@ -536,7 +513,7 @@ class _Copied(NamedTuple):
     nbytes: int
 
 
-def to_copy(items: Mapping[str, PreparedTree], known: Callable[[str], Dedup]) -> _Copied:
+def copies_of(items: Mapping[str, PreparedTree], dedup: Callable[[str], Dedup]) -> _Copies:
     """Return what `HostTrees` copies of these items, if it is given buffers.
 
     That is all NumPy arrays, since their owner may write to them, and those JAX arrays that would
@@ -545,29 +522,29 @@ def to_copy(items: Mapping[str, PreparedTree], known: Callable[[str], Dedup]) ->
 
     Args:
         items: from `prepare`.
-        known: returns an item's state of deduplication over the saves of the run.
+        dedup: returns an item's state of deduplication over the saves of the run.
     """
-    held = on_host()  # arrays from other devices are copies already
+    donated_late = on_host()  # arrays from other devices are copies already
     views, parts, sizes = [], [], []
     for name, item in items.items():
-        same = known(name).same(item.given)
+        same = dedup(name).same(item.leaves)
         for path, view in item.views.items():
             if view.nbytes >= MIN_COPIED_BYTES and path not in same:
                 views.append((name, path))
                 sizes.append(view.nbytes)
-        for path, found in item.transfers.sizes().items():
+        for path, part_sizes in item.transfers.sizes().items():
             always = item.transfers.is_numpy(path)
-            for number, nbytes in enumerate(found):
-                large = held and nbytes >= MIN_COPIED_BYTES and path not in same
+            for number, nbytes in enumerate(part_sizes):
+                large = donated_late and nbytes >= MIN_COPIED_BYTES and path not in same
                 if always or large:
                     parts.append((name, path, number))
                     sizes.append(nbytes)
-    return _Copied(views, parts, places(sizes).nbytes)
+    return _Copies(views, parts, places(sizes).nbytes)
 
 
 def _with_copies(
     items: Mapping[str, PreparedTree],
-    copied: _Copied,
+    copied: _Copies,
     buffers: HostBuffers,
     left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, PreparedTree], dict[str, dict[str, HostArray]]]:
@@ -577,16 +554,16 @@ def _with_copies(
     copies = iter(
         buffers.copies(
             [np.asarray(views[name][path]) for name, path in copied.views]
-            + [waited[name][path].parts[number].values for name, path, number in copied.parts]
+            + [waited[name][path].boxes[number].values for name, path, number in copied.parts]
         )
     )
     for name, path in copied.views:
         views[name][path] = next(copies)
     for name, path, number in copied.parts:
         array = waited[name][path]
-        parts = list(array.parts)
+        parts = list(array.boxes)
         parts[number] = parts[number]._replace(values=next(copies))
-        waited[name][path] = array._replace(parts=tuple(parts))
+        waited[name][path] = array._replace(boxes=tuple(parts))
     return {name: item._replace(views=views[name]) for name, item in items.items()}, waited
 
 
@@ -610,18 +587,18 @@ def _arrays(name: str, item: PreparedTree, waited: Mapping[str, HostArray]) -> d
         path: viewed(item.views[path], leaf.sharding, columns=columns)
         if path in item.views
         else others[path]
-        for path, leaf in item.given.items()
+        for path, leaf in item.leaves.items()
         if path in item.views or path in others
     }
 
 
-def _check_type(argument: str, found: object, kinds: tuple[type, ...], expected: str) -> None:
-    if not isinstance(found, kinds):
+def _check_type(argument: str, value: object, kinds: tuple[type, ...], expected: str) -> None:
+    if not isinstance(value, kinds):
         raise UnsupportedFormatError(
             "an argument of another type",
             path=argument,
             expected=expected,
-            found=f"{type(found).__name__} {found!r}"[:200],
+            found=f"{type(value).__name__} {value!r}"[:200],
             next_step="Correct the call; nothing was written.",
         )
 
@@ -654,56 +631,52 @@ def _bytes_of(leaf: Any) -> int:
     return math.prod(shape) * itemsize
 
 
-def _draft_leaves(
-    name: str, item: PreparedTree, arrays: Mapping[str, HostArray], compression: Compression | None
-) -> list[LeafDraft]:
-    """Return the description of each leaf."""
+def _leaf_records(
+    name: str,
+    item: PreparedTree,
+    arrays: Mapping[str, HostArray],
+    compression: Compression | None,
+) -> list[LeafRecord]:
+    """Return the record of each leaf, without digests; without shards if no array is stored."""
     packed = {
         path: packed_axis(form.shape, arrays[path].shape)
         for path, form in item.forms.items()
         if form.kind == "packed"
     }
-    drafts = []
-    for path, leaf in item.given.items():
+    records = []
+    for path, leaf in item.leaves.items():
         cut = arrays[path].cut if path in arrays else None
         if cut is not None and path in packed:
-            cut = ChunkShapes(*(unpacked_shape(part, packed[path]) for part in cut))
-        drafts.append(
-            LeafDraft(
+            cut = ChunkShapes(*(unpacked_shape(shape, packed[path]) for shape in cut))
+        records.append(
+            LeafRecord(
                 item=name,
                 path=path,
                 shape=tuple(np.shape(leaf)),
                 dtype=_dtype_of(leaf),
                 spec=_spec_of(leaf),
-                cut=cut,
+                chunks=cut.chunk if cut else None,
+                shards=cut.shard if cut else None,
                 compression=compression if cut else None,
             )
         )
-    return drafts
+    return records
 
 
-def leaf_records(
-    drafts: Iterable[LeafDraft], shards: Mapping[tuple[str, str], Iterable[PlacedShard]]
+def with_digests(
+    records: Iterable[LeafRecord], shards: Mapping[tuple[str, str], Iterable[PlacedShard]]
 ) -> tuple[LeafRecord, ...]:
-    """Return the records of the leaves; without shards and chunks if no array is stored.
+    """Return the records of all leaves with their digests.
 
     Args:
-        drafts: all leaves.
+        records: of all leaves.
         shards: of the leaves that have any, by item and path.
     """
     return tuple(
-        LeafRecord(
-            item=draft.item,
-            path=draft.path,
-            shape=draft.shape,
-            dtype=draft.dtype,
-            spec=draft.spec,
-            chunks=draft.cut.chunk if draft.cut else None,
-            shards=draft.cut.shard if draft.cut else None,
-            digest=digest_text(_total(shards.get((draft.item, draft.path), ()))),
-            compression=draft.compression,
+        record.model_copy(
+            update={"digest": digest_text(_total(shards.get((record.item, record.path), ())))}
         )
-        for draft in drafts
+        for record in records
     )
 
 
@@ -727,6 +700,6 @@ def _spec_of(leaf: Any) -> Spec | None:
     sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
-    given = tuple(sharding.spec)
-    padded = given + (None,) * (np.ndim(leaf) - len(given))
+    spec = tuple(sharding.spec)
+    padded = spec + (None,) * (np.ndim(leaf) - len(spec))
     return tuple(tuple(axes) if isinstance(axes, list | tuple) else axes for axes in padded)

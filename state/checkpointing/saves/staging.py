@@ -24,7 +24,6 @@ from cairn.storage.store.bounds import free_memory
 __all__ = [
     "BoxToCopy",
     "MemoryShares",
-    "StagedItem",
     "Staging",
     "boxes_to_copy",
     "copier",
@@ -73,8 +72,8 @@ def boxes_to_copy(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[Bo
     """
     return [
         BoxToCopy(name, path, number, nbytes)
-        for name, one in transfers.items()
-        for path, sizes in one.to_copy(numpy=numpy).items()
+        for name, of_item in transfers.items()
+        for path, sizes in of_item.to_copy(numpy=numpy).items()
         for number, nbytes in enumerate(sizes)
     ]
 
@@ -87,24 +86,20 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
     """
 
     def copied(wave: Wave) -> dict[str, CopiedBoxes]:
-        wanted: dict[str, list[tuple[str, int]]] = {}
-        for part in wave:
-            wanted.setdefault(part.item, []).append((part.path, part.number))
-        for name, parts in wanted.items():
-            transfers[name].start(parts)
-        made: dict[str, CopiedBoxes] = {
-            name: {path: tuple(found) for path, found in transfers[name].copied(parts).items()}
-            for name, parts in wanted.items()
+        by_item: dict[str, list[tuple[str, int]]] = {}
+        for box in wave:
+            by_item.setdefault(box.item, []).append((box.path, box.number))
+        for name, boxes in by_item.items():
+            transfers[name].start(boxes)
+        copies: dict[str, CopiedBoxes] = {
+            name: {path: tuple(done) for path, done in transfers[name].copied(boxes).items()}
+            for name, boxes in by_item.items()
         }
-        _note_pinned_of(made)
-        return made
+        every = chain.from_iterable(chain.from_iterable(each.values()) for each in copies.values())
+        record_pinned(sum(box.copy.nbytes for box in every if isinstance(box, PinnedBox)))
+        return copies
 
     return copied
-
-
-def _note_pinned_of(wave: Mapping[str, CopiedBoxes]) -> None:
-    parts = chain.from_iterable(chain.from_iterable(one.values()) for one in wave.values())
-    record_pinned(sum(part.copy.nbytes for part in parts if isinstance(part, PinnedBox)))
 
 
 def plan_waves(parts: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
@@ -120,7 +115,7 @@ def plan_waves(parts: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
     waves: list[list[BoxToCopy]] = []
     left: list[int] = []
     first = 0  # the waves before are full
-    for part in sorted(parts, key=lambda one: (-one.nbytes, one[:3])):
+    for part in sorted(parts, key=lambda box: (-box.nbytes, box[:3])):
         at = next((n for n in range(first, len(left)) if left[n] >= part.nbytes), len(waves))
         if at == len(waves):
             waves.append([])
@@ -229,7 +224,7 @@ class Staging:
         self._there: dict[str, CopiedBoxes] = dict(copied(self.waves[0])) if waves else {}
         self._writing = set(self._there)
 
-    def parts_of(self, item: str) -> Iterator[HostBoxes]:
+    def waves_of(self, item: str) -> Iterator[HostBoxes]:
         """Yield each wave's parts of an item, once copied; for the one thread that writes it.
 
         A wave counts as written when the next is requested: by then the writer must have dropped
@@ -242,7 +237,7 @@ class Staging:
             if all(part.item != item for part in wave):
                 continue
             yield {
-                path: tuple(part.held() if isinstance(part, PinnedBox) else part for part in parts)
+                path: tuple(part.wait() if isinstance(part, PinnedBox) else part for part in parts)
                 for path, parts in self._taken(item, number).items()
             }
             with self._changed:
@@ -307,20 +302,4 @@ class Staging:
 
 
 def _nothing(wave: Wave) -> Mapping[str, CopiedBoxes]:
-    raise AssertionError(f"{len(wave)} parts asked for once all are copied")
-
-
-class StagedItem(NamedTuple):
-    """Waves of one item.
-
-    Attributes:
-        staging: of the save.
-        item: its name.
-    """
-
-    staging: Staging
-    item: str
-
-    def waves(self) -> Iterator[HostBoxes]:
-        """Yield the item's parts, as `Staging.parts_of` does."""
-        return self.staging.parts_of(self.item)
+    raise AssertionError(f"{len(wave)} boxes requested once all are copied")

@@ -1,4 +1,4 @@
-"""Writer of an item of host arrays, as a tree that plain Orbax reads.
+"""Writer of a tree of host arrays, in the form that plain Orbax reads.
 
 The data files come straight from memory. The small files that make it an Orbax tree depend on
 shapes, dtypes and shardings only. With several processes, each writes data files of its own parts,
@@ -27,26 +27,18 @@ import jax
 import numpy as np
 
 from cairn.state.checkpointing.device_digests import DeviceDigests, DeviceShard, compile_digests
-from cairn.state.checkpointing.saves.dedup import (
-    Dedup,
-    DedupFile,
-    LeafLayout,
-    SavedShard,
-    SavedTree,
-)
+from cairn.state.checkpointing.saves.dedup import Dedup, DedupFile, LeafLayout, WrittenTree
 from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, HostArray
 from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
-from cairn.state.checkpointing.saves.staging import StagedItem
+from cairn.state.checkpointing.saves.staging import Staging
 from cairn.storage.arrays.four_bits import packed_axis
 from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
 from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
 from cairn.storage.arrays.value_files import (
     Compression,
-    Fingerprints,
     ShardToWrite,
     StoredFile,
-    WrittenFile,
     stored_file,
     write_data_files,
 )
@@ -55,13 +47,11 @@ from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
 from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
 from cairn.storage.arrays.zarr_arrays import StoredLayout, zarr_description
-from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
     "HostTree",
-    "WrittenTree",
     "complete_tree",
     "index_entries",
     "shards_of",
@@ -73,9 +63,10 @@ _PROCESS_FOLDER: Final = "ocdbt.process_{}"
 
 
 class HostTree(NamedTuple):
-    """Tree as it is written.
+    """Tree on the host, ready to be written.
 
     Attributes:
+        name: of the item that it is.
         arrays: by path, this process's parts of the leaves with elements; the writer empties it
             when it starts, so that memory is freed as it writes.
         forms: of the leaves that are stored in another form.
@@ -85,13 +76,14 @@ class HostTree(NamedTuple):
         deferred: leaves to link, copied only if they can't be linked, of which `arrays` has no
             parts; emptied like `arrays`.
         compression: of the stored chunks.
-        staged: source of the parts that come in waves, which `arrays` lack.
+        staging: source of the boxes that come in waves, which `arrays` lack.
         uploads: memory for uploads to an object store; None has no limit.
         wave_bytes: maximum bytes of deferred leaves copied at a time, unless one is larger.
         digests: of leaves, computed on devices.
         places: where leaves lie that devices may digest from the next save on, by path.
     """
 
+    name: str
     arrays: dict[str, HostArray]
     forms: Mapping[str, StoredForm]
     dedup: Dedup
@@ -99,145 +91,138 @@ class HostTree(NamedTuple):
     leaves: Mapping[str, weakref.ref[Any]]
     deferred: dict[str, DeferredLeaf]
     compression: Compression | None = None
-    staged: StagedItem | None = None
+    staging: Staging | None = None
     uploads: UploadMemory | None = None
     wave_bytes: float = math.inf
     digests: DeviceDigests = DeviceDigests()
     places: Mapping[str, Sequence[DeviceShard]] = MappingProxyType({})
 
-    def durable(self, written: "WrittenTree", folder: StoreURI, step: tuple[int, int]) -> None:
-        """Remember a durable step, so that the next save can reuse unchanged leaves.
+    def remember(self, written: WrittenTree, folder: StoreURI, step: tuple[int, int]) -> None:
+        """Remember the tree of a durable step, so that the next save can reuse unchanged leaves.
 
         Args:
-            written: result of writing the item.
-            folder: the item's, in the step.
+            written: result of writing the tree.
+            folder: the tree's, in the step.
             step: (step, attempt).
         """
-        place = folder if written.database is None else folder / written.database
         try:
             digests = self.digests.values()
         except jax.errors.JaxRuntimeError:  # the step is durable even if the device failed since
             digests = {}
-        self.dedup.remember(written.saved._replace(folder=place), self.leaves, step, digests)
+        written = written._replace(folder=_database(folder))
+        self.dedup.remember(written, self.leaves, step, digests)
         watched = self.dedup.watched
         compile_digests({path: parts for path, parts in self.places.items() if path in watched})
 
 
-class WrittenTree(NamedTuple):
-    """Result of writing an item.
-
-    Attributes:
-        parts: what this process wrote; in process 0, in the end, what all wrote.
-        database: folder within the item's that this process wrote into; None for the item's own.
-        saved: what the next save may reuse, once the step is durable.
-        described: the description of each array, by its key in the database.
-    """
-
-    parts: tuple[ProcessRecord, ...]
-    database: str | None
-    saved: SavedTree
-    described: Mapping[bytes, bytes]
-
-
-def write_tree(folder: StoreURI, item: HostTree) -> WrittenTree:
-    """Write this process's files of the item, dropping its arrays on the way.
+def write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
+    """Write this process's files of the tree, dropping its arrays on the way.
 
     Args:
-        folder: the item's, in a step that is not committed yet.
-        item: it has at least one array.
+        folder: the tree's, in a step that is not committed yet.
+        tree: it has at least one array.
 
     Raises:
         OSError: the disk is full, or failed.
         StoreUnavailableError: the store gives no answer.
     """
     try:
-        return _write_tree(folder, item)
+        return _write_tree(folder, tree)
     except BaseException as exc:
-        if item.staged is not None:  # otherwise others wait for the waves after this one
-            item.staged.staging.end(exc)
+        if tree.staging is not None:  # otherwise others wait for the waves after this one
+            tree.staging.end(exc)
         raise
 
 
-def _write_tree(folder: StoreURI, item: HostTree) -> WrittenTree:
-    process = jax.process_index()
-    held = dict(item.arrays)
-    item.arrays.clear()
-    described = index_entries(held, item.compression)
-    files = _description(held) if process == 0 else {}
-    item_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in held.values())
+def _database(folder: StoreURI) -> StoreURI:
+    """Return the folder of the database that this process writes, in a tree's folder."""
+    alone = jax.process_count() == 1
+    return folder if alone else folder / _PROCESS_FOLDER.format(jax.process_index())
+
+
+def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
+    arrays = dict(tree.arrays)
+    tree.arrays.clear()
+    descriptions = index_entries(arrays, tree.compression)
+    files = _description(arrays) if jax.process_index() == 0 else {}
+    tree_bytes = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())
     layouts = {
         path: LeafLayout(
-            array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path)
+            array.shape, array.dtype.name, array.cut, tree.compression, tree.forms.get(path)
         )
-        for path, array in held.items()
+        for path, array in arrays.items()
     }
-    outlines = {path: array._replace(parts=()) for path, array in held.items()}
-    own = _PROCESS_FOLDER.format(process) if jax.process_count() > 1 else None
-    database = folder if own is None else folder / own
-    stored: dict[bytes, SavedShard] = {}
+    outlines = {path: array._replace(boxes=()) for path, array in arrays.items()}
+    database = _database(folder)
+    stored: dict[bytes, WrittenShard] = {}
     value_files: dict[str, DedupFile] = {}
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
-        sink = open_data_file_writer(database, item_bytes=item_bytes, uploads=item.uploads)
+        sink = open_sink(database, item_bytes=tree_bytes, uploads=tree.uploads)
         try:
-            for shards in _waves(held, outlines, item):
-                reused = item.dedup.reuse(
-                    _drained(shards), layouts, item.same, database, linked=value_files
+            for shards in _waves(arrays, outlines, tree):
+                reused = tree.dedup.reuse(
+                    _drained(shards), layouts, tree.same, database, linked=value_files
                 )
                 stored |= reused.shards
-                data_files |= reused.files
-                for rest in _with_values(reused.rest, outlines, item):
-                    written = write_data_files(sink, _drained(rest))
-                    stored |= _saved(written, reused.fingerprints)
-                    value_files |= item.dedup.written(database, (one.record for one in written))
+                value_files |= reused.files
+                for rest in _with_values(reused.rest, outlines, tree):
+                    written = write_value_files(sink, _drained(rest))
+                    stored |= {
+                        key: WrittenShard(
+                            path,
+                            file.refs[key],
+                            box.origin,
+                            box.digests,
+                            file.fingerprints.get(key) or reused.fingerprints.get(key),
+                        )
+                        for file in written
+                        for key, (path, box) in file.boxes.items()
+                    }
+                    value_files |= tree.dedup.written(database, (file.record for file in written))
                 del reused, shards
         finally:
             sink.close()
         small = describing.result()
-    prefix = f"{own}/" if own else ""
-    placed = {
-        key: WrittenShard(
-            shard.path,
-            PlacedShard(
-                shard.box.origin,
-                shard.ref._replace(file=prefix + shard.ref.file),
-                shard.box.digests,
-            ),
-        )
-        for key, shard in stored.items()
-    }
-    values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
-    part = ProcessRecord((*values, *small), placed)
-    return WrittenTree((part,), own, SavedTree(database, layouts, stored, value_files), described)
+    records = [file.record for file in value_files.values()]
+    shards_in_tree = stored
+    if database != folder:  # the record names files from the tree's folder
+        records = [file._replace(name=f"{database.name}/{file.name}") for file in records]
+        shards_in_tree = {
+            key: shard._replace(ref=shard.ref._replace(file=f"{database.name}/{shard.ref.file}"))
+            for key, shard in stored.items()
+        }
+    record = ProcessRecord((*records, *small), shards_in_tree)
+    return WrittenTree(database, layouts, stored, value_files, (record,), descriptions)
 
 
 def _waves(
-    held: dict[str, HostArray], outlines: Mapping[str, HostArray], item: HostTree
+    arrays: dict[str, HostArray], outlines: Mapping[str, HostArray], tree: HostTree
 ) -> Iterator[list[ShardToWrite]]:
     """Yield the shards of each wave, in new lists, without keeping a reference.
 
     Args:
-        held: host arrays; emptied.
-        outlines: the arrays without their parts.
-        item: source of the waves.
+        arrays: of the tree; emptied.
+        outlines: the arrays without their boxes.
+        tree: source of the waves.
     """
-    for path, leaf in item.deferred.items():
-        held[path] = outlines[path]._replace(parts=leaf.placeholders())
-    first = list(shards_of(held, item.forms, item.compression))
-    held.clear()
-    if first or item.staged is None:
+    for path, leaf in tree.deferred.items():
+        arrays[path] = outlines[path]._replace(boxes=leaf.placeholders())
+    first = list(shards_of(arrays, tree.forms, tree.compression))
+    arrays.clear()
+    if first or tree.staging is None:
         yield first
     del first
-    if item.staged is not None:
-        for wave in item.staged.waves():
-            parts = {path: outlines[path]._replace(parts=wave[path]) for path in wave}
-            shards = list(shards_of(parts, item.forms, item.compression))
-            del wave, parts
+    if tree.staging is not None:
+        for wave in tree.staging.waves_of(tree.name):
+            staged = {path: outlines[path]._replace(boxes=wave[path]) for path in wave}
+            shards = list(shards_of(staged, tree.forms, tree.compression))
+            del wave, staged
             yield shards
 
 
 def _with_values(
-    rest: list[ShardToWrite], outlines: Mapping[str, HostArray], item: HostTree
+    rest: list[ShardToWrite], outlines: Mapping[str, HostArray], tree: HostTree
 ) -> Iterator[list[ShardToWrite]]:
     """Yield groups of shards to write: those on the host, then deferred ones, copied.
 
@@ -246,8 +231,8 @@ def _with_values(
 
     Args:
         rest: shards that could not be linked; emptied.
-        outlines: the arrays without their parts.
-        item: has the deferred leaves; emptied of them, so that their memory can be freed.
+        outlines: the arrays without their boxes.
+        tree: has the deferred leaves; emptied of them, so that their memory can be freed.
 
     Raises:
         SaveError: a training step was given the memory of one in the meantime.
@@ -255,63 +240,47 @@ def _with_values(
     left: dict[str, list[ShardToWrite]] = {}
     here: list[ShardToWrite] = []
     for shard in _drained(rest):
-        (left.setdefault(shard.path, []) if shard.path in item.deferred else here).append(shard)
-    deferred = {path: item.deferred[path] for path in left}
-    item.deferred.clear()
+        (left.setdefault(shard.path, []) if shard.path in tree.deferred else here).append(shard)
+    deferred = {path: tree.deferred[path] for path in left}
+    tree.deferred.clear()
     yield here
     while deferred:
         group = [next(iter(deferred))]
         nbytes = deferred[group[0]].nbytes
         for path, leaf in deferred.items():
-            if path not in group and nbytes + leaf.nbytes <= item.wave_bytes:
+            if path not in group and nbytes + leaf.nbytes <= tree.wave_bytes:
                 group.append(path)
                 nbytes += leaf.nbytes
-        parts = {path: outlines[path]._replace(parts=deferred.pop(path).parts()) for path in group}
-        copied = shards_of(parts, item.forms, item.compression)
+        arrays = {path: outlines[path]._replace(boxes=deferred.pop(path).copy()) for path in group}
+        copied = shards_of(arrays, tree.forms, tree.compression)
         values = {shard.key: shard.values for shard in copied}
         shards = [shard for path in group for shard in left.pop(path)]
-        del parts, copied
+        del arrays, copied
         yield [shard._replace(values=values.pop(shard.key)) for shard in shards]
-
-
-def _saved(
-    written: Sequence[WrittenFile], known: Mapping[bytes, Fingerprints]
-) -> dict[bytes, SavedShard]:
-    """Return the written shards, by key.
-
-    Args:
-        written: the files.
-        known: fingerprints of shards that did not get them while they were written.
-    """
-    return {
-        key: SavedShard(path, file.refs[key], box, file.fingerprints.get(key) or known.get(key))
-        for file in written
-        for key, (path, box) in file.boxes.items()
-    }
 
 
 def complete_tree(
     folder: StoreURI, written: WrittenTree, others: Sequence[ProcessRecord]
 ) -> WrittenTree:
-    """Write one database index of what all processes wrote of an item; process 0 calls this.
+    """Write one database index of what all processes wrote of a tree; process 0 calls this.
 
     Args:
-        folder: the item's.
+        folder: the tree's.
         written: what process 0 wrote.
         others: what each other process wrote.
 
     Raises:
         StoreUnavailableError: the store gives no answer.
     """
-    parts = [*written.parts, *others]
-    entries: dict[bytes, bytes | ValueRef] = dict(written.described)
-    for part in parts:
-        entries |= {key: shard.placed.ref for key, shard in part.shards.items()}
+    records = [*written.records, *others]
+    entries: dict[bytes, bytes | ValueRef] = dict(written.descriptions)
+    for record in records:
+        entries |= {key: shard.ref for key, shard in record.shards.items()}
     node = leaf_node(entries)
     node_file = f"{NODE_FOLDER}/{secrets.token_hex(16)}"
     top = manifest(node, node_file, time_ns=time.time_ns())
     files = write_files(folder, {node_file: node.data, MANIFEST_FILE: top})
-    return written._replace(parts=(*parts, ProcessRecord(files, {})))
+    return written._replace(records=(*records, ProcessRecord(files, {})))
 
 
 def _drained(shards: list[Any]) -> Any:
@@ -350,20 +319,20 @@ _LAYOUTS: Final = "array_metadatas/process_0"
 """Orbax writes one per process and reads all there are. Ours would be equal: one is enough."""
 
 
-def _description(held: Mapping[str, HostArray]) -> dict[str, bytes]:
+def _description(arrays: Mapping[str, HostArray]) -> dict[str, bytes]:
     """Return the files that describe the item as a whole; one process writes them."""
     shardings = {
         base64.urlsafe_b64encode(array_name(path).encode()).decode(): text
-        for path, array in held.items()
+        for path, array in arrays.items()
         if (text := _sharding_text(array.sharding)) is not None
     }
-    files = {TREE_METADATA: _tree_metadata(held), _LAYOUTS: _layouts(held)}
+    files = {TREE_METADATA: _tree_metadata(arrays), _LAYOUTS: _layouts(arrays)}
     if shardings:
         files[_SHARDINGS] = json.dumps(shardings, separators=(",", ":")).encode()
     return files
 
 
-def _layouts(held: Mapping[str, HostArray]) -> bytes:
+def _layouts(arrays: Mapping[str, HostArray]) -> bytes:
     """Return the file with the chunking of the arrays."""
     layouts = [
         {
@@ -374,37 +343,37 @@ def _layouts(held: Mapping[str, HostArray]) -> bytes:
                 "ext_metadata": array.key_impl and {"random_key_impl": array.key_impl},
             }
         }
-        for path, array in held.items()
+        for path, array in arrays.items()
         if array.sharding is not None
     ]
     return json.dumps({"array_metadatas": layouts}).encode()
 
 
 def index_entries(
-    held: Mapping[str, HostArray], compression: Compression | None = None
+    arrays: Mapping[str, HostArray], compression: Compression | None = None
 ) -> dict[bytes, bytes]:
     """Return the zarr description of each array, by its key in the database."""
     return {
         f"{array_name(path)}/zarr.json".encode(): zarr_description(
             StoredLayout(array.shape, array.dtype.name, array.cut), compression
         )
-        for path, array in held.items()
+        for path, array in arrays.items()
     }
 
 
 def shards_of(
-    held: Mapping[str, HostArray],
+    arrays: Mapping[str, HostArray],
     forms: Mapping[str, StoredForm],
     compression: Compression | None = None,
 ) -> Iterator[ShardToWrite]:
     """Yield the outer shards that this process writes."""
-    for path, array in held.items():
+    for path, array in arrays.items():
         form, packed = forms.get(path), None
         if form is not None and form.kind == "packed":
             packed = (form.dtype, packed_axis(form.shape, array.shape))
         prefix = "/".join([array_name(path), "c"])
         shard = array.cut.shard
-        for part in array.parts:
+        for part in array.boxes:
             starts = (range(0, n, step) for n, step in zip(part.values.shape, shard, strict=True))
             for corner in itertools.product(*starts):
                 box = tuple(slice(at, at + step) for at, step in zip(corner, shard, strict=True))
@@ -421,9 +390,9 @@ def shards_of(
                 )
 
 
-def _tree_metadata(held: Mapping[str, HostArray]) -> bytes:
+def _tree_metadata(arrays: Mapping[str, HostArray]) -> bytes:
     entries = {}
-    for path, array in held.items():
+    for path, array in arrays.items():
         keys = keys_of(path)
         value: dict[str, Any] = {
             "value_type": "np.ndarray" if array.sharding is None else "jax.Array",
@@ -470,7 +439,7 @@ def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
 def _device_ids(devices: Any) -> Any:
     """Return nested lists of devices in Orbax's notation."""
     if isinstance(devices, list):
-        return [_device_ids(one) for one in devices]
+        return [_device_ids(device) for device in devices]
     return {"id": devices.id}
 
 

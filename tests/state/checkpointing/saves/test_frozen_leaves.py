@@ -187,7 +187,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
 ):
     tree = {f"w{n}": put_by_program(numbers(n)) for n in range(4)}
     copied, written = [], []
-    copy, write = DeferredLeaf.parts, tree_writer.write_value_files
+    copy, write = DeferredLeaf.copy, tree_writer.write_value_files
 
     def parts(leaf):
         copied.append(leaf.leaf.nbytes)
@@ -198,7 +198,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
         copied.clear()
         return write(sink, shards)
 
-    monkeypatch.setattr(DeferredLeaf, "parts", parts)
+    monkeypatch.setattr(DeferredLeaf, "copy", parts)
     with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
         damage_values(checkpointer, "model")

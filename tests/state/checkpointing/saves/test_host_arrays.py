@@ -34,7 +34,7 @@ def hold(leaf):
 def put_together(array):
     """A held array, and how often each of its elements is written."""
     whole, count = np.empty(array.shape, array.dtype), np.zeros(array.shape, int)
-    for part in array.parts:
+    for part in array.boxes:
         box = tuple(
             slice(at, at + size) for at, size in zip(part.origin, part.values.shape, strict=True)
         )
@@ -49,7 +49,7 @@ def assert_held(array, expected):
     assert raw(whole) == raw(expected)
     assert (count == 1).all()
     shard, chunk = array.cut
-    for part in array.parts:
+    for part in array.boxes:
         assert all(at % n == 0 for at, n in zip(part.origin, shard, strict=True))
         assert all(size % n == 0 for size, n in zip(part.values.shape, shard, strict=True))
     assert all(outer % inner == 0 for outer, inner in zip(shard, chunk, strict=True))
@@ -168,7 +168,7 @@ def written_by(shape, sharding, owners):
             layout = host_arrays._layout(shape, 1, seen, False)
         count = np.zeros(shape, int)
         places = list(seen.addressable_devices_indices_map(shape).values())
-        for piece in layout.pieces:
+        for piece in layout.boxes:
             on_device = np.empty(seen.shard_shape(shape))[piece.within].shape
             box = tuple(
                 slice(at, at + size) for at, size in zip(piece.origin, on_device, strict=True)
@@ -301,7 +301,7 @@ def test_what_the_host_has_already_is_held_as_it_lies_there():
         assert raw(np.asarray(view)) == raw(seen[name])
         held = viewed(view, seen[name].sharding, columns=False)
         assert held == Transfers("optimizer", {"w": seen[name]}).wait()["w"]._replace(
-            parts=held.parts
+            boxes=held.boxes
         )
     for leaf in seen.values():
         leaf.delete()
@@ -514,7 +514,7 @@ def test_memory_is_let_go_of_once_it_is_written(root_uri, monkeypatch):
 
     def remembered(transfers, **options):
         found = wait(transfers, **options)
-        held.extend(weakref.ref(part.values) for one in found.values() for part in one.parts)
+        held.extend(weakref.ref(part.values) for one in found.values() for part in one.boxes)
         return found
 
     def looked_at(folder):

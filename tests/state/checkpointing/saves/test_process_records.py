@@ -17,7 +17,6 @@ from cairn.state.checkpointing.saves.process_records import (
 from cairn.storage.arrays.data_files import StoredFile, stored_file
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
-from cairn.storage.runs.records.index_writer import PlacedShard
 from cairn.storage.store.objects import ObjectStore
 
 
@@ -37,14 +36,14 @@ def random_part(seed):
         ref = ValueRef(rng.choice(files[:-1]).name, rng.randrange(2**40), rng.randrange(2**30))
         path = f"ü%2F/{number}"
         key = f"ü%2F.{number}/c/{number}".encode()
-        shards[key] = WrittenShard(path, PlacedShard(origin, ref, digests))
+        shards[key] = WrittenShard(path, ref, origin, digests)
     return ProcessRecord(tuple(files), shards)
 
 
 def told(part):
     """All of it, comparable; digests in C order."""
     return tuple(part.files), {
-        key: (one.path, one.placed.origin, one.placed.ref, one.placed.digests.reshape(-1).tolist())
+        key: (one.path, one.origin, one.ref, one.digests.reshape(-1).tolist())
         for key, one in part.shards.items()
     }
 
@@ -57,7 +56,7 @@ def test_a_part_comes_back_as_it_was(seed):
     for name, part in parts.items():
         assert told(found[name]) == told(part)
         assert all(isinstance(file, StoredFile) for file in found[name].files)
-        assert all(one.placed.digests.dtype == np.uint64 for one in found[name].shards.values())
+        assert all(one.digests.dtype == np.uint64 for one in found[name].shards.values())
 
 
 def test_every_flipped_bit_of_a_part_is_an_error_that_names_it():

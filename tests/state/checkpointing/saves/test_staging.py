@@ -485,13 +485,13 @@ def test_a_save_before_all_memory_is_pinned_does_not_wait_for_the_rest(
 
 def test_a_save_waits_for_no_copy_to_pinned_memory(tmp_path, pinned, monkeypatch):
     arrived = threading.Event()
-    held = host_arrays.PinnedBox.held
+    held = host_arrays.PinnedBox.wait
 
     def late(part):
         assert arrived.wait(60)
         return held(part)
 
-    monkeypatch.setattr(host_arrays.PinnedBox, "held", late)
+    monkeypatch.setattr(host_arrays.PinnedBox, "wait", late)
     tree = {"w": put(numbers(), "fsdp", None)}
     with Checkpointer(tmp_path / "run") as checkpointer:
         handle = checkpointer.save(1, {"model": tree})
@@ -508,7 +508,7 @@ def test_a_copy_that_fails_on_its_way_fails_the_save_and_lists_nothing(
     tree = {"w": put(numbers(), "fsdp", None)}
     with Checkpointer(tmp_path / "run") as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(host_arrays.PinnedBox, "held", exhausted)
+            patch.setattr(host_arrays.PinnedBox, "wait", exhausted)
             with pytest.raises(SaveError, match="RESOURCE_EXHAUSTED"):
                 checkpointer.save(1, {"model": tree}).wait()
         assert checkpointer.steps() == []
@@ -561,7 +561,7 @@ def test_a_file_that_serves_two_waves_is_linked_once(tmp_path):
     tree = {f"w{n}": numbers(n) for n in range(4)}
     with Checkpointer(tmp_path / "run", writer_id="job") as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
-        checkpointer._keep_buffers(None, 2 * LEAF)
+        checkpointer._set_memory(None, 2 * LEAF)
         handle = checkpointer.save(2, {"model": tree})
         handle.wait()
         assert handle.waves == 2
