@@ -39,6 +39,7 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_refusal,
     record_started,
 )
+from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.saves import (
     HostTrees,
     Memory,
@@ -65,7 +66,6 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
-_NO_META: Final[Mapping[str, Any]] = MappingProxyType({})
 _ENDING_SECONDS: Final = 10.0
 """Seconds that a save's thread may run after the handle is finished."""
 
@@ -175,14 +175,14 @@ class Checkpointer:
         """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
-            known = cls._by_run.get(key)
-            if known is None or known._closed:
-                known = cls._by_run[key] = cls(uri)
+            checkpointer = cls._by_run.get(key)
+            if checkpointer is None or checkpointer._closed:
+                checkpointer = cls._by_run[key] = cls(uri)
             if dedup is not None:
-                known._dedup_policy = _checked_dedup(dedup)
+                checkpointer._dedup_policy = _checked_dedup(dedup)
         if reuse_buffers is not None or host_memory is not None:
-            known._set_memory(reuse_buffers, host_memory)
-        return known
+            checkpointer._set_memory(reuse_buffers, host_memory)
+        return checkpointer
 
     @property
     def buffer_bytes(self) -> int:
@@ -225,7 +225,7 @@ class Checkpointer:
         step: SupportsIndex,
         items: Any,
         *,
-        meta: Mapping[str, Any] = _NO_META,
+        meta: Mapping[str, Any] = MappingProxyType({}),
         iterators: Mapping[str, Any] | None = None,
         model: ModelInfo | None = None,
         assets: Mapping[str, bytes] | None = None,
@@ -283,21 +283,34 @@ class Checkpointer:
                 From `SaveHandle.wait`: this one failed, for example because somebody else saved
                 the step in the same attempt; their files stay untouched.
         """
-        given: dict[str, Any] = {
-            "meta": meta,
-            "iterators": iterators,
-            "model": model,
-            "assets": assets,
-            "metrics": metrics,
-            "labels": labels,
-            "compression": compression,
-        }
+        options = SaveOptions(
+            meta=meta,
+            iterators=iterators,
+            model=model,
+            assets=assets,
+            metrics=metrics,
+            labels=labels,
+            overwrite=overwrite,
+            compression=compression,
+            check=check,
+            deadline=deadline,
+        )
+        return self.save_with(step, items, options)
+
+    def save_with(self, step: SupportsIndex, items: Any, options: SaveOptions) -> SaveHandle:
+        """Start to save `step`, as `save` does with these options."""
         called = pop_call_time()
         try:
-            if deadline is not None:
-                _check_seconds(deadline, path="deadline")
-            with deadline_after(deadline):
-                handle, work = self._save(step, items, given, overwrite=overwrite, check=check)
+            if options.deadline is not None and not is_above_zero(options.deadline):
+                raise PolicyError(
+                    "not a time to wait",
+                    path="deadline",
+                    expected="seconds above 0, or None to wait while there is progress",
+                    found=repr(options.deadline),
+                    next_step="Give a number of seconds, such as 30.",
+                )
+            with within(options.deadline):
+                handle, work = self._save(step, items, options)
         except Exception as exc:
             record_refusal(exc, step=_number_of(step), uri=self.uri)
             raise
@@ -312,46 +325,47 @@ class Checkpointer:
         self,
         step: SupportsIndex,
         items: Mapping[str, Any],
-        given: Mapping[str, Any],
-        *,
-        overwrite: bool,
-        check: Callable[[], object] | None,
+        options: SaveOptions,
     ) -> "tuple[SaveHandle, _BackgroundWork]":
         """Return the save's handle, and its background work, which waits for `go`."""
+
+        def same(prepared: tuple[Save, dict[str, PreparedTree]]) -> dict[str, Any]:
+            save, trees = prepared
+            return {
+                "run": str(self.uri),
+                "step": save.step,
+                "overwrite": bool(options.overwrite),
+                "labels": dict(options.labels or {}),
+                "meta": save.meta,
+                "iterators": sorted(save.iterators),
+                "assets": sorted(save.assets),
+                "compression": save.compression,
+                "items": kinds_of_leaves(trees),
+            }
+
         with self._locked(), ExitStack() as stack:
-            save, arrays = agreement.together(
-                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
-                same={
-                    "run": lambda _: str(self.uri),
-                    "step": lambda made: made[0].step,
-                    "overwrite": lambda _: bool(overwrite),
-                    "labels": lambda _: dict(given["labels"] or {}),
-                    "meta": lambda made: made[0].meta,
-                    "iterators": lambda made: sorted(made[0].iterators),
-                    "assets": lambda made: sorted(made[0].assets),
-                    "compression": lambda made: made[0].compression,
-                    "items": lambda made: kinds_of_leaves(made[1]),
-                },
+            save, arrays = agreement.all_or_none(
+                self._prepared, step, items, options, stack, same=same
             )
-            number, name = agreement.agree(
-                lambda: (self._claim(save.step, bool(overwrite)), secrets.token_hex(8))
-            )
+            number, name = agreement.agree(self._claim, save.step, bool(options.overwrite))
             folder = self.uri / step_dir(number, save.step)
             key = background.save_key(folder, name)
             handle = SaveHandle(step=save.step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
-            held: HostTrees | None = None
+            trees: HostTrees | None = None
             work: _BackgroundWork | None = None
             try:
-                held = HostTrees(arrays, self._dedup_of, save.compression, self._memory)
+                trees = HostTrees(arrays, self._dedup_of, save.compression, self._memory)
                 work = self._start(
                     SaveJob(
                         handle=handle,
                         save=save,
-                        items=held,
-                        write=begin_step(folder, held, save.meta, save.iterators, key, check),
+                        items=trees,
+                        write=begin_step(
+                            folder, trees, save.meta, save.iterators, key, options.check
+                        ),
                         objects=self._run.objects,
                         writer=self._writer,
                         clock=self._clock,
@@ -361,14 +375,14 @@ class Checkpointer:
                 )
                 del arrays
                 stack.close()  # waves may take long: garbage collection is on again meanwhile
-                if held.waves > 1:
+                if trees.waves > 1:
                     work.go()
-                if not held.copy_rest(deadline_seconds_left()):
-                    raise _not_copied(handle, held.waves)
-                handle.staging, handle.waves = held.staging, held.waves
+                if not trees.copy_rest(own_seconds_left()):
+                    raise _not_copied(handle, trees.waves)
+                handle.staging, handle.waves = trees.staging, trees.waves
             except BaseException as exc:
-                if held is not None:
-                    held.end(exc)
+                if trees is not None:
+                    trees.end(exc)
                 # A new attempt follows: Orbax may still write into this one's folder.
                 self._writer.drop()
                 if work is not None:
@@ -387,12 +401,12 @@ class Checkpointer:
         """Change the memory options from the next save on."""
         with self._lock:
             keep = self._buffers is not None if reuse_buffers is None else reuse_buffers
-            asked = HostBuffers.from_options(keep, host_memory)
+            buffers = HostBuffers.from_options(keep, host_memory)
             self._host_memory = host_memory
-            if asked is not None and self._buffers is not None:
-                self._buffers.limit = asked.limit
-            elif self._buffers is None or asked is None:
-                self._buffers = asked
+            if buffers is not None and self._buffers is not None:
+                self._buffers.limit = buffers.limit
+            elif self._buffers is None or buffers is None:
+                self._buffers = buffers
 
     def _dedup_of(self, item: str) -> Dedup:
         """Return the state of an item's deduplication over the saves of this run."""
@@ -468,9 +482,9 @@ class Checkpointer:
             CorruptionError, UnsupportedFormatError: the run's records are unreadable.
             StoreUnavailableError: the store gives no answer.
         """
-        return agreement.agree(self._listed)
+        return agreement.agree(self._listed_steps)
 
-    def _listed(self) -> list[int]:
+    def _listed_steps(self) -> list[int]:
         if not self._run.has_saved():
             return []
         return [info.step for info in self._run.steps()]
@@ -560,7 +574,7 @@ class Checkpointer:
         self,
         step: SupportsIndex,
         items: Mapping[str, Any],
-        given: Mapping[str, Any],
+        options: SaveOptions,
         stack: ExitStack,
     ) -> tuple[Save, dict[str, PreparedTree]]:
         """Prepare the save once the previous one has ended; `stack` lasts for the call."""
@@ -583,10 +597,10 @@ class Checkpointer:
         if self._pinning is not None:
             self._pinning.end()
         stack.enter_context(pause_gc())
-        save, arrays = prepare(step, items, **given, plan=self._plan, dedup=self._dedup_of)
+        save, trees = prepare(step, items, options, plan=self._plan, dedup=self._dedup_of)
         if self._buffers is not None and self._buffers.limit is not None:
-            self._buffers.check(copies_of(arrays, self._dedup_of).nbytes)
-        return save, arrays
+            self._buffers.check(copies_of(trees, self._dedup_of).nbytes)
+        return save, trees
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -598,12 +612,12 @@ class Checkpointer:
         finally:
             self._lock.release()
 
-    def _still_busy(self, found: str) -> SaveError:
+    def _still_busy(self, obstacle: str) -> SaveError:
         return SaveError(
             "the save can't begin in time",
             path=self.uri,
             expected="to begin within the deadline that the call set",
-            found=found,
+            found=obstacle,
             next_step="Save a later step; what is under way goes on, and its handle tells how it "
             "ends.",
         )
@@ -614,11 +628,11 @@ class Checkpointer:
         self._skip_damaged()
         return self._writer.begin(look)
 
-    def _claim(self, step: int, overwrite: bool) -> int:
-        """Return the attempt to write `step` in; on process 0 only."""
+    def _claim(self, step: int, overwrite: bool) -> tuple[int, str]:
+        """Return the attempt to write `step` in, and a unique name; on process 0 only."""
         look = self._create_run()
         self._skip_damaged()
-        return self._writer.claim(step, overwrite=overwrite, look=look)
+        return self._writer.claim(step, overwrite=overwrite, look=look), secrets.token_hex(8)
 
     def _skip_damaged(self) -> None:
         skipped = pop_skipped(self.uri)
@@ -680,17 +694,6 @@ def _checked_dedup(policy: Any) -> DedupPolicy:
             next_step="Leave it out, or make one, such as DedupPolicy(max_steps=1).",
         )
     return policy
-
-
-def _check_seconds(seconds: Any, *, path: str) -> None:
-    if not is_above_zero(seconds):
-        raise PolicyError(
-            "not a time to wait",
-            path=path,
-            expected="seconds above 0, or None to wait while there is progress",
-            found=repr(seconds),
-            next_step="Give a number of seconds, such as 30.",
-        )
 
 
 class _BackgroundWork:

@@ -157,10 +157,9 @@ class Positions:
     where: str
     states: Mapping[str, tuple[Any, str, Any]]
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the iterators, sorted."""
-        return sorted(self.states)
+    def same(self) -> dict[str, list[str]]:
+        """Return what must be equal on all processes."""
+        return {"iterators": sorted(self.states)}
 
     def set(self) -> None:
         """Set the iterators; call it once everything else in a restore has succeeded.
@@ -171,7 +170,7 @@ class Positions:
             IteratorMismatchError: an iterator, perhaps on another process, refused its state.
         """
         if self.states:
-            agreement.together(self._set)
+            agreement.all_or_none(self._set)
 
     def _set(self) -> None:
         for name, (iterator, method, state) in self.states.items():
@@ -189,7 +188,7 @@ class Positions:
 
 
 def find_positions(
-    reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
+    reader: CheckpointReader, iterators: Mapping[str, Any] | None, where: str
 ) -> Positions:
     """Read and check a step's states for these iterators; set none.
 

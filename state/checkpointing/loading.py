@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, SupportsIndex, get_args
+from typing import Any, NamedTuple, SupportsIndex, get_args
 
 import jax
 
@@ -94,35 +94,54 @@ def load(
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
     """
-    ref, chosen = agreement.together(
-        lambda: _named(reference, step),
-        same={
-            "reference": lambda made: str(made[0]),
-            "step": lambda made: repr(made[1]),
-            "damaged": lambda _: damaged,
-        },
-        error=InvalidURIError,
+
+    def same_checkpoint(named: tuple[CheckpointRef, int | str | None]) -> dict[str, str]:
+        ref, choice = named
+        return {"reference": str(ref), "step": repr(choice), "damaged": damaged}
+
+    ref, choice = agreement.all_or_none(
+        _named, reference, step, same=same_checkpoint, error=InvalidURIError
     )
-    run, info = agreed_checkpoint(_chosen(ref, chosen), damaged=damaged)
+    run, info = agreed_checkpoint(_chosen(ref, choice), damaged=damaged)
     with pause_gc():
         # An error on one process must reach all: none may wait for another that has given up.
-        given, opened, fitted, positions = agreement.together(
-            lambda: _fitted(run, info, target, only, cast, iterators),
-            same={
-                "target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]],
-                "iterators": lambda made: made[3].names,
-            },
+        fitted = agreement.all_or_none(
+            *(_fitted, run, info, target, only, cast, iterators),
+            same=_Fitted.same,
             error=TreeMismatchError,
         )
-        filled = dict(opened.trees)
-        for one in fitted:
-            new = one.read()
-            tree = filled[one.name]
+        filled = dict(fitted.opened.trees)
+        for item in fitted.items:
+            new = item.read()
+            tree = filled[item.name]
             leaves = [new.get(path, leaf) for path, leaf in trees.flatten(tree).items()]
-            filled[one.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-        restored = given.close(opened.close(filled))
-        positions.set()
+            filled[item.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        restored = fitted.target.close(fitted.opened.close(filled))
+        fitted.positions.set()
         return restored
+
+
+class _Fitted(NamedTuple):
+    """Target of a load, and what of the step fits it.
+
+    Attributes:
+        target: the target's trees by name, with modules.
+        opened: the same without modules.
+        items: the stored items.
+        positions: of iterators.
+    """
+
+    target: OpenedItems
+    opened: OpenedItems
+    items: list[FittedItem]
+    positions: Positions
+
+    def same(self) -> dict[str, Any]:
+        """Return what must be equal on all processes."""
+        return {
+            "target": [(item.name, sorted(item.wanted)) for item in self.items],
+            **self.positions.same(),
+        }
 
 
 def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
@@ -133,7 +152,7 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
     Raises:
         StorageError: `find` raised on process 0; raised on every process.
     """
-    return _told(agreement.agree(lambda: asdict(find())))
+    return _step_info(agreement.agree(_as_dict, find))
 
 
 def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tuple[Run, StepInfo]:
@@ -151,7 +170,7 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
     """
     check_on_damage(damaged)
 
-    def opened() -> dict[str, Any]:
+    def resolved() -> dict[str, Any]:
         run = Run.look_up(ref.run)
         info = resolve_step(run, ref, damaged=damaged)
         if damaged == "skip" and (ref.step, ref.alias) == (None, None):
@@ -159,8 +178,8 @@ def agreed_checkpoint(ref: CheckpointRef, *, damaged: OnDamage = "refuse") -> tu
             record_skipped(ref.run, damaged_steps(run, above))  # process 0 alone begins attempts
         return {"step": asdict(info), "run": run.id}
 
-    found = agreement.agree(opened)
-    return Run(ref.run).expected(found["run"]), _told(found["step"])
+    checkpoint = agreement.agree(resolved)
+    return Run(ref.run).expected(checkpoint["run"]), _step_info(checkpoint["step"])
 
 
 def check_on_damage(damaged: Any) -> None:
@@ -179,7 +198,11 @@ def check_on_damage(damaged: Any) -> None:
         )
 
 
-def _told(step: Mapping[str, Any]) -> StepInfo:
+def _as_dict(find: Callable[[], StepInfo]) -> dict[str, Any]:
+    return asdict(find())
+
+
+def _step_info(step: Mapping[str, Any]) -> StepInfo:
     return StepInfo(**{**step, "state": StepState(step["state"])})
 
 
@@ -217,10 +240,10 @@ def _fitted(
     only: str | re.Pattern[str] | Callable[[str], bool] | None,
     cast: bool,
     iterators: Mapping[str, Any] | None,
-) -> tuple[OpenedItems, OpenedItems, list[FittedItem], Positions]:
-    """Return the target's trees, without modules, and the stored items that fit them."""
-    given = as_items(target)
-    opened = open_modules(given.trees)
+) -> _Fitted:
+    """Return the target's trees and the stored items that fit them."""
+    named = as_items(target)
+    opened = open_modules(named.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info), whole=only is None)
     where = f"{run.uri}, step {info.step}"
     casts: Casts = "numbers" if cast else "none"
@@ -239,9 +262,9 @@ def _fitted(
         if name not in reader.names():
             problems.append(f"{name}: expected by the target, no item of this step")
             continue
-        one = fit_item(reader, name, tree, casts=casts, where=where, chosen=chosen)
-        problems += [f"{name}/{problem}" for problem in one.problems]
-        fitted.append(one)
+        item = fit_item(reader, name, tree, casts=casts, where=where, chosen=chosen)
+        problems += [f"{name}/{problem}" for problem in item.problems]
+        fitted.append(item)
     if problems:
         raise TreeMismatchError(
             "the step does not fit the target",
@@ -259,10 +282,10 @@ def _fitted(
             found=f"paths such as {', '.join(_some_paths(opened.trees))}",
             next_step="Correct only=, or leave it out to load everything.",
         )
-    positions = find_positions(reader, iterators, where=where)
+    positions = find_positions(reader, iterators, where)
     if only is None:
         warn_of_left(reader, iterators, where=where)
-    return given, opened, fitted, positions
+    return _Fitted(named, opened, fitted, positions)
 
 
 def _of(item: str, choose: Callable[[str], object]) -> Callable[[str], object]:

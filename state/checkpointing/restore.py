@@ -189,10 +189,7 @@ def restore_leaves(
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # An error on one process must reach all: none may wait for another that has given up.
     with pause_gc():
-        fitted = agreement.together(
-            lambda: _chosen(_fitted(step, item, target, cast, where), paths)
-        )
-        return fitted.read()
+        return agreement.all_or_none(_fitted, step, item, target, paths, cast, where).read()
 
 
 class FittedItem(NamedTuple):
@@ -223,7 +220,7 @@ class FittedItem(NamedTuple):
         """
         shared = agreed_shared(self.infos, self.wanted)
         alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
-        values = agreement.together(lambda: read_leaves(self.arrays, self.infos, alone))
+        values = agreement.all_or_none(read_leaves, self.arrays, self.infos, alone)
         values |= read_shared(self.arrays, self.infos, self.wanted, shared)
         return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
 
@@ -318,8 +315,10 @@ def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
     )
 
 
-def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> FittedItem:
-    """Compare the stored item with the target, and raise if they differ."""
+def _fitted(
+    step: Step, item: str, target: Any, paths: Collection[str], cast: bool, where: object
+) -> FittedItem:
+    """Compare the stored item with the target, raise if they differ, and select these leaves."""
     fitted = fit_item(_opened(step), item, target, casts="floats" if cast else "none", where=where)
     if fitted.problems:
         raise TreeMismatchError(
@@ -330,7 +329,7 @@ def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> Fi
             next_step="Build the target as it was saved, or load another step.",
             problems=fitted.problems,
         )
-    return fitted
+    return _chosen(fitted, paths)
 
 
 def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:

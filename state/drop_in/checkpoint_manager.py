@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -32,14 +32,14 @@ from cairn.state.checkpointing.skipped_steps import record_skipped
 from cairn.state.drop_in.item_args import (
     SINGLE_ITEM,
     TreeTarget,
-    given_items,
     kinds_of,
     legacy_args,
+    restore_items,
+    save_items,
     tree_target,
-    wanted_items,
 )
 from cairn.state.drop_in.step_policies import (
-    KnownStep,
+    PolicyStep,
     check_options,
     metric_rank,
     preservation_policy,
@@ -75,8 +75,8 @@ class _StepExists(StepExistsError, StepAlreadyExistsError):
     """As Orbax says it too."""
 
 
-class _Wanted(NamedTuple):
-    """What a call of `restore` asks for.
+class _RestoreRequest(NamedTuple):
+    """Items that a call of `restore` asks for.
 
     Attributes:
         names: of the items, in the order in which they are given back.
@@ -91,6 +91,10 @@ class _Wanted(NamedTuple):
     json: dict[str, Any]
     iterators: dict[str, Any]
     single: bool
+
+    def same(self) -> dict[str, list[str]]:
+        """Return what must be equal on all processes."""
+        return {"args": sorted(self.names)}
 
 
 class _Failure:
@@ -186,9 +190,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._grace = grace_seconds
         self._begun: SaveHandle | None = None
         self._going: frozenset[int] = frozenset()  # with the save begun last
-        self._known: dict[int, KnownStep] = {}
+        self._known: dict[int, PolicyStep] = {}
         self._leaving: set[int] = set()  # of these, not listed
-        self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
+        self._doomed: deque[PolicyStep] = deque()  # of these, for process 0 to delete
         # Of which, whether they are gone, and damage that was found since.
         self._outcomes: deque[tuple[int, bool, str]] = deque()
         self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
@@ -254,7 +258,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         ranked = sorted(with_metrics, key=lambda one: rank(one.metrics), reverse=worst_first)
         return self._usable(ranked[-1], ranked[::-1]).step
 
-    def _usable(self, wanted: KnownStep, others: Sequence[KnownStep]) -> KnownStep:
+    def _usable(self, wanted: PolicyStep, others: Sequence[PolicyStep]) -> PolicyStep:
         """The step, or the first of the others that is sound if damaged ones are skipped."""
         if not wanted.damage:
             return wanted
@@ -282,7 +286,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         saving = self._begun if self.is_saving_in_progress() else None
         kept = None if saving is None else self._known.get(saving.step)
         found = [
-            KnownStep(step, from_rfc3339(created), metrics or None, attempt, damage)
+            PolicyStep(step, from_rfc3339(created), metrics or None, attempt, damage)
             for step, created, metrics, attempt, damage in agreement.agree(self._stored_steps)
         ]
         sound = [one for one in found if not one.damage]
@@ -305,7 +309,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             found.append((one.step, rfc3339(one.created), dict(one.metrics), one.attempt, text))
         return found
 
-    def _steps(self) -> list[KnownStep]:
+    def _steps(self) -> list[PolicyStep]:
         return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
 
     # -- saving --------------------------------------------------------------------------------
@@ -327,7 +331,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             reached_preemption=self.reached_preemption(step),
             multiprocessing_options=self._options.multiprocessing_options,
         )
-        now = KnownStep(step, datetime.now(UTC), None)
+        now = PolicyStep(step, datetime.now(UTC), None)
         return bool(self._saves.should_save(now, steps, context=context))
 
     @call_of_save()
@@ -377,7 +381,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return False
         if not force and not self.should_save(number):
             return False
-        given = agreement.together(lambda: given_items(args, self._kinds, self._is_single))
+        given = agreement.all_or_none(save_items, args, self._kinds, self._is_single)
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -391,7 +395,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
         created = datetime.now(UTC)
         # Asks the caller's functions: before anything is begun, and once for all processes.
-        numbers, when, doomed = agreement.agree(lambda: self._decide(number, created, metrics))
+        numbers, when, doomed = agreement.agree(self._decide, number, created, metrics)
         meta = as_meta(
             json=given.json,
             single=given.single,
@@ -408,7 +412,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._has_metadata, self._is_single = True, given.single
         self._failure = self._callback_failure = None
         going = [self._known[one] for one in doomed]
-        self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
+        self._known[number] = PolicyStep(number, from_rfc3339(when), numbers, handle.attempt)
         self._begun, self._going = handle, frozenset(doomed)
         self._leaving |= self._going
         handle.when_done(lambda ended: self._after(ended, going))
@@ -422,7 +426,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """(the metrics as they are stored, when it was saved, the steps that are not kept)."""
         annotation = Annotation.of(None, metrics)
         numbers = None if annotation is None else annotation.metrics
-        return numbers, rfc3339(created), self._not_kept(KnownStep(step, created, numbers))
+        return numbers, rfc3339(created), self._not_kept(PolicyStep(step, created, numbers))
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
@@ -467,11 +471,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def _settle(self) -> None:
         """Once no save is under way; one that failed is raised on all processes, or on none."""
-        agreement.together(lambda: self._end(self._checkpointer.wait_until_finished))
+        agreement.all_or_none(self._end, self._checkpointer.wait_until_finished)
         self._hear_deleted()
         if self._callback is not None:
             try:
-                agreement.together(self._raise_callback_error)
+                agreement.all_or_none(self._raise_callback_error)
             except Exception:
                 self._leaving -= self._going  # on all processes; those that do go are heard of
                 raise
@@ -504,7 +508,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._leaving -= self._going
             self._callback_failure.raise_first()
 
-    def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
+    def _after(self, handle: SaveHandle, doomed: list[PolicyStep]) -> None:
         """In the background, once a save has ended."""
         if handle.state is not SaveState.DURABLE:
             return
@@ -534,12 +538,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         if number not in self.all_steps():
             raise self._no_step(number)
-        agreement.agree(lambda: self._delete(self._known[number]))
+        agreement.agree(self._delete, self._known[number])
         self._known.pop(number)
         if exchange.is_primary():
             self._retention.start()
 
-    def _not_kept(self, new: KnownStep) -> list[int]:
+    def _not_kept(self, new: PolicyStep) -> list[int]:
         """The steps that the options do not keep once there is this new one, which stays.
 
         Damaged ones stay, and stand for none of those that are kept.
@@ -584,7 +588,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._outcomes.append((key[0], False, text))
         return bool(new)
 
-    def _delete(self, one: KnownStep) -> None:
+    def _delete(self, one: PolicyStep) -> None:
         """On process 0."""
         info = self._run.step(one.step)
         if info.attempt != one.attempt:
@@ -602,12 +606,19 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
-        for step, gone, damage in agreement.agree(lambda: list(_taken(self._outcomes))):
+        for step, gone, damage in agreement.agree(self._take_outcomes):
             self._leaving.discard(step)
             if gone:
                 self._known.pop(step, None)
             elif damage and step in self._known:
                 self._known[step] = replace(self._known[step], damage=damage)
+
+    def _take_outcomes(self) -> list[tuple[int, bool, str]]:
+        """Return and clear the outcomes, while another thread may add to them."""
+        outcomes = []
+        while self._outcomes:
+            outcomes.append(self._outcomes.popleft())
+        return outcomes
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -650,29 +661,31 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         info = self._listed(step)
         # What one process can't read or is asked otherwise must not leave the others waiting.
-        wanted = agreement.together(
-            lambda: self._wanted(info, items, restore_kwargs, args),
-            same={"args": lambda made: sorted(made.names)},
+        request = agreement.all_or_none(
+            *(self._restore_request, info, items, restore_kwargs, args),
+            same=_RestoreRequest.same,
             error=UnsupportedFormatError,
         )
-        found: dict[str, Any] = {}
-        if wanted.trees or wanted.iterators:
-            gaps = {f"{name}/{path}" for name, one in wanted.trees.items() for path in one.gaps}
-            found = load(
+        trees: dict[str, Any] = {}
+        if request.trees or request.iterators:
+            gaps = {f"{name}/{path}" for name, tree in request.trees.items() for path in tree.gaps}
+            trees = load(
                 self._uri,
-                {name: one.tree for name, one in wanted.trees.items()},
+                {name: target.tree for name, target in request.trees.items()},
                 step=info.step,
                 only=(lambda path: path not in gaps) if gaps else None,
                 cast=True,
-                iterators=wanted.iterators,
+                iterators=request.iterators,
             )
-        given = {**found, **wanted.json, **wanted.iterators}
-        whole = {name: given[name] for name in wanted.names}
-        if wanted.single and len(whole) == 1:
-            return next(iter(whole.values()))
-        return ocp.args.Composite(**whole)
+        restored = {**trees, **request.json, **request.iterators}
+        in_order = {name: restored[name] for name in request.names}
+        if request.single and len(in_order) == 1:
+            return next(iter(in_order.values()))
+        return ocp.args.Composite(**in_order)
 
-    def _wanted(self, info: StepInfo, items: Any, restore_kwargs: Any, args: Any) -> "_Wanted":
+    def _restore_request(
+        self, info: StepInfo, items: Any, restore_kwargs: Any, args: Any
+    ) -> "_RestoreRequest":
         stored = StoredItems(self._run, info)
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
@@ -680,7 +693,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if args is None and stored.single and stored.unnamed is not None:
             kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
         # A manager of named items asks for their names, as Orbax's does.
-        wanted = wanted_items(args, kinds, single=None if self._kinds else stored.unnamed)
+        wanted = restore_items(args, kinds, single=None if self._kinds else stored.unnamed)
         left = [name for name in stored.iterators if name not in wanted]
         is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
         if left and is_unasked and exchange.is_primary():
@@ -691,7 +704,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 info.step,
                 ", ".join(map(repr, left)),
             )
-        return _Wanted(
+        return _RestoreRequest(
             names=list(wanted),
             trees={
                 name: tree_target(
@@ -757,7 +770,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has: as with Orbax, what it was given first."""
         latest = max(self.all_steps(), default=None)
         if not self._has_metadata and latest is not None:
-            self._metadata = agreement.agree(lambda: self._stored_metadata(latest))
+            self._metadata = agreement.agree(self._stored_metadata, latest)
             self._has_metadata = True
         return self._metadata
 
@@ -771,8 +784,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return self._metadata
 
     def _listed(self, step: SupportsIndex | None) -> StepInfo:
-        number = agreement.together(
-            lambda: self._numbered(step), same={"step": int}, error=UnsupportedFormatError
+        number = agreement.all_or_none(
+            self._numbered, step, same=_same_step, error=UnsupportedFormatError
         )
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
         if step is None and info.step < number:
@@ -836,11 +849,9 @@ def _kinds(
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
 
 
+def _same_step(number: int) -> dict[str, int]:
+    return {"step": number}
+
+
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _taken(outcomes: "deque[tuple[int, bool, str]]") -> Iterator[tuple[int, bool, str]]:
-    """Each once, while another thread may add to them."""
-    while outcomes:
-        yield outcomes.popleft()

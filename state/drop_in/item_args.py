@@ -21,12 +21,12 @@ from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 
 __all__ = [
     "SINGLE_ITEM",
-    "GivenItems",
     "Kind",
+    "SaveItems",
     "TreeTarget",
-    "given_items",
+    "restore_items",
+    "save_items",
     "tree_target",
-    "wanted_items",
 ]
 
 SINGLE_ITEM: Final = "state"
@@ -52,7 +52,7 @@ Kind = Literal["tree", "json", "iterator"]
 """Of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
 
 
-class GivenItems(NamedTuple):
+class SaveItems(NamedTuple):
     """The items of a call of `save`.
 
     Attributes:
@@ -68,7 +68,7 @@ class GivenItems(NamedTuple):
     single: bool
 
 
-def given_items(args: Any, names: Collection[str] | None, is_single: bool | None) -> GivenItems:
+def save_items(args: Any, names: Collection[str] | None, is_single: bool | None) -> SaveItems:
     """What `save(args=...)` was given.
 
     Args:
@@ -104,7 +104,7 @@ def given_items(args: Any, names: Collection[str] | None, is_single: bool | None
         else:
             problems.append(f"{name}: {_kind(one)}")
     _refuse(problems, "StandardSave, PyTreeSave, JsonSave or Grain's CheckpointSave for each item")
-    return GivenItems(trees, texts, iterators, single)
+    return SaveItems(trees, texts, iterators, single)
 
 
 def _of_grain(name: str) -> tuple[type[Any], ...]:
@@ -189,7 +189,7 @@ def _cast(leaf: Any, dtype: Any) -> Any:
     return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf).astype(dtype)
 
 
-def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
+def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
     """The arguments of `restore(args=...)` by item; None for an item as it was saved.
 
     Args:

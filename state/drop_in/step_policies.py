@@ -17,7 +17,7 @@ from orbax.checkpoint.checkpoint_managers import CheckpointManagerOptions
 
 from cairn.storage.errors import PolicyError
 
-__all__ = ["KnownStep", "check_options", "metric_rank", "preservation_policy", "save_policy"]
+__all__ = ["PolicyStep", "check_options", "metric_rank", "preservation_policy", "save_policy"]
 
 logger = logging.getLogger("cairn.save")
 
@@ -42,7 +42,7 @@ _RULES: Final = ("max_to_keep", "keep_period", "keep_time_interval")
 
 
 @dataclass(frozen=True)
-class KnownStep:
+class PolicyStep:
     """A step, as Orbax's policies look at it.
 
     Attributes:
@@ -177,7 +177,7 @@ class _AsFunction:
         self._decide = decide
 
     def should_save(
-        self, step: KnownStep, previous_steps: Sequence[KnownStep], *, context: Any
+        self, step: PolicyStep, previous_steps: Sequence[PolicyStep], *, context: Any
     ) -> bool:
         """What the function says of this step and the latest before it."""
         return bool(self._decide(step.step, previous_steps[-1].step if previous_steps else None))

@@ -1,6 +1,7 @@
 """Transfer of arrays to shardings, on a mesh of one process or of many."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -52,11 +53,7 @@ def put_tree(tree: Any, places: Any) -> Any:
     if not spread:
         return jax.device_put(tree, places)
     # `jax.device_put` would compare them by sending every leaf of every process to all others.
-    agreement.together(
-        lambda: [_checksum(leaf) for leaf in spread],
-        same={"values": lambda sums: sums},
-        error=ShardingError,
-    )
+    agreement.all_or_none(_checksums, spread, same=_as_values, error=ShardingError)
     placed = [put_leaf(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
     return jax.tree.unflatten(structure, placed)
 
@@ -68,6 +65,14 @@ def _is_spread(leaf: Any, place: Any) -> bool:
     if getattr(place, "is_fully_addressable", True):
         return False
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _checksums(leaves: Sequence[Any]) -> list[int]:
+    return [_checksum(leaf) for leaf in leaves]
+
+
+def _as_values(checksums: list[int]) -> dict[str, list[int]]:
+    return {"values": checksums}
 
 
 def _checksum(leaf: Any) -> int:

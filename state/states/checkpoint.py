@@ -50,7 +50,11 @@ def run_has_saved(reference: str | os.PathLike[str]) -> bool:
         ValueError: if the folder is no run, and holds other checkpoints.
         CorruptionError: if records of the run are lost that would tell.
     """
-    return agreement.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
+    return agreement.agree(_has_saved, reference)
+
+
+def _has_saved(reference: str | os.PathLike[str]) -> bool:
+    return Run(parse_ref(os.fspath(reference)).run).has_saved()
 
 
 class _MetaFields(TypedDict, total=False):
@@ -135,25 +139,24 @@ class StoredCheckpoint:
                 )
             return replace(ref, step=number)
 
-        ref = agreement.together(
-            named,
-            same={"load_directory": str, "damaged": lambda _: damaged},
-            error=ArgumentError,
-        )
+        def same(ref: CheckpointRef) -> dict[str, str]:
+            return {"load_directory": str(ref), "damaged": damaged}
+
+        ref = agreement.all_or_none(named, same=same, error=ArgumentError)
         run, info = agreed_checkpoint(ref, damaged=damaged)
-        return agreement.together(lambda: cls(run, info))
+        return agreement.all_or_none(cls, run, info)
 
     def served(self) -> "StoredCheckpoint":
         """Return this checkpoint with the model that is served: the merged one, if it is stored.
 
         The merged model has neither adapters nor quantized weights.
         """
-        made = copy.copy(self)
-        made.model_item = served_item(self.items)
-        if made.model_item != MODEL_ITEM:
+        served = copy.copy(self)
+        served.model_item = served_item(self.items)
+        if served.model_item != MODEL_ITEM:
             module = {**(self.meta.get("module") or {}), "lora": None, "quantization": None}
-            made.meta = {**self.meta, "module": module, "trainable": None}
-        return made
+            served.meta = {**self.meta, "module": module, "trainable": None}
+        return served
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -253,14 +256,12 @@ class StoredCheckpoint:
             CorruptionError: if stored bytes fail their check.
         """
         where = f"{self.run.uri}, step {self.info.step}"
-        found: Positions = agreement.together(
-            lambda: find_positions(self._reader, iterators, where=where),
-            same={"iterators": lambda positions: positions.names},
-            error=ArgumentError,
+        positions = agreement.all_or_none(
+            find_positions, self._reader, iterators, where, same=Positions.same, error=ArgumentError
         )
         if resumes:
             warn_of_left(self._reader, iterators, where=where)
-        return found
+        return positions
 
     def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
         """Restore an item into the containers of the target, each leaf where the target says.
@@ -284,18 +285,18 @@ class StoredCheckpoint:
 
     def _problems(self, item: str, tree: Any, cast: bool) -> list[str]:
         stored = self.leaves(item)
-        wanted = {named.path: named.leaf for named in named_leaves(tree)}
+        targets = {named.path: named.leaf for named in named_leaves(tree)}
         problems = [
-            f"{item}/{path}: missing from the checkpoint, expected {_text(wanted[path])}"
-            for path in wanted.keys() - stored.keys()
+            f"{item}/{path}: missing from the checkpoint, expected {_text(targets[path])}"
+            for path in targets.keys() - stored.keys()
         ]
         problems += [
             f"{item}/{path}: unexpected in the checkpoint, stored as "
             f"{stored[path].dtype}{list(stored[path].shape)}"
-            for path in stored.keys() - wanted.keys()
+            for path in stored.keys() - targets.keys()
         ]
-        for path in wanted.keys() & stored.keys():
-            leaf, record = wanted[path], stored[path]
+        for path in targets.keys() & stored.keys():
+            leaf, record = targets[path], stored[path]
             same_dtype = dtype_name(leaf.dtype) == record.dtype or (
                 cast and _is_float(leaf.dtype) and _is_float_name(record.dtype)
             )
@@ -325,7 +326,7 @@ class StoredCheckpoint:
             _META_FIELDS.validate_python(self.meta)
         except ValidationError as exc:
             problems = [
-                f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in exc.errors()[:20]
+                f"{'/'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors()[:20]
             ]
             raise CorruptionError(
                 "the meta of the step is damaged",

@@ -20,14 +20,14 @@ from cairn.state.sharding.stable_placement import Placement, at_home, settled
 from cairn.state.sharding.state_table import state_table
 from cairn.state.sharding.states import StateShardingMixin, params_by_rules, place_step
 from cairn.state.states.added_fields import added_fields, added_names, check_added
-from cairn.state.states.lost_draws import Draws, lost_streams, say_lost, streams_of
 from cairn.state.states.optimizer_step import take_step
+from cairn.state.states.rng_reuse import RngReuse, drawn_streams, random_streams, warn_of_reuse
 from cairn.state.states.state_storage import StateStorageMixin
 from cairn.storage.notebooks import never_raises
 
 __all__ = ["EasyDeLState"]
 
-_NO_DRAWS: Final = Draws()
+_NO_REUSE: Final = RngReuse()
 
 
 class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=False):
@@ -64,7 +64,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         hyperparameters: JSON that is saved with the state.
         tx_init: JSON that rebuilds `tx`; see `cairn.state.optimizers.make_optimizer`.
         placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
-        draws: what a step drew from random streams and dropped; kept by itself.
+        rng_reuse: random streams that a step drew from and did not carry on; kept by itself.
     """
 
     step: Any
@@ -77,23 +77,23 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     hyperparameters: Mapping[str, Any] = struct.field(pytree_node=False, default_factory=FrozenJSON)
     tx_init: Mapping[str, Any] | None = struct.field(pytree_node=False, default=None)
     placement: Placement | None = struct.field(pytree_node=False, default=None)
-    draws: Draws = struct.field(pytree_node=False, default=_NO_DRAWS)
+    rng_reuse: RngReuse = struct.field(pytree_node=False, default=_NO_REUSE)
 
     def __post_init__(self) -> None:
-        if self.draws.lost:
-            self._look_at_draws()
+        if self.rng_reuse.paths:
+            self._check_rng_reuse()
         for name in ("hyperparameters", "tx_init"):
             value = getattr(self, name)
             if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
 
-    def _look_at_draws(self) -> None:
-        """Look for lost draws; while tracing, drop `draws` that belong to another `graphother`."""
+    def _check_rng_reuse(self) -> None:
+        """Check for reused draws; while tracing, drop `rng_reuse` of another `graphother`."""
         if isinstance(self.step, jax.core.Tracer):
-            if self.draws.of != id(self.graphother):
-                object.__setattr__(self, "draws", _NO_DRAWS)
+            if self.rng_reuse.graphother_id != id(self.graphother):
+                object.__setattr__(self, "rng_reuse", _NO_REUSE)
         elif isinstance(self.step, jax.Array):
-            self.draws.look(self)
+            self.rng_reuse.check(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Arrays have no equality that fits in one truth value, so that states have none either.
@@ -162,18 +162,18 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         """
         cls.check_fields(fields, path="create")
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
-        given = [name for name, part in parts.items() if part is not None]
-        if model is not None and given:
+        passed = [name for name, part in parts.items() if part is not None]
+        if model is not None and passed:
             raise ArgumentError(
                 path="create",
                 expected="either model or graphdef, graphstate and graphother",
-                found=f"model and {', '.join(given)}",
+                found=f"model and {', '.join(passed)}",
             )
-        if model is None and len(given) < len(parts):
+        if model is None and len(passed) < len(parts):
             raise ArgumentError(
                 path="create",
                 expected="a model, or all of graphdef, graphstate and graphother",
-                found=f"only {', '.join(given) or 'none of them'}",
+                found=f"only {', '.join(passed) or 'none of them'}",
             )
         if init_opt_state and opt_state is not None:
             raise ArgumentError(
@@ -275,8 +275,8 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         # Without the copy a dropout's counter, say, would change in the state itself.
         model = nnx.merge(self.graphdef, tree, self.graphother, copy=True)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
-            say_lost(self.__dict__.get("_lost", ()))
-            self.__dict__.setdefault("_streams", []).extend(streams_of(model))
+            warn_of_reuse(self.__dict__.get("_drawn", ()))
+            self.__dict__.setdefault("_streams", []).extend(random_streams(model))
         return model
 
     def merge_to_state(self, tree: Any) -> Self:
@@ -320,14 +320,14 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             self.tx, grads, self.opt_state, self.graphstate, extra, path="apply_gradients"
         )
         stepped = self.replace(
-            step=self.step + 1, graphstate=graphstate, opt_state=opt_state, draws=_NO_DRAWS
+            step=self.step + 1, graphstate=graphstate, opt_state=opt_state, rng_reuse=_NO_REUSE
         )
-        lost = lost_streams(self.__dict__.get("_streams", ()))
-        if not lost:
+        drawn = drawn_streams(self.__dict__.get("_streams", ()))
+        if not drawn:
             return stepped
         if isinstance(stepped.step, jax.core.Tracer):
-            return stepped.replace(draws=Draws(lost, of=id(stepped.graphother)))
-        object.__setattr__(stepped, "_lost", lost)
+            return stepped.replace(rng_reuse=RngReuse(drawn, graphother_id=id(stepped.graphother)))
+        object.__setattr__(stepped, "_drawn", drawn)
         return stepped
 
     def init_tx(

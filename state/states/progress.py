@@ -4,10 +4,10 @@ import sys
 
 import jax
 
-__all__ = ["say", "size_text"]
+__all__ = ["print_progress", "size_text"]
 
 
-def say(verbose: bool, text: str) -> None:
+def print_progress(verbose: bool, text: str) -> None:
     """Write a line to stderr, on the first process only."""
     if verbose and jax.process_index() == 0:
         print(text, file=sys.stderr, flush=True)

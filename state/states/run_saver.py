@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, Self, SupportsIndex
 
 import jax
@@ -568,7 +569,7 @@ class RunSaver:
                 next_step="Make one, such as RetentionPolicy(keep_last=3).",
             )
         if keep.has_names:
-            agreement.agree(lambda: check_names(Run(self.uri), keep, for_later=True))
+            agreement.agree(partial(check_names, Run(self.uri), keep, for_later=True))
         if not exchange.is_primary():
             return None
         return RunRetention(Run(self.uri), keep, by=default_writer_id(), grace=grace)

@@ -37,7 +37,7 @@ from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.load_placement import apply_shard_fns, check_shard_fns
 from cairn.state.states.memory_kinds import in_memory
 from cairn.state.states.number_forms import NumberForms
-from cairn.state.states.progress import say, size_text
+from cairn.state.states.progress import print_progress, size_text
 from cairn.state.states.quantized_loading import fill_model, quantizes, refuse_float_optimizer
 from cairn.state.states.stored_fields import field_targets, static_values
 from cairn.storage.errors import InvalidURIError, RunNotFoundError
@@ -149,7 +149,7 @@ def load_easydel_state(
         targets["fields"] = numbers.check
     checkpoint.check(targets, casts=casts)
     positions = checkpoint.positions(arguments.iterators, resumes=arguments.optimizer == "require")
-    say(
+    print_progress(
         arguments.verbose,
         f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
         f"from {checkpoint.uri}",
@@ -227,7 +227,9 @@ def load_module(
     item = checkpoint.model_item
     casts = frozenset({item}) if arguments.param_dtype is not None else frozenset[str]()
     checkpoint.check({item: nnx.state(model)}, casts=casts)
-    say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
+    print_progress(
+        arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}"
+    )
     model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
     return apply_shard_fns(model, arguments.shard_fns)
 
@@ -261,11 +263,13 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
 
 def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
     """Return the target model, once every process has built one and all are alike."""
-    return agreement.together(
-        lambda: _target_model(checkpoint, arguments),
-        same={"load_state": lambda model: [*map(str, jax.tree.leaves(nnx.state(model)))]},
-        error=ArgumentError,
+    return agreement.all_or_none(
+        _target_model, checkpoint, arguments, same=_leaf_texts, error=ArgumentError
     )
+
+
+def _leaf_texts(model: Any) -> dict[str, list[str]]:
+    return {"load_state": [*map(str, jax.tree.leaves(nnx.state(model)))]}
 
 
 def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:

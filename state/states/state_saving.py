@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import jax
@@ -30,6 +30,7 @@ from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.modules import FlatTrees
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.saves.save_handle import SaveHandle, call_of_save
+from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.trees import flatten
 from cairn.state.errors import TreeStructureError
 from cairn.state.paths import arrays_among, is_variable, tree_problems
@@ -38,9 +39,8 @@ from cairn.state.states.description import ModelDescription, describe, items_of
 from cairn.state.states.loadable import refuse_unloadable
 from cairn.state.states.memory_kinds import offloaded_leaves
 from cairn.state.states.number_forms import python_numbers, weak_leaves
-from cairn.state.states.progress import say, size_text
+from cairn.state.states.progress import print_progress, size_text
 from cairn.state.states.stored_fields import field_forms
-from cairn.storage.arrays.data_files import Compression
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import check_step, parse_ref
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -49,8 +49,8 @@ from cairn.storage.store.deadlines import deadline_after, deadline_seconds_left
 from cairn.storage.store.uri import StoreURI
 
 __all__ = [
-    "SaveOptions",
     "SkippedSave",
+    "StateSaveOptions",
     "check_loadable",
     "check_options",
     "save_easydel_state",
@@ -59,8 +59,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveOptions:
-    """Arguments of `save_state`; `EasyDeLState.save_state` describes them."""
+class StateSaveOptions(SaveOptions):
+    """Options of `EasyDeLState.save_state`, which describes each."""
 
     float_dtype: Any = None
     verbose: bool = True
@@ -69,13 +69,7 @@ class SaveOptions:
     enable: bool | None = None
     step: SupportsIndex | None = None
     wait: bool = False
-    overwrite: bool = False
-    metrics: Mapping[str, float] | None = None
-    labels: Mapping[str, str] | None = None
     extras: Mapping[str, Any] | None = None
-    iterators: Mapping[str, Any] | None = None
-    compression: Compression | None = None
-    deadline: float | None = None
     merge_lora: bool = False
 
 
@@ -92,14 +86,14 @@ class SkippedSave(SaveHandle):
 
 @call_of_save()
 def save_easydel_state(
-    state: Any, save_directory: str | os.PathLike[str], arguments: SaveOptions
+    state: Any, save_directory: str | os.PathLike[str], options: StateSaveOptions
 ) -> SaveHandle:
     """Save a state to a run.
 
     Args:
         state: an `EasyDeLState`.
         save_directory: the run.
-        arguments: those of `save_state`.
+        options: those of `save_state`.
 
     Raises:
         TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
@@ -110,21 +104,21 @@ def save_easydel_state(
     with pause_gc():  # which would look at all that is made here, and find nothing
         items: Mapping[str, Any] | None
         described, leaves, items = describe(
-            state, optimizer=bool(arguments.save_optimizer) and state.opt_state is not None
+            state, optimizer=bool(options.save_optimizer) and state.opt_state is not None
         )
-        if items is None or arguments.float_dtype is not None or not arguments.mismatch_allowed:
-            optimizer = state.opt_state if arguments.save_optimizer else None
+        if items is None or options.float_dtype is not None or not options.mismatch_allowed:
+            optimizer = state.opt_state if options.save_optimizer else None
             trees = items_of(state.graphstate, state.graphother, optimizer, state.added_fields)
-            if not arguments.mismatch_allowed:
+            if not options.mismatch_allowed:
                 _check_against_config(described, trees["model"])
-            if arguments.float_dtype is not None:
-                trees["model"] = cast_parameters(trees["model"], arguments.float_dtype)
+            if options.float_dtype is not None:
+                trees["model"] = cast_parameters(trees["model"], options.float_dtype)
             items, leaves = trees, jax.tree.leaves(trees)
         merged = None
-        if arguments.merge_lora:
+        if options.merge_lora:
             model = state.merge(state.graphstate)
             _check_adapters(model)
-            merged = functools.partial(_merged, model, arguments.float_dtype)
+            merged = functools.partial(_merged, model, options.float_dtype)
         meta: dict[str, Any] = {
             **described.meta,
             "tx_init": state.tx_init,
@@ -133,7 +127,7 @@ def save_easydel_state(
             "memory_kinds": offloaded_leaves(items, leaves),
         }
         check = None
-        if arguments.enable is None or arguments.enable:
+        if options.enable is None or options.enable:
             check = refuse_unloadable(state, described, items["model"])
         if state.added_fields:
             meta["fields"] = field_forms(state)
@@ -144,18 +138,8 @@ def save_easydel_state(
             config=meta["config"] or {},
         )
         assets = dict(getattr(described.config, "tokenizer_files", None) or {})
-    return store(
-        state.step,
-        save_directory,
-        items,
-        meta,
-        arguments,
-        leaves=leaves,
-        info=info,
-        assets=assets,
-        merged=merged,
-        check=check,
-    )
+    options = replace(options, meta=meta, model=info, assets=assets, check=check)
+    return store(state.step, save_directory, items, options, leaves=leaves, merged=merged)
 
 
 def _check_adapters(model: Any) -> None:
@@ -218,14 +202,10 @@ def store(
     state_step: Any,
     save_directory: str | os.PathLike[str],
     items: Mapping[str, Any],
-    meta: Mapping[str, Any],
-    arguments: SaveOptions,
+    options: StateSaveOptions,
     *,
     leaves: Sequence[Any],
-    info: ModelInfo | None = None,
-    assets: Mapping[str, bytes] | None = None,
     merged: Callable[[], Any] | None = None,
-    check: Callable[[], object] | None = None,
 ) -> SaveHandle:
     """Hand items and meta to the run's checkpointer. Every kind of state is saved through here.
 
@@ -233,58 +213,54 @@ def store(
         state_step: the state's step.
         save_directory: the run.
         items: trees by name.
-        meta: JSON.
-        arguments: those of `save_state`.
+        options: those of `save_state`, with the meta that `load_state` reads.
         leaves: of all items.
-        info: of the model.
-        assets: files that go with the model.
         merged: makes the item `merged`, once all processes are known to take part in it.
-        check: fails the save if it raises, in the background.
 
     Raises:
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    dtype = arguments.float_dtype
+    dtype = options.float_dtype
 
     def prepare() -> tuple[StoreURI, int, dict[str, Any], bool]:
         flags = ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite", "merge_lora")
         for name in flags:
-            _flag(name, getattr(arguments, name))
-        enabled = arguments.enable is None or _flag("enable", arguments.enable)
-        _refuse_no_time(arguments.deadline)
-        Annotation.of(arguments.labels, None)  # raises, if it can't be kept
+            _flag(name, getattr(options, name))
+        enabled = options.enable is None or _flag("enable", options.enable)
+        _refuse_no_time(options.deadline)
+        Annotation.of(options.labels, None)  # raises, if it can't be kept
         _refuse_donated([state_step, *leaves])
-        step = _number(state_step) if arguments.step is None else check_step(arguments.step)
-        full_meta = {
+        step = _number(state_step) if options.step is None else check_step(options.step)
+        meta = {
             "format": META_FORMAT,
             "version": META_VERSION,
-            **FrozenJSON(meta, name="meta").to_dict(),
-            "extras": FrozenJSON(arguments.extras, name="extras").to_dict(),
+            **FrozenJSON(options.meta, name="meta").to_dict(),
+            "extras": FrozenJSON(options.extras, name="extras").to_dict(),
             "float_dtype": floating_dtype(dtype, argument="float_dtype").name
             if dtype is not None
             else None,
             "step": step,
         }
-        return _run_uri(save_directory), step, full_meta, enabled
+        return _run_uri(save_directory), step, meta, enabled
 
-    run, step, full_meta, enabled = agreement.together(
-        prepare,
-        same={
-            "enable": lambda made: made[3],
-            "save_directory": lambda made: str(made[0]),
-            "step": lambda made: made[1],
-            "float_dtype": lambda made: made[2]["float_dtype"],
-            "save_optimizer": lambda _: sorted(items),
-            "overwrite": lambda _: bool(arguments.overwrite),
-            "labels": lambda _: dict(arguments.labels or {}),
-            "extras": lambda made: made[2]["extras"],
-            "merge_lora": lambda _: merged is not None,
-        },
-        error=ArgumentError,
-    )
+    def same(prepared: tuple[StoreURI, int, dict[str, Any], bool]) -> dict[str, Any]:
+        run, step, meta, enabled = prepared
+        return {
+            "enable": enabled,
+            "save_directory": str(run),
+            "step": step,
+            "float_dtype": meta["float_dtype"],
+            "save_optimizer": sorted(items),
+            "overwrite": bool(options.overwrite),
+            "labels": dict(options.labels or {}),
+            "extras": meta["extras"],
+            "merge_lora": merged is not None,
+        }
+
+    run, step, meta, enabled = agreement.all_or_none(prepare, same=same, error=ArgumentError)
     if not enabled:
-        say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
+        print_progress(options.verbose, f"save of step {step} to {run}: skipped (enable=False)")
         return SkippedSave(step=step, uri=run)
     if merged is not None:
         tree = merged()
@@ -292,28 +268,18 @@ def store(
             items = FlatTrees({**items, MERGED_ITEM: flatten(tree)})
         else:
             items = {**items, MERGED_ITEM: tree}
-    with deadline_after(arguments.deadline):
-        handle = Checkpointer.for_run(run).save(
-            step,
-            items,
-            meta=full_meta,
-            iterators=arguments.iterators,
-            model=info,
-            assets=assets,
-            metrics=arguments.metrics,
-            labels=arguments.labels,
-            overwrite=bool(arguments.overwrite),
-            compression=arguments.compression,
-            check=check,
+    with within(options.deadline):
+        handle = Checkpointer.for_run(run).save_with(
+            step, items, replace(options, meta=meta, deadline=None)
         )
-        say(
-            arguments.verbose,
+        print_progress(
+            options.verbose,
             f"saving step {step} ({size_text(handle.nbytes)}) to {handle.uri}; "
             f"training waited {handle.blocked_seconds:.3f} s",
         )
-        if arguments.wait:
-            handle.wait(deadline_seconds_left())
-            say(arguments.verbose, f"step {step} is durable")
+        if options.wait:
+            handle.wait(own_seconds_left())
+            print_progress(options.verbose, f"step {step} is durable")
     return handle
 
 
@@ -369,10 +335,10 @@ def cast_parameters(tree: Any, dtype: Any) -> Any:
     Raises:
         ArgumentError: if the dtype is not a floating one.
     """
-    wanted = floating_dtype(dtype, argument="float_dtype")
+    target = floating_dtype(dtype, argument="float_dtype")
 
     def cast(leaf: Any) -> Any:
-        return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        return leaf.astype(target) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     def cast_node(node: Any) -> Any:
         floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)

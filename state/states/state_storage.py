@@ -18,7 +18,7 @@ from cairn.state.states.state_loading import (
     load_optimizer_into,
     may_be_hub_id,
 )
-from cairn.state.states.state_saving import SaveOptions, save_easydel_state
+from cairn.state.states.state_saving import StateSaveOptions, save_easydel_state
 from cairn.storage.arrays.value_files import Compression
 
 __all__ = ["StateStorageMixin"]
@@ -100,7 +100,7 @@ class StateStorageMixin:
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
             TimeoutError: with `wait`, if it is not durable at the deadline; the save goes on.
         """
-        arguments = SaveOptions(
+        options = StateSaveOptions(
             float_dtype=float_dtype,
             verbose=verbose,
             mismatch_allowed=mismatch_allowed,
@@ -117,7 +117,7 @@ class StateStorageMixin:
             deadline=deadline,
             merge_lora=merge_lora,
         )
-        return save_easydel_state(self, save_directory, arguments)
+        return save_easydel_state(self, save_directory, options)
 
     @classmethod
     def load_state(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import jax
@@ -13,7 +14,7 @@ from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.states import place_step
 from cairn.state.states.checkpoint import StoredCheckpoint
 from cairn.state.states.number_forms import NumberForms, python_numbers, weak_leaves
-from cairn.state.states.state_saving import SaveOptions, store
+from cairn.state.states.state_saving import StateSaveOptions, store
 from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["load_train_state", "save_train_state"]
@@ -23,21 +24,21 @@ _ONLY = "value"
 
 @call_of_save()
 def save_train_state(
-    state: Any, save_directory: str | os.PathLike[str], arguments: SaveOptions
+    state: Any, save_directory: str | os.PathLike[str], options: StateSaveOptions
 ) -> SaveHandle:
     """Save a state to a run.
 
     Args:
         state: a `TrainState`.
         save_directory: the run.
-        arguments: those of `save_state`.
+        options: those of `save_state`.
 
     Raises:
         ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
         StorageError: if the store refuses the save.
     """
     items = {"model": _as_item(state.params)}
-    if arguments.save_optimizer and state.opt_state is not None:
+    if options.save_optimizer and state.opt_state is not None:
         items["optimizer"] = _as_item(state.opt_state)
     if jax.tree.leaves(state.added_fields):
         items["fields"] = state.added_fields
@@ -50,7 +51,8 @@ def save_train_state(
         "python_numbers": python_numbers(items),
         "weak": weak_leaves(items),
     }
-    return store(state.step, save_directory, items, meta, arguments, leaves=leaves)
+    options = replace(options, meta=meta)
+    return store(state.step, save_directory, items, options, leaves=leaves)
 
 
 def load_train_state(

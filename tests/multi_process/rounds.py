@@ -44,7 +44,7 @@ def talk(large: int) -> dict[str, Any]:
         found["and after that"] = agreement.collect(index)
         call = decided if index else other
         found["another call"] = error_of(lambda: agreement.agree(call))
-        found["interrupted"] = error_of(lambda: agreement.together(interrupted(index)))
+        found["interrupted"] = error_of(lambda: agreement.all_or_none(interrupted(index)))
     found["warned"] = warned(index)
     for _ in range(50):
         agreement.agree(decided)

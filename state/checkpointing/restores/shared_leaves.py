@@ -27,7 +27,6 @@ from cairn.storage.arrays.box_buffers import ALIGNMENT, BoxBuffer, aligned_empty
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.leaf_reads import LeafReads
 from cairn.storage.reading.remote_shards import Piece
-from cairn.storage.store.records import sha256_of
 
 __all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
 
@@ -40,43 +39,42 @@ sixty-fourth of what it holds."""
 
 
 def agreed_shared(
-    infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
+    infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
 ) -> dict[str, SharedLeaf]:
     """Return the leaves that several processes hold; none unless all processes agree on them.
 
     Args:
         infos: description of each stored leaf, by path.
-        wanted: description of each leaf to make, by path.
+        targets: description of each leaf to make, by path.
     """
     if jax.process_count() == 1:
         return {}
-    none = os.environ.get(READ_ONCE) == "0"
-    shared, alike = agreement.compare(
-        lambda: {} if none else _shared(infos, wanted),
-        lambda found: [none, sha256_of(repr(found).encode())],
-    )
-    return shared if alike else {}
+    shared, is_alike = agreement.compare(_shared, infos, targets)
+    return shared if is_alike and shared is not None else {}
 
 
 def _shared(
-    infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
-) -> dict[str, SharedLeaf]:
-    found = {}
-    for path, target in wanted.items():
+    infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
+) -> dict[str, SharedLeaf] | None:
+    """Return the leaves that several processes hold; None if this process reads all itself."""
+    if os.environ.get(READ_ONCE) == "0":
+        return None
+    shared = {}
+    for path, target in targets.items():
         info, sharding = infos[path], target.sharding
         if info.chunks is None or sharding is None or sharding.is_fully_addressable:
             continue
         slices = holders_processes.holders_of_slices(sharding, info.shape)
         if any(len(holders) > 1 for holders in slices.values()):
             shape = sharding.shard_shape(info.shape)
-            found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
-    return found
+            shared[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
+    return shared
 
 
 def read_shared(
     arrays: ItemArrays,
     infos: Mapping[str, LeafInfo],
-    wanted: Mapping[str, TargetLeaf],
+    targets: Mapping[str, TargetLeaf],
     shared: Mapping[str, SharedLeaf],
 ) -> dict[str, Any]:
     """Read the leaves that several processes hold, each process its share.
@@ -84,7 +82,7 @@ def read_shared(
     Args:
         arrays: the stored arrays.
         infos: description of each stored leaf, by path.
-        wanted: description of each leaf to make, by path.
+        targets: description of each leaf to make, by path.
         shared: the leaves to read, equal on all processes.
 
     Raises:
@@ -104,25 +102,23 @@ def read_shared(
 
         background.collective(gather, "an exchange of what was read")
         for part in batch:
-            one = filling.get(part.path)
-            if one is None:
-                leaf = PlacedLeaf(wanted[part.path], infos[part.path])
+            leaf_read = filling.get(part.path)
+            if leaf_read is None:
+                leaf = PlacedLeaf(targets[part.path], infos[part.path])
                 while not leaf.fits(memory) and memory.wait():
                     pass
                 leaf.take(memory)
-                one = filling[part.path] = Filling(part.path, infos[part.path], leaf, [])
+                leaf_read = filling[part.path] = Filling(part.path, infos[part.path], leaf, [])
             if part.holders in streams:
-                _put(one.leaf.regions, part, streams[part.holders].parts[part])
+                _put(leaf_read.leaf.regions, part, streams[part.holders].parts[part])
             if last[part.path] is part:
                 values[part.path] = filling.pop(part.path).make(arrays)
 
-    def take(batch: Sequence[Part]) -> None:
-        # A collective has no deadline: enter it only once every process has read its share.
-        streams = agreement.together(lambda: _read_streams(arrays, infos, batch))
-        agreement.together(lambda: share(batch, streams))
-
     for batch in batches(parts, batch_bytes(parts, BATCH_BYTES)):
-        take(batch)
+        # A collective has no deadline: enter it only once every process has read its share.
+        streams = agreement.all_or_none(_read_streams, arrays, infos, batch)
+        agreement.all_or_none(share, batch, streams)
+        del streams  # so that no two batches are in memory
     memory.drain()
     return values
 
@@ -153,8 +149,8 @@ def _read_streams(
         size[part.reader] += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
     streams = {}
     for holders, size in sizes.items():
-        made = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
-        streams[holders] = _Streams(dict(zip(size, made, strict=True)), {})
+        memory = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
+        streams[holders] = _Streams(dict(zip(size, memory, strict=True)), {})
     tasks: list[Callable[[], None]] = []
     pieces: list[Piece] = []
     arrays.prefetch(dict.fromkeys(infos[part.path].path for part in mine if part.reader == me))
@@ -177,7 +173,7 @@ def _read_streams(
 def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[], None]]) -> None:
     """Read all pieces and tasks; when this returns or raises, no read runs any more."""
     with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
-        futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(one) for one in tasks)]
+        futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(task) for task in tasks)]
         try:
             for future in futures:
                 future.result()
@@ -188,7 +184,7 @@ def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[],
 
 def _put(regions: Sequence[BoxBuffer], part: Part, values: np.ndarray[Any, Any]) -> None:
     """Copy a part into its slice."""
-    (region,) = (one for one in regions if one.origin == part.within)
+    (region,) = (region for region in regions if region.origin == part.within)
     starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
     box = tuple(slice(at, at + size) for at, size in zip(starts, part.shape, strict=True))
     region.part(box)[...] = values

@@ -50,6 +50,7 @@ from cairn.state.checkpointing.saves.host_buffers import (
     places,
 )
 from cairn.state.checkpointing.saves.save_handle import StagingKind
+from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.staging import (
     Staging,
     boxes_to_copy,
@@ -147,17 +148,10 @@ class PreparedTree(NamedTuple):
 def prepare(
     step: SupportsIndex,
     items: Any,
+    options: SaveOptions,
     *,
-    meta: Mapping[str, Any],
-    iterators: Mapping[str, Any] | None,
-    model: ModelInfo | None,
-    assets: Mapping[str, bytes] | None,
-    metrics: Mapping[str, Any] | None,
-    labels: Mapping[str, str] | None,
-    compression: Compression | None,
     plan: TreePlan,
     dedup: Callable[[str], Dedup],
-    overwrite: bool = False,
 ) -> tuple[Save, dict[str, PreparedTree]]:
     """Check the arguments of a save; return what it stores, and its arrays by item, not copied.
 
@@ -173,10 +167,15 @@ def prepare(
             `compression`.
     """
     number = check_step(step)
-    _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
-    _check_type("meta", meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say")
+    compression, model = options.compression, options.model
+    _check_type("overwrite", options.overwrite, (bool, np.bool_), "True or False")
+    _check_type(
+        "meta", options.meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say"
+    )
     _check_type("model", model, (ModelInfo, type(None)), "a ModelInfo or None")
-    _check_type("assets", assets, (Mapping, type(None)), "contents of files by name, or None")
+    _check_type(
+        "assets", options.assets, (Mapping, type(None)), "contents of files by name, or None"
+    )
     if compression not in (None, *get_args(Compression)):
         raise UnsupportedFormatError(
             "unknown compression",
@@ -212,15 +211,15 @@ def prepare(
             (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
         )
     refuse_crowded_step(sum(map(len, flat.values())), 0, path="the tree to save")
-    as_json = canonical_json(dict(meta), path=META_ITEM)
-    check_writable(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
+    as_json = canonical_json(dict(options.meta), path=META_ITEM)
+    ensure_within(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
     copied: dict[str, Any] = json.loads(as_json)
-    annotation = Annotation.of(labels, metrics)
+    annotation = Annotation.of(options.labels, options.metrics)
     if model is not None:  # the caller may change the dict during the save
         config = json.loads(canonical_json(model.config, path="model.config"))
         model = model.model_copy(update={"config": config})
-    checked = checked_assets(assets)
-    states = capture_states(iterators)
+    assets = checked_assets(options.assets)
+    states = capture_states(options.iterators)
     # Last: after this no argument can be refused.
     prepared = {
         name: PreparedTree(
@@ -244,7 +243,7 @@ def prepare(
         iterators=states,
         model=model,
         annotation=annotation,
-        assets=checked,
+        assets=assets,
         compression=compression,
     )
     return save, prepared

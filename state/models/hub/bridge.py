@@ -24,7 +24,7 @@ from cairn.state.models.hub.hf_folder import model_streams, write_folder
 from cairn.state.models.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.models.hub.pretrained import load_weights, placement
 from cairn.state.states.load_options import LoadOptions
-from cairn.state.states.progress import say
+from cairn.state.states.progress import print_progress
 from cairn.state.states.state_loading import is_run, load_module
 from cairn.storage.store.uri import StoreURI
 
@@ -111,7 +111,7 @@ class EasyBridgeMixin:
             local_files_only: take a hub id from the local cache alone.
             text_only: of a model that sees too (config.json has a `text_config`), load the text
                 model, and leave the rest out; without it such a model is refused.
-            verbose: say on stderr what is being loaded.
+            verbose: print_progress on stderr what is being loaded.
 
         Raises:
             ArgumentError: arguments contradict each other, or the weights can't be quantized so, or
@@ -172,10 +172,10 @@ class EasyBridgeMixin:
         )
         if auto_shard_model and (mesh is None or mesh.is_multi_process):
             # What each process reads follows from what it has found: that has to be the same.
-            found = agreement.together(find, same={"from_pretrained": _found}, error=ArgumentError)
+            found = agreement.all_or_none(find, same=_same, error=ArgumentError)
         else:
             found = find()
-        say(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
+        print_progress(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
         place = placement(
             found.config,
             mesh=mesh,
@@ -404,11 +404,11 @@ class EasyBridgeMixin:
         return model.eval()
 
 
-def _found(pretrained: Pretrained) -> list[Any]:
+def _same(pretrained: Pretrained) -> dict[str, list[Any]]:
     """Return the facts of a pretrained model that all processes must agree on, as JSON."""
     weights = pretrained.weights
     dtypes = {name: str(dtype) for name, dtype in weights.dtypes.items()}
-    return [pretrained.config.to_dict(), dict(weights.shapes), dtypes]
+    return {"from_pretrained": [pretrained.config.to_dict(), dict(weights.shapes), dtypes]}
 
 
 def _module(name: str) -> Any:

@@ -125,7 +125,7 @@ def load_weights(
     for batch in _batches(targets, _TOGETHER_BYTES if spread else 0):
         read = partial(_read, found.weights, [(rules[n], targets[n]) for n in batch])
         # What one process can't read fails in all: none waits for it in an exchange.
-        arrays = agreement.together(read) if spread else read()
+        arrays = agreement.all_or_none(read) if spread else read()
         for aim in (one for n in batch for one in targets[n]):
             array = exchanged(arrays.pop(aim.path), aim)
             if aim.path in layers and quantization is not None:

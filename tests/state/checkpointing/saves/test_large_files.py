@@ -10,6 +10,7 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
+from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.saves import HostTrees, prepare
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES, open_sink
@@ -112,13 +113,7 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
     _, items = prepare(
         1,
         {"model": {"a": np.zeros(3)}, "optimizer": {"b": np.zeros(3)}},
-        meta={},
-        iterators=None,
-        model=None,
-        assets=None,
-        metrics=None,
-        labels=None,
-        compression=None,
+        SaveOptions(),
         plan=TreePlan(),
         dedup=lambda _: Dedup(DedupPolicy(), time.time, lambda steps: ()),
     )
@@ -144,4 +139,4 @@ def test_threads_that_describe_the_items_of_a_save_do_it_once():
         thread.join()
     assert errors == []
     assert [[name for name, _ in one] for one in found] == [["model", "optimizer"]] * 4
-    assert len(held.leaves) == 2
+    assert len(held.records) == 2

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from cairn.state.states import lost_draws
+from cairn.state.states import rng_reuse
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.train_step import TrainStep
 from tests.state.my_model import batch, my_model
@@ -63,7 +63,7 @@ def compiled(step):
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch):
-    monkeypatch.setattr(lost_draws, "_told", set())
+    monkeypatch.setattr(rng_reuse, "_warned", set())
 
 
 def said(step, state, times=4):

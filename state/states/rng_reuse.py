@@ -1,11 +1,11 @@
-"""Says that training draws the same random numbers in every step, as its step drops the counters.
+"""Warning that each training step draws the same random numbers, as it drops the counters.
 
 A module draws by a key and a counter, and counts on. `state.merge(params)` gives a copy of both, so
 that what a loss function counted is lost unless the step takes the copy's variables over as
 `graphother`. Nothing else would show it: the loss goes down, with one dropout mask for ever.
 
-Whether a counter moved is seen where the gradients are applied, while the step is compiled; whether
-it came back unmoved, on the states that the compiled step returns. Only both together are told.
+Two checks make the warning: a counter moved where the gradients are applied, while the step is
+compiled, and the states that the compiled step returns have it unmoved.
 """
 
 import inspect
@@ -20,40 +20,42 @@ from flax import nnx
 
 from cairn.state.checkpointing.leaf_forms import is_key_dtype
 
-__all__ = ["Draws", "Stream", "lost_streams", "say_lost", "streams_of"]
+__all__ = ["RngReuse", "Stream", "drawn_streams", "random_streams", "warn_of_reuse"]
 
 Path = tuple[Any, ...]
 
-_LOOKS: Final = 8
-"""States that are looked at, at most: each look waits for the step, and two of them tell."""
+_MAX_CHECKS: Final = 8
+"""Maximum number of checked states: each check waits for the step, and two are enough."""
 
 _INNER: Final = frozenset({"cairn", "jax", "jaxlib", "flax", "contextlib"})
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A random stream of a model that `merge` gave, as it was then.
+    """Random stream of a model, as it was when `merge` returned the model.
 
     Attributes:
         path: of the stream in the model.
         key: its key's variable.
         count: its counter's variable.
-        given: the values that the two had.
+        values: the values that the two had.
     """
 
     path: Path
     key: Any
     count: Any
-    given: tuple[Any, Any]
+    values: tuple[Any, Any]
 
     @property
-    def is_lost(self) -> bool:
+    def is_drawn_from(self) -> bool:
         """True if numbers were drawn from it, and its key was not replaced."""
-        return self.key.get_value() is self.given[0] and self.count.get_value() is not self.given[1]
+        return (
+            self.key.get_value() is self.values[0] and self.count.get_value() is not self.values[1]
+        )
 
 
-def streams_of(model: Any) -> list[Stream]:
+def random_streams(model: Any) -> list[Stream]:
     """Return the random streams of a model."""
     keys = _by_stream(nnx.state(model, nnx.RngKey))
     counts = _by_stream(nnx.state(model, nnx.RngCount))
@@ -64,67 +66,67 @@ def streams_of(model: Any) -> list[Stream]:
     ]
 
 
-def lost_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
+def drawn_streams(streams: Iterable[Stream]) -> tuple[Path, ...]:
     """Return the paths of the streams that were drawn from."""
-    return tuple(dict.fromkeys(stream.path for stream in streams if stream.is_lost))
+    return tuple(dict.fromkeys(stream.path for stream in streams if stream.is_drawn_from))
 
 
-class Draws:
+class RngReuse:
     """Random draws of a step that the returned state does not carry on; part of its structure.
 
     Every one equals every other: no step may compile again for it.
 
     Attributes:
-        lost: paths of the streams.
-        of: the `id` of the `graphother` that lacks them, while the step is compiled.
+        paths: of the streams.
+        graphother_id: the `id` of the `graphother` that lacks them, while the step is compiled.
     """
 
-    def __init__(self, lost: Sequence[Path] = (), of: int = 0) -> None:
+    def __init__(self, paths: Sequence[Path] = (), graphother_id: int = 0) -> None:
         """Begin without lost streams."""
-        self.lost = tuple(lost)
-        self.of = of
-        self._looks = _LOOKS
+        self.paths = tuple(paths)
+        self.graphother_id = graphother_id
+        self._checks_left = _MAX_CHECKS
         self._before: tuple[int, list[bytes]] | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Draws)
+        return isinstance(other, RngReuse)
 
     def __hash__(self) -> int:
-        return hash(Draws)
+        return hash(RngReuse)
 
     def __repr__(self) -> str:
-        return "Draws()"
+        return "RngReuse()"
 
-    def look(self, state: Any) -> None:
+    def check(self, state: Any) -> None:
         """Compare a compiled step's result with the one before; warn if streams did not advance.
 
         The caller may carry the counters over himself: then they have advanced by the next look.
         """
-        if not self._looks:
+        if not self._checks_left:
             return
-        self._looks -= 1
+        self._checks_left -= 1
         keys = _by_stream(nnx.filter_state(state.graphother, nnx.RngKey))
         counts = _by_stream(nnx.filter_state(state.graphother, nnx.RngCount))
-        found = [
-            part[path].get_value() for path in self.lost for part in (keys, counts) if path in part
+        variables = [
+            part[path].get_value() for path in self.paths for part in (keys, counts) if path in part
         ]
-        if not all(map(_is_readable, (state.step, *found))):
+        if not all(map(_is_readable, (state.step, *variables))):
             return  # given to another step, or on other processes' devices
-        values = [_bits(value) for value in found]
+        values = [_bits(value) for value in variables]
         before, self._before = self._before, (int(_host(state.step).max()), values)
         if before is None or before == self._before:
             return
-        self._looks = 0
+        self._checks_left = 0
         if before[1] == values:
-            say_lost(self.lost)
+            warn_of_reuse(self.paths)
 
 
-def say_lost(lost: Sequence[Path]) -> None:
+def warn_of_reuse(paths: Sequence[Path]) -> None:
     """Warn the caller of the step of lost streams, if any: in a process once of the same ones."""
-    names = ", ".join("/".join(map(str, path)) for path in lost)
-    if not lost or names in _told:
+    names = ", ".join("/".join(map(str, path)) for path in paths)
+    if not paths or names in _warned:
         return
-    _told.add(names)
+    _warned.add(names)
     warnings.warn(
         f"each training step draws the same random numbers from {names}, such as the same dropout "
         "mask: the step does not carry the counters on. Have the loss function return "
