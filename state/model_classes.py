@@ -48,15 +48,15 @@ def register(model_class: type[Any]) -> None:
 
 def is_hidden(model_class: type[Any]) -> bool:
     """Return whether a load would find a later class of the same module and name instead."""
-    known = _CLASSES.get((model_class.__module__, model_class.__name__))
-    return known is not None and known is not model_class
+    registered = _CLASSES.get((model_class.__module__, model_class.__name__))
+    return registered is not None and registered is not model_class
 
 
 def module_class(model_class: type[Any]) -> type[Any]:
     """Return the module class that a model class is loaded as; for Linen models, the NNX form."""
     linen_form: Any = getattr(model_class, "nnx_class", None)
-    found: type[Any] = model_class if linen_form is None else linen_form()
-    return found
+    nnx_class: type[Any] = model_class if linen_form is None else linen_form()
+    return nnx_class
 
 
 def shipped_decoder() -> type[Any]:
@@ -81,14 +81,14 @@ def find(name: str, module: str | None, *, path: object) -> type[Any]:
         return _CLASSES[module, name]
     if name in MODELS:
         _shipped(name)
-    named = [cls for (_, known), cls in _CLASSES.items() if known == name]
+    named = [cls for (_, class_name), cls in _CLASSES.items() if class_name == name]
     if len(named) == 1:
         return named[0]
-    known = ", ".join(sorted(f"{mod}.{cls}" for mod, cls in _CLASSES)) or "none"
+    names = ", ".join(sorted(f"{mod}.{cls}" for mod, cls in _CLASSES)) or "none"
     raise UnknownModelError(
         path=path,
         expected=f"one model class named {name!r} (defined in {module} when it was saved)",
-        found=f"{len(named)} among those defined in this process: {known}",
+        found=f"{len(named)} among those defined in this process: {names}",
         next_step="import the module that defines it, or pass model_class=",
     )
 

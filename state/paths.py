@@ -67,17 +67,17 @@ def named_leaves(tree: Any) -> list[NamedLeaf]:
     A Variable stands for its value: it adds nothing to the path, and its metadata entry `axes`
     (one logical name per dimension) goes with the leaf.
     """
-    found: list[NamedLeaf] = []
+    entries: list[NamedLeaf] = []
     paths = iter(trees.paths(tree))
     for node in jax.tree.leaves(tree, is_leaf=is_variable):
         if not is_variable(node):
-            found.append(NamedLeaf(next(paths), node, None, None))
+            entries.append(NamedLeaf(next(paths), node, None, None))
             continue
         leaves = jax.tree.leaves(node)
         axes = node.get_metadata().get("axes") if len(leaves) == 1 else None
         named = tuple(axes) if axes is not None else None
-        found += [NamedLeaf(next(paths), leaf, named, type(node)) for leaf in leaves]
-    return found
+        entries += [NamedLeaf(next(paths), leaf, named, type(node)) for leaf in leaves]
+    return entries
 
 
 def variable_paths(tree: Any) -> list[str]:
@@ -85,16 +85,21 @@ def variable_paths(tree: Any) -> list[str]:
     return sorted("/".join(map(str, path)) for path, _ in nnx.to_flat_state(tree))
 
 
-def tree_problems(expected: Any, given: Any) -> list[str]:
+def tree_problems(expected: Any, tree: Any) -> list[str]:
     """List every leaf by which a tree differs from the expected one, in path or shape."""
-    wanted = {named.path: np.shape(named.leaf) for named in named_leaves(expected)}
-    found = {named.path: np.shape(named.leaf) for named in named_leaves(given)}
-    problems = [f"{path}: missing, expected shape {wanted[path]}" for path in wanted.keys() - found]
-    problems += [f"{path}: unexpected, has shape {found[path]}" for path in found.keys() - wanted]
+    expected_shapes = {named.path: np.shape(named.leaf) for named in named_leaves(expected)}
+    shapes = {named.path: np.shape(named.leaf) for named in named_leaves(tree)}
+    problems = [
+        f"{path}: missing, expected shape {expected_shapes[path]}"
+        for path in expected_shapes.keys() - shapes
+    ]
     problems += [
-        f"{path}: expected shape {shape}, found {found[path]}"
-        for path, shape in wanted.items()
-        if path in found and found[path] != shape
+        f"{path}: unexpected, has shape {shapes[path]}" for path in shapes.keys() - expected_shapes
+    ]
+    problems += [
+        f"{path}: expected shape {shape}, found {shapes[path]}"
+        for path, shape in expected_shapes.items()
+        if path in shapes and shapes[path] != shape
     ]
     return sorted(problems)
 
@@ -124,15 +129,15 @@ def too_wide(tree: Any) -> list[str]:
         for named in named_leaves(tree)
         if not isinstance(named.leaf, jax.Array)
     }
-    made = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
+    canonical = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
     return [
-        f"{path}: {dtype}, of which JAX makes {made[path]}"
+        f"{path}: {dtype}, of which JAX makes {canonical[path]}"
         for path, dtype in sorted(wide.items())
-        if made[path] != dtype
+        if canonical[path] != dtype
     ]
 
 
-def rebuild(expected: Any, given: Any, *, path: object) -> Any:
+def rebuild(expected: Any, tree: Any, *, path: object) -> Any:
     """Return the given leaves in the containers of the expected tree.
 
     A tree of the very same structure is returned as it is; a nested dict of the same paths and
@@ -141,10 +146,10 @@ def rebuild(expected: Any, given: Any, *, path: object) -> Any:
     Raises:
         TreeStructureError: if paths or shapes differ; lists every leaf.
     """
-    structures: list[Any] = [jax.tree.structure(given), jax.tree.structure(expected)]
-    if structures[0] == structures[1] and _shapes(given) == _shapes(expected):
-        return given
-    problems = tree_problems(expected, given)
+    structures: list[Any] = [jax.tree.structure(tree), jax.tree.structure(expected)]
+    if structures[0] == structures[1] and _shapes(tree) == _shapes(expected):
+        return tree
+    problems = tree_problems(expected, tree)
     if problems:
         raise TreeStructureError(
             f"{len(problems)} leaves do not fit",
@@ -153,7 +158,7 @@ def rebuild(expected: Any, given: Any, *, path: object) -> Any:
             next_step="pass a tree with exactly these paths and shapes",
             problems=problems,
         )
-    leaves = {named.path: named.leaf for named in named_leaves(given)}
+    leaves = {named.path: named.leaf for named in named_leaves(tree)}
     ordered = [leaves[named.path] for named in named_leaves(expected)]
     return jax.tree.unflatten(jax.tree.structure(expected), ordered)
 

@@ -101,5 +101,5 @@ class RunRetention:
         record_retention(self._run.uri, deleted=len(outcome.deleted), errors=outcome.errors)
         now = self._clock()
         tombstones = read_tombstones(self._run.objects).values()
-        if any(one.is_due(now) for one in tombstones):
+        if any(tombstone.is_due(now) for tombstone in tombstones):
             collect_garbage(self._run, by=self._by, clock=self._clock)

@@ -74,7 +74,7 @@ def outlast(running: Callable[[], bool]) -> None:
     global _unanswered
     with _lock:
         _unanswered = True
-        _endless[:] = [one for one in _endless if one()]
+        _endless[:] = [is_running for is_running in _endless if is_running()]
         _endless.append(running)
 
 

@@ -80,7 +80,7 @@ def state_from_json(data: bytes, *, path: object) -> Any:
         CorruptionError: it is not JSON of this kind.
     """
     try:
-        return json.loads(data, object_hook=lambda found: _read(found, path))
+        return json.loads(data, object_hook=lambda node: _read(node, path))
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
         if isinstance(exc, UnsupportedFormatError):
             raise
@@ -111,7 +111,10 @@ def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any
     if kind is bytes:
         return {_BYTES: _text(value)}
     if kind is list or kind is tuple:
-        parts = [_written(one, f"{where}[{n}]", problems, depth + 1) for n, one in enumerate(value)]
+        parts = [
+            _written(element, f"{where}[{n}]", problems, depth + 1)
+            for n, element in enumerate(value)
+        ]
         return parts if kind is list else {_TUPLE: parts}
     if kind is dict or kind is OrderedDict:
         return _written_dict(value, where, problems, depth + 1)
@@ -125,7 +128,9 @@ def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any
 
 
 def _written_dict(value: dict[Any, Any], where: str, problems: list[str], depth: int) -> Any:
-    parts = {key: _written(one, f"{where}[{key!r}]", problems, depth) for key, one in value.items()}
+    parts = {
+        key: _written(member, f"{where}[{key!r}]", problems, depth) for key, member in value.items()
+    }
     if all(type(key) is str and is_text(key) and not key.startswith("$") for key in parts):
         return parts
     keys = [_written(key, f"{where}: its key", problems, depth) for key in parts]
@@ -159,11 +164,11 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _read(found: dict[str, Any], path: object) -> Any:
+def _read(node: dict[str, Any], path: object) -> Any:
     """Decode a JSON object, whose inner objects are already decoded."""
-    if len(found) != 1 or not next(iter(found)).startswith("$"):
-        return found
-    ((tag, value),) = found.items()
+    if len(node) != 1 or not next(iter(node)).startswith("$"):
+        return node
+    ((tag, value),) = node.items()
     match tag:
         case "$bytes":
             return base64.b64decode(value, validate=True)

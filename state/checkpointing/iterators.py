@@ -208,7 +208,7 @@ def find_positions(
     named = _checked_names(iterators)
     stored = reader.iterators
     problems = [*_twice(named)]
-    found: dict[str, tuple[Any, str, Any]] = {}
+    states: dict[str, tuple[Any, str, Any]] = {}
     for name, iterator in named.items():
         methods = _methods_of(iterator)
         if name not in stored:
@@ -218,7 +218,7 @@ def find_positions(
         elif problem := _misfit(reader, name, iterator, methods):
             problems.append(problem)
         elif not problems:
-            found[name] = (iterator, *_state(reader, name, iterator, methods))
+            states[name] = (iterator, *_state(reader, name, iterator, methods))
     if problems:
         raise IteratorMismatchError(
             "the data can't go on where the step was saved",
@@ -228,7 +228,7 @@ def find_positions(
             next_step=_NEXT_STEP if stored else _NONE_STORED,
             problems=problems,
         )
-    return Positions(where, found)
+    return Positions(where, states)
 
 
 def warn_of_left(
@@ -281,12 +281,12 @@ def _state(
     return methods.set, state
 
 
-def _read(reader: CheckpointReader, name: str, wanted: Sequence[int]) -> list[Any]:
+def _read(reader: CheckpointReader, name: str, processes: Sequence[int]) -> list[Any]:
     """Read the states that these processes saved."""
     count = reader.iterators[name]
     return [
         state_from_json(data, path=reader.uri / iterator_file(name, process, count))
-        for process, data in zip(wanted, reader.iterator_states(name, wanted), strict=True)
+        for process, data in zip(processes, reader.iterator_states(name, processes), strict=True)
     ]
 
 
@@ -333,13 +333,13 @@ def _checked_names(iterators: Mapping[str, Any] | None) -> dict[str, Any]:
 def _twice(iterators: Mapping[str, Any]) -> list[str]:
     """Return a line for each iterator that also has an earlier name."""
     first: dict[int, str] = {}
-    named = ((name, first.setdefault(id(one), name)) for name, one in iterators.items())
+    named = ((name, first.setdefault(id(iterator), name)) for name, iterator in iterators.items())
     return [f"{name}: the very iterator that is {other}" for name, other in named if name != other]
 
 
 def _told_iterators(stored: Mapping[str, int]) -> str:
-    told = [f"{name} of {count} processes" for name, count in stored.items()]
-    return f"iterators as the step has them: {', '.join(told) or 'none'}"
+    names = [f"{name} of {count} processes" for name, count in stored.items()]
+    return f"iterators as the step has them: {', '.join(names) or 'none'}"
 
 
 def _kind(value: Any) -> str:

@@ -139,7 +139,7 @@ class _Fitted(NamedTuple):
     def same(self) -> dict[str, Any]:
         """Return what must be equal on all processes."""
         return {
-            "target": [(item.name, sorted(item.wanted)) for item in self.items],
+            "target": [(item.name, sorted(item.targets)) for item in self.items],
             **self.positions.same(),
         }
 

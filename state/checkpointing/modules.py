@@ -33,7 +33,7 @@ class OpenedItems(NamedTuple):
     close: Callable[[Mapping[str, Any]], Any]
 
 
-def as_items(given: Any) -> OpenedItems:
+def as_items(tree: Any) -> OpenedItems:
     """Return the argument of a save as trees by name; a single tree is called "state".
 
     A mapping of trees is trees by name, such as Linen's variables and
@@ -43,22 +43,22 @@ def as_items(given: Any) -> OpenedItems:
     Raises:
         UnsupportedFormatError: an array, a number or a text alone, or None.
     """
-    if given is None or _is_leaf(given):
+    if tree is None or _is_leaf(tree):
         raise UnsupportedFormatError(
             "this is no tree",
             path="items",
             expected='trees by name, such as {"model": params}, or one tree',
-            found=f"{type(given).__name__}",
+            found=f"{type(tree).__name__}",
             next_step="Give it a name: {'value': ...}.",
         )
     nnx = sys.modules.get("flax.nnx")
-    one_tree = not isinstance(given, Mapping) or (nnx is not None and isinstance(given, nnx.State))
-    if one_tree or any(map(_is_leaf, given.values())):
-        return OpenedItems({_SINGLE_ITEM: given}, lambda items: items[_SINGLE_ITEM])
-    if type(given) is dict:
-        return OpenedItems(dict(given), dict)
-    # Not `given[name]`: a FrozenDict wraps each inner dict in a new FrozenDict.
-    children, structure = jax.tree.flatten_with_path(given, is_leaf=lambda node: node is not given)
+    one_tree = not isinstance(tree, Mapping) or (nnx is not None and isinstance(tree, nnx.State))
+    if one_tree or any(map(_is_leaf, tree.values())):
+        return OpenedItems({_SINGLE_ITEM: tree}, lambda items: items[_SINGLE_ITEM])
+    if type(tree) is dict:
+        return OpenedItems(dict(tree), dict)
+    # Not `tree[name]`: a FrozenDict wraps each inner dict in a new FrozenDict.
+    children, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     named = {key.key: child for (key,), child in children}
     return OpenedItems(
         named, lambda items: jax.tree.unflatten(structure, [items[name] for name in named])
@@ -89,12 +89,14 @@ def open_modules(items: Mapping[str, Any]) -> OpenedItems:
             opened[number] = state
 
     def close(filled: Mapping[str, Any]) -> dict[str, Any]:
-        found: list[Any] = structure.flatten_up_to(dict(filled))
+        closed_nodes: list[Any] = structure.flatten_up_to(dict(filled))
         for number, shut in closes.items():
-            found[number] = shut(found[number])
-        for number, module in zip(shared, merge([found[one] for one in shared]), strict=True):
-            found[number] = module
-        closed: dict[str, Any] = jax.tree.unflatten(structure, found)
+            closed_nodes[number] = shut(closed_nodes[number])
+        for number, module in zip(
+            shared, merge([closed_nodes[position] for position in shared]), strict=True
+        ):
+            closed_nodes[number] = module
+        closed: dict[str, Any] = jax.tree.unflatten(structure, closed_nodes)
         return closed
 
     return OpenedItems(jax.tree.unflatten(structure, opened), close)
@@ -115,19 +117,19 @@ class TreePlan:
     def __init__(self) -> None:
         self._last: tuple[Any, dict[str, tuple[str, ...]]] = (None, {})
 
-    def flatten(self, given: Any) -> dict[str, dict[str, Any]]:
+    def flatten(self, items: Any) -> dict[str, dict[str, Any]]:
         """Return the leaves by path, by item, as `trees.flatten` does for what is stored.
 
         Args:
-            given: the items of a save, see `as_items`.
+            items: the items of a save, see `as_items`.
 
         Raises:
             UnsupportedFormatError: this is no tree.
             UnsupportedLeafError: keys that can't be stored.
         """
-        if isinstance(given, FlatTrees):
-            return {name: dict(given[name]) for name in sorted(given)}
-        trees = as_items(given).trees
+        if isinstance(items, FlatTrees):
+            return {name: dict(items[name]) for name in sorted(items)}
+        trees = as_items(items).trees
         names = sorted(trees, key=str)
         leaves, structure = jax.tree.flatten([trees[name] for name in names])
         before, paths = self._last
@@ -153,7 +155,7 @@ def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list
     states = [state.get(number, {}) for number in range(len(modules))]
 
     def merge(filled: list[Any]) -> list[Any]:
-        whole = nnx.State({n: one for n, one in enumerate(filled) if n in state})
+        whole = nnx.State({n: node for n, node in enumerate(filled) if n in state})
         merged: list[Any] = nnx.merge(graph, whole)
         return merged
 
@@ -169,8 +171,8 @@ def _open_equinox(module: Any) -> tuple[Any, Callable[[Any], Any]]:
     )
 
     def close(filled: Any) -> Any:
-        found = structure.flatten_up_to(filled)
-        pairs = zip(found, leaves, stored, strict=True)
+        filled_leaves = structure.flatten_up_to(filled)
+        pairs = zip(filled_leaves, leaves, stored, strict=True)
         return jax.tree.unflatten(structure, [new if keep else old for new, old, keep in pairs])
 
     return tree, close

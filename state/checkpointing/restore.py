@@ -115,13 +115,13 @@ def read_meta(step: Step) -> dict[str, Any]:
             next_step="Load another step; `cairn.load` reads the arrays of this one.",
         )
     meta = reader.meta()
-    found = sha256_of(canonical_json(meta))
-    if reader.meta_digest not in (None, found):
+    digest = sha256_of(canonical_json(meta))
+    if reader.meta_digest not in (None, digest):
         raise CorruptionError(
             "the JSON item changed",
             path=reader.uri / META_ITEM,
             expected=reader.meta_digest,
-            found=found,
+            found=digest,
             next_step="Load another step, or restore this file from a backup.",
         )
     return meta
@@ -199,7 +199,7 @@ class FittedItem(NamedTuple):
         name: of the item.
         arrays: the stored arrays.
         infos: description of each stored leaf, by path.
-        wanted: description of each leaf to make, by path.
+        targets: description of each leaf to make, by path.
         texts: leaves that are text, by path.
         problems: differences, one line each; `read` requires that there are none.
         where: name of the checkpoint in errors.
@@ -208,21 +208,21 @@ class FittedItem(NamedTuple):
     name: str
     arrays: ItemArrays
     infos: dict[str, LeafInfo]
-    wanted: dict[str, TargetLeaf]
+    targets: dict[str, TargetLeaf]
     texts: dict[str, str]
     problems: list[str]
     where: object
 
     def read(self) -> dict[str, Any]:
-        """Read the wanted leaves by path, as the target says; all processes must call this.
+        """Read the leaves by path, as the target says; all processes must call this.
 
         For data that several processes hold, one of them reads for all.
         """
-        shared = agreed_shared(self.infos, self.wanted)
-        alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
+        shared = agreed_shared(self.infos, self.targets)
+        alone = {path: leaf for path, leaf in self.targets.items() if path not in shared}
         values = agreement.all_or_none(read_leaves, self.arrays, self.infos, alone)
-        values |= read_shared(self.arrays, self.infos, self.wanted, shared)
-        return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
+        values |= read_shared(self.arrays, self.infos, self.targets, shared)
+        return {path: leaf.finish(values[path]) for path, leaf in self.targets.items()} | self.texts
 
 
 def fit_item(
@@ -251,22 +251,26 @@ def fit_item(
     arrays = _arrays(reader, name, where)
     leaves = trees.flatten(target)
     moved = {path: old for path, old in arrays.tree.variables.items() if old in leaves}
-    known = {
+    infos = {
         moved.get(path, arrays.tree.current(path)): info for path, info in arrays.infos().items()
     }
     if chosen is not None:
-        known = {path: info for path, info in known.items() if chosen(path)}
+        infos = {path: info for path, info in infos.items() if chosen(path)}
         leaves = {path: leaf for path, leaf in leaves.items() if chosen(path)}
     texts = {path: text for path, text in reader.texts(name).items() if not chosen or chosen(path)}
-    asked = {path for path, leaf in leaves.items() if isinstance(leaf, str)} & {*texts, *known}
-    wanted = {path: target_leaf(leaf) for path, leaf in leaves.items() if path not in asked}
-    stored = {path: _fits_as(arrays, info) for path, info in known.items()}
-    problems = trees.difference([*wanted, *asked], {*stored, *texts})
-    for path in sorted(wanted.keys() & stored.keys()):
-        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], casts)]
-    problems += [f"{path}: expected text, stored an array" for path in sorted(asked - {*texts})]
-    problems += [f"{path}: expected an array, stored text" for path in sorted({*wanted} & {*texts})]
-    return FittedItem(name, arrays, known, wanted, texts, problems, where)
+    text_paths = {path for path, leaf in leaves.items() if isinstance(leaf, str)} & {*texts, *infos}
+    targets = {path: target_leaf(leaf) for path, leaf in leaves.items() if path not in text_paths}
+    stored = {path: _fits_as(arrays, info) for path, info in infos.items()}
+    problems = trees.difference([*targets, *text_paths], {*stored, *texts})
+    for path in sorted(targets.keys() & stored.keys()):
+        problems += [f"{path}: {text}" for text in targets[path].misfits(stored[path], casts)]
+    problems += [
+        f"{path}: expected text, stored an array" for path in sorted(text_paths - {*texts})
+    ]
+    problems += [
+        f"{path}: expected an array, stored text" for path in sorted({*targets} & {*texts})
+    ]
+    return FittedItem(name, arrays, infos, targets, texts, problems, where)
 
 
 def _opened(step: Step) -> CheckpointReader:
@@ -275,10 +279,10 @@ def _opened(step: Step) -> CheckpointReader:
 
 def _manifest_of(step_uri: StoreURI) -> Manifest | None:
     """Return the manifest of a step in a run's layout; None if there is none."""
-    found = _STEP_FOLDER.search(step_uri.path)
-    if found is None:
+    match = _STEP_FOLDER.search(step_uri.path)
+    if match is None:
         return None
-    name = manifest_file(int(found[2]), int(found[1]))
+    name = manifest_file(int(match[2]), int(match[1]))
     stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
     return None if stored is None else stored[0]
 
@@ -299,19 +303,19 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
 
 def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
     """Select the requested leaves of an item that fits."""
-    asked = [paths] if isinstance(paths, str) else list(paths)
-    unknown = [path for path in asked if path not in fitted.wanted and path not in fitted.texts]
+    selected = [paths] if isinstance(paths, str) else list(paths)
+    unknown = [path for path in selected if path not in fitted.targets and path not in fitted.texts]
     if unknown or isinstance(paths, str):
         raise LeafNotFoundError(
             "no such leaves",
             path=f"{fitted.where}: item {fitted.name!r}",
-            expected=f"a list of paths of its {len(fitted.wanted)} leaves",
+            expected=f"a list of paths of its {len(fitted.targets)} leaves",
             found=repr(paths) if isinstance(paths, str) else ", ".join(map(repr, unknown)),
-            next_step=f"Give paths such as {', '.join(map(repr, list(fitted.wanted)[:3]))}.",
+            next_step=f"Give paths such as {', '.join(map(repr, list(fitted.targets)[:3]))}.",
         )
     return fitted._replace(
-        wanted={path: fitted.wanted[path] for path in asked if path in fitted.wanted},
-        texts={path: fitted.texts[path] for path in asked if path in fitted.texts},
+        targets={path: fitted.targets[path] for path in selected if path in fitted.targets},
+        texts={path: fitted.texts[path] for path in selected if path in fitted.texts},
     )
 
 
@@ -324,7 +328,7 @@ def _fitted(
         raise TreeMismatchError(
             f"item {item!r} does not fit the target",
             path=where,
-            expected=f"the {len(fitted.wanted)} leaves of the target",
+            expected=f"the {len(fitted.targets)} leaves of the target",
             found=f"{len(fitted.infos)} stored leaves, {len(fitted.problems)} differences",
             next_step="Build the target as it was saved, or load another step.",
             problems=fitted.problems,

@@ -153,7 +153,7 @@ class SavePolicy:
     def due_by_number(self, step: int, previous: int | None) -> DueReason | None:
         """Apply the rules on step numbers only, which agree in every process."""
         before = step - 1 if previous is None else previous
-        if any(before < wanted <= step for wanted in self.at_steps):
+        if any(before < at_step <= step for at_step in self.at_steps):
             return DueReason.AT_STEP
         every = self.every_steps
         if every is not None and step // every > before // every:

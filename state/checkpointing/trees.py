@@ -91,25 +91,27 @@ def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
     Raises:
         TreeMismatchError: the paths of `target` are not those of `leaves`; lists every difference.
     """
-    wanted = paths(target)
-    problems = difference(wanted, leaves)
+    target_paths = paths(target)
+    problems = difference(target_paths, leaves)
     if problems:
         raise TreeMismatchError(
             "the trees differ",
-            expected=f"{len(wanted)} leaves of the target",
+            expected=f"{len(target_paths)} leaves of the target",
             found=f"{len(leaves)} leaves",
             next_step="Rebuild the target as it was saved.",
             problems=problems,
         )
     structure = jax.tree.structure(target)
-    return jax.tree.unflatten(structure, [leaves[path] for path in wanted])
+    return jax.tree.unflatten(structure, [leaves[path] for path in target_paths])
 
 
-def difference(wanted: Iterator[str] | Mapping[str, Any] | list[str], found: Any) -> list[str]:
-    """Return a line for each path only in `wanted` (missing) or only in `found` (unexpected)."""
-    wanted_paths, found_paths = set(wanted), set(found)
-    missing = [f"{path}: expected by the target, not stored" for path in wanted_paths - found_paths]
-    extra = [f"{path}: stored, not in the target" for path in found_paths - wanted_paths]
+def difference(expected: Iterator[str] | Mapping[str, Any] | list[str], stored: Any) -> list[str]:
+    """Return a line for each path only in `expected` (missing) or only in `stored` (unexpected)."""
+    expected_paths, stored_paths = set(expected), set(stored)
+    missing = [
+        f"{path}: expected by the target, not stored" for path in expected_paths - stored_paths
+    ]
+    extra = [f"{path}: stored, not in the target" for path in stored_paths - expected_paths]
     return sorted(missing) + sorted(extra)
 
 

@@ -30,14 +30,14 @@ def added_fields(state: Any, base: type[Any]) -> dict[str, Any]:
 
 
 def check_added(
-    state_class: type[Any], base: type[Any], given: Mapping[str, Any], *, path: str = "create"
+    state_class: type[Any], base: type[Any], values: Mapping[str, Any], *, path: str = "create"
 ) -> None:
     """Check the values that a state is made with for added fields, static ones among them.
 
     Args:
         state_class: a subclass of `base`.
         base: a state class of Cairn's.
-        given: the values, by name.
+        values: the values, by name.
         path: what makes it, for the message.
 
     Raises:
@@ -45,11 +45,11 @@ def check_added(
     """
     path = f"{state_class.__name__}.{path}"
     added = {field.name: field for field in _added(state_class, base)}
-    refuse_unknown(path, given, set(added))
+    refuse_unknown(path, values, set(added))
     missing = [
         name
         for name, field in added.items()
-        if name not in given
+        if name not in values
         and field.init
         and field.default is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING
@@ -62,17 +62,17 @@ def check_added(
         )
 
 
-def refuse_unknown(path: str, given: Mapping[str, Any], known: set[str]) -> None:
+def refuse_unknown(path: str, values: Mapping[str, Any], names: set[str]) -> None:
     """Check that names are those of fields.
 
     Raises:
         ArgumentError: if some are not; names them and the known ones.
     """
-    unknown = sorted(set(given) - known)
+    unknown = sorted(set(values) - names)
     if unknown:
         raise ArgumentError(
             path=path,
-            expected=f"fields among {', '.join(sorted(known)) or 'none of its own'}",
+            expected=f"fields among {', '.join(sorted(names)) or 'none of its own'}",
             found=", ".join(unknown),
         )
 

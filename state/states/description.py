@@ -164,11 +164,11 @@ def _values(value: Any) -> Iterator[Any]:
         yield value
     elif isinstance(value, tuple | list | dict):
         yield len(value)
-        for one in value.items() if isinstance(value, dict) else value:
-            yield from _values(one)
+        for child in value.items() if isinstance(value, dict) else value:
+            yield from _values(child)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in vars(value).values():
-            yield from _values(one)
+        for child in vars(value).values():
+            yield from _values(child)
     else:
         yield object()
 

@@ -113,7 +113,9 @@ def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
     def stored() -> list[float]:
         with suppress(RunNotFoundError):
             facts = step_facts(Run.open(uri))
-            return [one.metrics[name] for one in facts if name in one.metrics and not one.damaged]
+            return [
+                fact.metrics[name] for fact in facts if name in fact.metrics and not fact.damaged
+            ]
         return []
 
     return agreement.agree(stored)

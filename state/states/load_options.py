@@ -162,13 +162,13 @@ class LoadOptions:
         Raises:
             ArgumentError: if arguments are unknown; names each, and the known one that it is like.
         """
-        known = sorted(entry.name for entry in dataclasses.fields(cls))
-        unknown = sorted(set(more) - set(known))
+        names = sorted(entry.name for entry in dataclasses.fields(cls))
+        unknown = sorted(set(more) - set(names))
         if unknown:
             raise ArgumentError(
                 path="load_state",
-                expected=f"arguments among {', '.join(known)}",
-                found=f"unknown: {', '.join(with_nearest(name, known) for name in unknown)}",
+                expected=f"arguments among {', '.join(names)}",
+                found=f"unknown: {', '.join(with_nearest(name, names) for name in unknown)}",
             )
         return cls(**named, **more)
 
@@ -284,8 +284,8 @@ class LoadOptions:
     def config_updates(self, config: Any) -> dict[str, Any]:
         """Return the fields of a model's config that these arguments change."""
         updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
-        known = {entry.name for entry in dataclasses.fields(config)}
-        if not self.shard_attention_computation and "shard_attention_computation" not in known:
+        fields = {entry.name for entry in dataclasses.fields(config)}
+        if not self.shard_attention_computation and "shard_attention_computation" not in fields:
             raise ArgumentError(
                 path="shard_attention_computation",
                 expected=f"a model whose config has this option (not {type(config).__name__})",
@@ -297,7 +297,7 @@ class LoadOptions:
                 expected=f"options of the {config.model_type!r} model that is stored",
                 found=f"model_type={updates['model_type']!r}, another architecture",
             )
-        unknown = sorted(set(updates) - known)
+        unknown = sorted(set(updates) - fields)
         if unknown:
             raise ArgumentError(
                 path="config_kwargs",
@@ -308,13 +308,14 @@ class LoadOptions:
 
     def settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the constructor's settings: these arguments, or else the stored ones."""
-        given = {
+        settings = {
             name: None if value is None else floating_dtype(value, argument=name).name
             for name, value in (("dtype", self.dtype), ("param_dtype", self.param_dtype))
         }
-        given["precision"] = self.precision
+        settings["precision"] = self.precision
         return {
-            name: value if value is not None else stored.get(name) for name, value in given.items()
+            name: value if value is not None else stored.get(name)
+            for name, value in settings.items()
         }
 
     def for_pretrained(self) -> dict[str, Any]:
@@ -322,7 +323,7 @@ class LoadOptions:
         laid_out = {k: value for k, value in self._mesh_of_config().items() if value is not None}
         axes = {name: laid_out.pop(name) for name in ("sharding_axis_dims", "sharding_axis_names")}
         elsewhere = self.backend is not None or self.platform is not None
-        given = {
+        optional = {
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
             "precision": self.precision,
@@ -345,4 +346,4 @@ class LoadOptions:
         }
         if not self.sharded:
             (placed["device"],) = self.target_device().device_set
-        return {**placed, **{name: value for name, value in given.items() if value is not None}}
+        return {**placed, **{name: value for name, value in optional.items() if value is not None}}

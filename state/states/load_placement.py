@@ -33,9 +33,9 @@ def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
         ArgumentError: if one is unknown or no platform, if they differ, if there is no such
             platform here, or if `device` is on another one.
     """
-    asked: dict[str, str] = {}
+    platforms: dict[str, str] = {}
     if backend is not None and EasyDeLBackends(backend) is not EasyDeLBackends.JAX:
-        asked["backend"] = str(EasyDeLBackends(backend))
+        platforms["backend"] = str(EasyDeLBackends(backend))
     if platform is not None:
         name = EasyDeLPlatforms(platform)
         if name in (EasyDeLPlatforms.TRITON, EasyDeLPlatforms.PALLAS):
@@ -45,23 +45,23 @@ def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
                 found=f"{str(name)!r}, a kernel language; the models here are plain JAX",
             )
         if name is not EasyDeLPlatforms.JAX:
-            asked["platform"] = str(name)
-    if not asked:
+            platforms["platform"] = str(name)
+    if not platforms:
         return None
-    argument, wanted = next(iter(asked.items()))
-    if len(set(asked.values())) > 1:
+    argument, platform_name = next(iter(platforms.items()))
+    if len(set(platforms.values())) > 1:
         raise ArgumentError(
             path="platform",
-            expected=f"{asked['backend']!r}, as backend says",
-            found=repr(asked["platform"]),
+            expected=f"{platforms['backend']!r}, as backend says",
+            found=repr(platforms["platform"]),
         )
-    devices = platform_devices(argument, wanted)
-    other = device not in devices if isinstance(device, jax.Device) else device != wanted
+    devices = platform_devices(argument, platform_name)
+    other = device not in devices if isinstance(device, jax.Device) else device != platform_name
     if other and device is not None:
         raise ArgumentError(
-            path="device", expected=f"one of {argument}={wanted!r}", found=repr(device)
+            path="device", expected=f"one of {argument}={platform_name!r}", found=repr(device)
         )
-    return wanted
+    return platform_name
 
 
 def platform_devices(argument: str, platform: str) -> Sequence[jax.Device]:
@@ -90,7 +90,7 @@ def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> No
     """
     sizes = tuple(mesh.shape.values())
     fits = len(dims) == len(sizes) and all(
-        wanted in (-1, size) for wanted, size in zip(dims, sizes, strict=True)
+        dim in (-1, size) for dim, size in zip(dims, sizes, strict=True)
     )
     if not fits or tuple(names) != mesh.axis_names:
         raise ArgumentError(
@@ -132,23 +132,23 @@ def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable
         raise ArgumentError(
             path="shard_fns", expected="functions by the path of a leaf", found=repr(shard_fns)
         )
-    known = {named.path for named in named_leaves(tree)}
-    found: dict[str, Any] = {
+    paths = {named.path for named in named_leaves(tree)}
+    functions: dict[str, Any] = {
         key if isinstance(key, str) else path_of(map(str, key)): function
         for key, function in shard_fns.items()
     }
-    problems = [f"{path}: no such leaf" for path in found if path not in known]
+    problems = [f"{path}: no such leaf" for path in functions if path not in paths]
     problems += [
-        f"{path}: no function" for path, function in found.items() if not callable(function)
+        f"{path}: no function" for path, function in functions.items() if not callable(function)
     ]
     if problems:
         raise ArgumentError(
             f"{len(problems)} entries that can't act",
             path="shard_fns",
-            expected=f"functions for leaves among {', '.join(sorted(known))}",
+            expected=f"functions for leaves among {', '.join(sorted(paths))}",
             problems=sorted(problems),
         )
-    return found
+    return functions
 
 
 def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
@@ -166,14 +166,14 @@ def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
     for named in named_leaves(tree):
         leaf = named.leaf
         if named.path in functions:
-            made = functions[named.path](leaf)
-            kept = (getattr(made, "shape", None), getattr(made, "dtype", None))
-            if not isinstance(made, jax.Array) or kept != (leaf.shape, leaf.dtype):
+            sharded = functions[named.path](leaf)
+            kept = (getattr(sharded, "shape", None), getattr(sharded, "dtype", None))
+            if not isinstance(sharded, jax.Array) or kept != (leaf.shape, leaf.dtype):
                 problems.append(
                     f"{named.path}: expected an array {leaf.dtype}{list(leaf.shape)}, "
-                    f"found {type(made).__name__} {kept[1]} {kept[0]}"
+                    f"found {type(sharded).__name__} {kept[1]} {kept[0]}"
                 )
-            leaf = made
+            leaf = sharded
         placed.append(leaf)
     if problems:
         raise ArgumentError(

@@ -182,8 +182,8 @@ def _refuse_other_class(model_class: type[Any], own: type[Any], loaded: type[Any
     )
 
 
-def _name(one: type[Any]) -> str:
-    return f"{one.__module__}.{one.__qualname__}"
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:

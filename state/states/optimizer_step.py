@@ -112,12 +112,12 @@ def used_arguments(
     if not names:
         return frozenset()
     kinds = {name: _kind_of(offered[name]) for name in names}
-    known, key = _USED.setdefault(tx.update, {}), frozenset(kinds.items())
-    used = known.get(key)
+    cache, key = _USED.setdefault(tx.update, {}), frozenset(kinds.items())
+    used = cache.get(key)
     if used is None or (used != names and "other" in kinds.values()):
         accepted = {name: offered[name] for name in names}
         used = (used or frozenset()) | _traced_use(tx, grads, opt_state, params, accepted, kinds)
-        known[key] = used
+        cache[key] = used
     return used
 
 

@@ -74,8 +74,8 @@ def fill_model(
         for path in group:
             quantize_layer(layers[path], kernels.pop(path), settings)
     others = [path for path in leaves if path not in layers]
-    found = checkpoint.restore_some(checkpoint.model_item, target, others, cast=cast)
-    return filled(model, found, settings)
+    restored = checkpoint.restore_some(checkpoint.model_item, target, others, cast=cast)
+    return filled(model, restored, settings)
 
 
 def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -406,11 +406,12 @@ class RunSaver:
         """Return in words what the previous save did not store."""
         new = [] if _is_same(self._saved_leaves, state) else ["another state"]
         for what, values in options.items():
-            told = self._begun_at.options.get(what) or {} if self._begun_at else {}
+            saved_before = self._begun_at.options.get(what) or {} if self._begun_at else {}
             new += [
                 f"{what} {name!r}"
                 for name, value in (values or {}).items()
-                if name not in told or not (what == "iterators" or _is_equal(value, told[name]))
+                if name not in saved_before
+                or not (what == "iterators" or _is_equal(value, saved_before[name]))
             ]
         return new
 
@@ -456,9 +457,9 @@ class RunSaver:
         return handle
 
     def _refused(self, error: Exception, number: int | None) -> SaveHandle:
-        known = vars(error).get("save")  # of the checkpointer; some errors are raised again
-        if isinstance(known, SaveHandle) and known is not self._last:
-            return known
+        refused = vars(error).get("save")  # of the checkpointer; some errors are raised again
+        if isinstance(refused, SaveHandle) and refused is not self._last:
+            return refused
         step = self._due.previous if number is None else number
         return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
 
@@ -473,8 +474,9 @@ class RunSaver:
     def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
         """Save the current step if its state is alive, and wait until the deadline."""
         self._stops = True
-        told = self._preemption.at if self._preemption is not None else None
-        deadline = self.policy.deadline_seconds + (time.monotonic() if told is None else told)
+        announced_at = self._preemption.at if self._preemption is not None else None
+        began = time.monotonic() if announced_at is None else announced_at
+        deadline = began + self.policy.deadline_seconds
         current = self._due.previous
         assert current is not None
         if not votes(self._has_saved(current) or self._has_begun(last)).all():
@@ -611,7 +613,7 @@ def _check_deadline(seconds: Any) -> None:
 def _copied(value: Any) -> Any:
     """Return a copy of the JSON containers; the values in them are not copied."""
     if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(member) for key, member in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
@@ -636,10 +638,10 @@ def _is_same(marks: list[Any], state: Any) -> bool:
     )
 
 
-def _is_equal(one: Any, other: Any) -> bool:
+def _is_equal(first: Any, other: Any) -> bool:
     """Return whether two values are equal; NaN equals NaN."""
     try:
-        return bool(one is other or one == other or (one != one and other != other))
+        return bool(first is other or first == other or (first != first and other != other))
     except (TypeError, ValueError):  # arrays of several numbers
         return False
 

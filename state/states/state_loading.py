@@ -293,8 +293,8 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
     settings = {**stored, **arguments.settings(stored)}
     if quantizes(checkpoint, arguments.quantization):
         # Once without arrays: what the arguments ask for must be possible before anything is read.
-        wanted = arguments.quantization.settings.to_dict()
-        abstract_model(model_class, config, {**settings, "quantization": wanted})
+        quantization = arguments.quantization.settings.to_dict()
+        abstract_model(model_class, config, {**settings, "quantization": quantization})
     model = abstract_model(model_class, config, settings)
     tree = nnx.state(model)
     if not quantizes(checkpoint, arguments.quantization):
@@ -314,12 +314,12 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
 
 
 def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
-    wanted = floating_dtype(param_dtype, argument="param_dtype")
+    dtype = floating_dtype(param_dtype, argument="param_dtype")
 
     def cast(leaf: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=leaf.sharding)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
 
     def cast_node(node: Any) -> Any:
         floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
@@ -398,13 +398,13 @@ def _naming_the_hub(error: RunNotFoundError, reference: str | os.PathLike[str]) 
 
 
 def _check_task(model_class: type[Any], model_task: TaskType | str) -> None:
-    wanted = TaskType(model_task)
+    task = TaskType(model_task)
     own = getattr(model_class, "model_task", TaskType.BASE_MODULE)
-    if wanted not in (TaskType.AUTO_BIND, own):
+    if task not in (TaskType.AUTO_BIND, own):
         raise ArgumentError(
             path="model_task",
             expected=f"{str(own)!r}, what {model_class.__name__} is for, or 'auto-bind'",
-            found=repr(str(wanted)),
+            found=repr(str(task)),
         )
 
 

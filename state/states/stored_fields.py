@@ -40,28 +40,30 @@ def field_forms(state: Any) -> dict[str, Any]:
 
 
 def field_targets(
-    checkpoint: StoredCheckpoint, abstract: Any, given: FieldTargets
+    checkpoint: StoredCheckpoint, abstract: Any, fields: FieldTargets
 ) -> dict[str, Any]:
     """Return the target of each added field that the checkpoint has, or that was given.
 
     Args:
         checkpoint: the checkpoint.
         abstract: a state without arrays, its leaves placed; its added fields count for nothing.
-        given: the argument `fields` of the load.
+        fields: the argument `fields` of the load.
 
     Raises:
         ArgumentError: targets are given that are no fields, or are needed and not given.
         TreeMismatchError: the checkpoint has other fields than the class; all are listed.
     """
-    if isinstance(given, str):
-        if given == "skip":
+    if isinstance(fields, str):
+        if fields == "skip":
             return {}
-        raise ArgumentError(path="fields", expected="targets by name, or 'skip'", found=repr(given))
+        raise ArgumentError(
+            path="fields", expected="targets by name, or 'skip'", found=repr(fields)
+        )
     stored: Mapping[str, Any] = checkpoint.meta.get(_ITEM) or {}
     names = type(abstract).added_field_names()
-    wanted = {name: one for name, one in _given(abstract, given).items() if name in names}
-    _check_names(checkpoint, type(abstract), stored, names, wanted)
-    unknown = {name: _unknown(stored[name]) for name in names if name in {*stored} - {*wanted}}
+    targets = {name: target for name, target in _given(abstract, fields).items() if name in names}
+    _check_names(checkpoint, type(abstract), stored, names, targets)
+    unknown = {name: _unknown(stored[name]) for name in names if name in {*stored} - {*targets}}
     if any(unknown.values()):
         raise ArgumentError(
             path=f"{checkpoint.uri}: fields",
@@ -71,9 +73,9 @@ def field_targets(
             next_step="give targets for these, or pass fields='skip' to leave all fields out",
         )
     trees = {
-        name: wanted[name] if name in wanted else _built(stored[name], abstract, name)
+        name: targets[name] if name in targets else _built(stored[name], abstract, name)
         for name in names
-        if name in wanted or name in stored
+        if name in targets or name in stored
     }
     placed: dict[str, Any] = _placed(checkpoint, trees, abstract.graphstate)
     return placed
@@ -85,8 +87,8 @@ def _form(value: Any, structures: Mapping[str, Any]) -> Any:
     structure: Any = jax.tree.structure(value)
     if structure == jax.tree.structure(0):
         return _leaf_form(value)
-    for name, known in structures.items():
-        if structure == known:
+    for name, other in structures.items():
+        if structure == other:
             return {"like": name}
     if type(value) is dict and all(type(key) in (str, int) for key in value):
         return {"dict": [[key, _form(item, structures)] for key, item in value.items()]}
@@ -192,28 +194,28 @@ def _at(leaf: Any, place: Any) -> Any:
     )
 
 
-def static_values(abstract: Any, given: FieldTargets) -> dict[str, Any]:
+def static_values(abstract: Any, fields: FieldTargets) -> dict[str, Any]:
     """Return the values that a load's argument `fields` gives for static fields.
 
     Raises:
         ArgumentError: it names what are no fields.
     """
-    if isinstance(given, str):
+    if isinstance(fields, str):
         return {}
     static = type(abstract).added_field_names(static=True)
-    return {name: one for name, one in _given(abstract, given).items() if name in static}
+    return {name: value for name, value in _given(abstract, fields).items() if name in static}
 
 
-def _given(abstract: Any, given: Any) -> dict[str, Any]:
-    made = given(abstract) if callable(given) else given
-    if made is not None and not isinstance(made, Mapping):
+def _given(abstract: Any, fields: Any) -> dict[str, Any]:
+    targets = fields(abstract) if callable(fields) else fields
+    if targets is not None and not isinstance(targets, Mapping):
         raise ArgumentError(
-            path="fields", expected="targets by the names of fields", found=type(made).__name__
+            path="fields", expected="targets by the names of fields", found=type(targets).__name__
         )
-    wanted = dict(made or {})
-    known = (type(abstract).added_field_names(static=static) for static in (False, True))
-    refuse_unknown("fields", wanted, {name for names in known for name in names})
-    return wanted
+    targets = dict(targets or {})
+    names_by_kind = (type(abstract).added_field_names(static=static) for static in (False, True))
+    refuse_unknown("fields", targets, {name for names in names_by_kind for name in names})
+    return targets
 
 
 def _check_names(
@@ -221,7 +223,7 @@ def _check_names(
     state_class: type[Any],
     stored: Mapping[str, Any],
     names: list[str],
-    wanted: Mapping[str, Any],
+    targets: Mapping[str, Any],
 ) -> None:
     paths = checkpoint.leaves(_ITEM)
     full = {name for name in stored if any(_is_under(path, name) for path in paths)}
@@ -234,7 +236,7 @@ def _check_names(
         f"fields/{name}: missing from the checkpoint, and {state_class.__name__} does not leave it "
         "None by default"
         for name in names
-        if name not in stored and name not in wanted and not _is_empty(defaults[name])
+        if name not in stored and name not in targets and not _is_empty(defaults[name])
     ]
     if problems:
         raise TreeMismatchError(

@@ -144,11 +144,11 @@ class TrainStep:
         loss, aux = returned if pair else (returned, {})
         shape, dtype = getattr(loss, "shape", None), getattr(loss, "dtype", None)
         if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            found = type(loss).__name__ if shape is None else f"{dtype} of shape {shape}"
+            kind = type(loss).__name__ if shape is None else f"{dtype} of shape {shape}"
             raise ArgumentError(
                 path="TrainStep: the loss",
                 expected="a floating scalar, or a pair of one and a dict",
-                found=found,
+                found=kind,
                 next_step="take the mean, or the sum, over the batch",
             )
         if not isinstance(aux, Mapping):

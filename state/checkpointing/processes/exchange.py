@@ -110,12 +110,12 @@ def _answer(
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
     """Return the texts by process, without those of stragglers."""
     patience = StragglerLog(place)
-    while missing := _absent(found := _found(client, place_key)):
+    while missing := _absent(messages := _found(client, place_key)):
         if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
         is_set(client, f"{place_key}/{missing[0]}.0")
     there = sorted(set(range(jax.process_count())) - set(missing))
-    return {index: json.loads(_whole(found, index)) for index in there}
+    return {index: json.loads(_whole(messages, index)) for index in there}
 
 
 def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
@@ -131,7 +131,7 @@ def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
 
 
 def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, str] | None:
-    others = [index for index, one in said.items() if one["place"] != place]
+    others = [index for index, message in said.items() if message["place"] != place]
     if not others:
         return None
     return {
@@ -193,15 +193,15 @@ def _found(client: Coordination, place: str) -> dict[str, str]:
     return {name.rpartition("/")[2]: text for name, text in client.key_value_dir_get(f"{place}/")}
 
 
-def _absent(found: Mapping[str, str]) -> list[int]:
-    there = {name.partition(".")[0] for name in found if name.partition(".")[2] in ("", "0")}
+def _absent(messages: Mapping[str, str]) -> list[int]:
+    there = {name.partition(".")[0] for name in messages if name.partition(".")[2] in ("", "0")}
     return [index for index in range(jax.process_count()) if str(index) not in there]
 
 
-def _whole(found: Mapping[str, str], index: int) -> str:
+def _whole(messages: Mapping[str, str], index: int) -> str:
     """Join the pieces of a process's text."""
-    count, _, text = found[f"{index}.0"].partition(" ")
-    rest = (found[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))
+    count, _, text = messages[f"{index}.0"].partition(" ")
+    rest = (messages[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))
     return "".join([text, *rest])
 
 

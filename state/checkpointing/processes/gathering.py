@@ -57,7 +57,7 @@ def _piece(left: int, members: int) -> int:
 def _mesh(members: tuple[int, ...]) -> Mesh:
     """Return a mesh of one device per process: more would receive the same bytes again."""
     first: dict[int, Any] = {}
-    for device in sorted(jax.devices(), key=lambda one: one.id):
+    for device in sorted(jax.devices(), key=lambda each: each.id):
         first.setdefault(device.process_index, device)
     return Mesh(
         np.array([first[member] for member in members]), ("member",), axis_types=(AxisType.Auto,)

@@ -16,8 +16,8 @@ def holders_of_slices(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...]
 ) -> dict[Index, tuple[int, ...]]:
     """Return the processes that hold each slice, in order, by its first element."""
-    found: dict[Index, set[int]] = {}
+    slices: dict[Index, set[int]] = {}
     places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in places.items():
-        found.setdefault(origin_of(index), set()).add(device.process_index)
-    return {origin: tuple(sorted(holders)) for origin, holders in sorted(found.items())}
+        slices.setdefault(origin_of(index), set()).add(device.process_index)
+    return {origin: tuple(sorted(holders)) for origin, holders in sorted(slices.items())}

@@ -38,19 +38,19 @@ class Filling(NamedTuple):
 
 
 def read_leaves(
-    arrays: ItemArrays, infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
+    arrays: ItemArrays, infos: Mapping[str, LeafInfo], targets: Mapping[str, TargetLeaf]
 ) -> dict[str, Any]:
     """Read leaves by path, placed and typed as the targets describe.
 
     Leaves for devices other than CPUs pass through a window of host memory, which bounds them.
     """
     with ExitStack() as stack:
-        arrays.prefetch(infos[path].path for path in wanted)
+        arrays.prefetch(infos[path].path for path in targets)
         reads = stack.enter_context(LeafReads(arrays))
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
         reading = _Reading(arrays, reads, pool)
         stack.callback(reading.cancel)
-        for path, target in wanted.items():
+        for path, target in targets.items():
             if infos[path].chunks is None:
                 reading.values[path] = target.empty()
             else:
@@ -82,18 +82,18 @@ class _Reading:
             if not self._memory.wait():
                 self._finish_some()
         regions = leaf.take(self._memory).regions
-        one = Filling(path, info, leaf, [])
+        filling = Filling(path, info, leaf, [])
         if (whole := self._reads.whole_chunks(info, regions)) is not None:
-            self._small.append(one)
+            self._small.append(filling)
             self._chunks += whole
             if len(self._chunks) >= _CHUNKS_AT_ONCE:
                 self._finish_small()
             return
         if (pieces := self._reads.pieces(info, regions)) is not None:
-            self._near.add(one, pieces)
+            self._near.add(filling, pieces)
         else:
-            one.futures.extend(map(self._pool.submit, self._reads.tasks(info, regions)))
-        self._filling.append(one)
+            filling.futures.extend(map(self._pool.submit, self._reads.tasks(info, regions)))
+        self._filling.append(filling)
 
     def finish(self) -> None:
         """Make all added leaves, and wait until their devices have them."""
@@ -103,8 +103,8 @@ class _Reading:
 
     def cancel(self) -> None:
         """Cancel the reads that have not started."""
-        for one in self._filling:
-            for future in one.futures:
+        for filling in self._filling:
+            for future in filling.futures:
                 future.cancel()
 
     def _finish_some(self) -> None:
@@ -121,8 +121,8 @@ class _Reading:
     def _finish_small(self) -> None:
         """Read many small leaves in this thread: handing them to others would take longer."""
         self._reads.read_whole(self._chunks)
-        for one in self._small:
-            self.values[one.path] = one.make(self._arrays)
+        for filling in self._small:
+            self.values[filling.path] = filling.make(self._arrays)
         self._small, self._chunks = [], []
 
 

@@ -73,7 +73,7 @@ def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
             column = []
             for origin, shape in _slabs(leaf, within, len(holders)):
                 nbytes = math.prod(shape) * leaf.itemsize
-                reader = min(holders, key=lambda one: (loads[one], one))
+                reader = min(holders, key=lambda holder: (loads[holder], holder))
                 loads[reader] += nbytes
                 column.append(Part(leaf.path, within, origin, shape, nbytes, holders, reader))
             columns.append(column)
@@ -89,8 +89,8 @@ def batch_bytes(parts: Sequence[Part], least: int) -> int:
     All processes meet twice before each batch, which takes longer the more of them there are.
     """
     count = max((part.holders[-1] for part in parts), default=0) + 1
-    held = sum(part.nbytes * len(part.holders) for part in parts) // count
-    return max(least, held // _MOST_BATCHES)
+    nbytes = sum(part.nbytes * len(part.holders) for part in parts) // count
+    return max(least, nbytes // _MOST_BATCHES)
 
 
 def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:
@@ -99,16 +99,16 @@ def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:
     A larger part is a batch by itself for its holders.
     """
     count = max((part.holders[-1] for part in parts), default=0) + 1
-    held = np.zeros(count, np.int64)
-    found: list[list[Part]] = []
+    nbytes = np.zeros(count, np.int64)
+    grouped: list[list[Part]] = []
     for part in parts:
         holders = list(part.holders)
-        if not found or (held[holders].max() + part.nbytes > limit and held[holders].any()):
-            found.append([])
-            held[:] = 0
-        found[-1].append(part)
-        held[holders] += part.nbytes
-    return found
+        if not grouped or (nbytes[holders].max() + part.nbytes > limit and nbytes[holders].any()):
+            grouped.append([])
+            nbytes[:] = 0
+        grouped[-1].append(part)
+        nbytes[holders] += part.nbytes
+    return grouped
 
 
 def _slabs(leaf: SharedLeaf, within: Index, holders: int) -> Iterable[tuple[Index, Index]]:

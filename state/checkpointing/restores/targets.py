@@ -65,15 +65,15 @@ class TargetLeaf(NamedTuple):
             except ValueError as exc:
                 problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
         if not self._takes(stored.dtype, casts):
-            wanted = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
-            expected = wanted or f"dtype {dtype_name(self.dtype)}"
+            kind = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
+            expected = kind or f"dtype {dtype_name(self.dtype)}"
             problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
         elif self.sharding is not None and not is_key_dtype(self.dtype):
-            made = _made_of(self.dtype)
-            if made != self.dtype:
+            usable = _made_of(self.dtype)
+            if usable != self.dtype:
                 problems.append(
                     f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
-                    f"{dtype_name(made)}; set jax_enable_x64 for the whole process, or restore "
+                    f"{dtype_name(usable)}; set jax_enable_x64 for the whole process, or restore "
                     "it as a NumPy array"
                 )
         return problems
@@ -158,7 +158,7 @@ class PlacedLeaf:
             values = memory.lasting(part, len(origins), self._stored)
         else:
             values, self._slot = memory.passing(part, len(origins), self._stored)
-        self.regions = [BoxBuffer(*one) for one in zip(origins, values, strict=True)]
+        self.regions = [Region(*region) for region in zip(origins, values, strict=True)]
         return self
 
     def value(self, *, key_impl: str | None, where: str) -> Any:

@@ -110,11 +110,11 @@ def link_files(
     problems: dict[str, str | None] = {}
     due = []
     for name in linked:
-        found, file = shown.get(name), files[name]
-        if found is None or not _is_as_written(found, file.record):
-            problems[name] = "nothing" if found is None else _text(found.size, found.crc32c)
-        elif found.crc32c is None and (
-            found.mark != file.mark or policy.must_verify(seen=file.seen, now=now)
+        listed, file = shown.get(name), files[name]
+        if listed is None or not _is_as_written(listed, file.record):
+            problems[name] = "nothing" if listed is None else _text(listed.size, listed.crc32c)
+        elif listed.crc32c is None and (
+            listed.mark != file.mark or policy.must_verify(seen=file.seen, now=now)
         ):
             due.append(name)
     problems |= _each(lambda name: _read_problem(target, files[name].record), due, _READS_AT_ONCE)
@@ -172,27 +172,27 @@ def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
 def _look(folder: StoreURI, names: Iterable[str]) -> dict[str, _Found]:
     """Return the files as the store shows them; omit missing ones."""
     if folder.scheme == "file":
-        found = {name: _stat(folder, name) for name in names}
-        return {name: one for name, one in found.items() if one is not None}
+        files = {name: _stat(folder, name) for name in names}
+        return {name: file for name, file in files.items() if file is not None}
     return {
         f"{DATA_FOLDER}/{entry.name}": _Found(entry.size, entry.crc32c, None)
         for entry in open_files(folder).walk(DATA_FOLDER)
     }
 
 
-def _is_as_written(found: _Found, record: StoredFile) -> bool:
-    return found.size == record.size and found.crc32c in (None, record.crc32c)
+def _is_as_written(file: _Found, record: StoredFile) -> bool:
+    return file.size == record.size and file.crc32c in (None, record.crc32c)
 
 
 def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
     """Read a file and return what is wrong with it; None if it is what was written."""
     try:
-        (found,) = read_files(folder, [record.name], threads=1, past_cache=True)
+        (read,) = read_files(folder, [record.name], threads=1, past_cache=True)
     except (OSError, StorageError) as exc:  # unreadable counts as damaged
         return str(exc).partition("\n")[0]
-    if (found.size, found.crc32c, found.content) == (record.size, record.crc32c, record.content):
+    if (read.size, read.crc32c, read.content) == (record.size, record.crc32c, record.content):
         return None
-    return _text(found.size, found.crc32c)
+    return _text(read.size, read.crc32c)
 
 
 def _text(size: int, crc32c: str | None) -> str:
@@ -201,12 +201,12 @@ def _text(size: int, crc32c: str | None) -> str:
 
 def _stat(folder: StoreURI, name: str) -> _Found | None:
     try:
-        found = os.stat(os.path.join(folder.local_path, name))
+        status = os.stat(os.path.join(folder.local_path, name))
     except OSError:
         return None
-    return _Found(found.st_size, None, _Mark(found.st_mtime_ns, found.st_ino))
+    return _Found(status.st_size, None, _Mark(status.st_mtime_ns, status.st_ino))
 
 
 def _mark(folder: StoreURI, name: str) -> _Mark | None:
-    found = _stat(folder, name) if folder.scheme == "file" else None
-    return None if found is None else found.mark
+    file = _stat(folder, name) if folder.scheme == "file" else None
+    return None if file is None else file.mark

@@ -41,15 +41,16 @@ def check_files(
     committed = stored_file(COMMIT_FILE, marker)
     entries = {entry.name: entry for entry in open_files(folder).walk() if not entry.is_dir}
     meant = {**meant, COMMIT_FILE: committed}
-    read = {one.name: one for one in read_files(folder, _unproved(entries, meant))}
+    checksums = read_files(folder, _unproved(entries, meant))
+    read = {checksum.name: checksum for checksum in checksums}
     problems = [
         problem
         for name, file in sorted(meant.items())
         if file is not committed and (problem := _wrong(file, entries.get(name), read.get(name)))
     ]
     if _wrong(committed, entries.get(COMMIT_FILE), read.get(COMMIT_FILE)):
-        found = ObjectStore(folder, patient=True).read(COMMIT_FILE)
-        text = "none" if found is None else repr(found.value[:200])
+        commit = ObjectStore(folder, patient=True).read(COMMIT_FILE)
+        text = "none" if commit is None else repr(commit.value[:200])
         problems.append(f"{COMMIT_FILE}: expected {marker!r}, found {text}")
     if problems:
         raise SaveError(
@@ -70,9 +71,9 @@ def check_files(
 def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
     """Yield the files that must be read, as nothing else proves their content."""
     for name, entry in entries.items():
-        known = meant[name].size == 0 if name in meant else entry.size == 0
-        proved = entry.crc32c is not None or is_data_file(name)
-        if not known and not (name in meant and proved):
+        is_empty = meant[name].size == 0 if name in meant else entry.size == 0
+        proved = entry.crc32c is not None or holds_values(name)
+        if not is_empty and not (name in meant and proved):
             yield name
 
 
@@ -89,7 +90,7 @@ def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None)
     return None
 
 
-def _recorded(known: StoredFile | FileChecksum, entry: FileEntry) -> ObjectRecord:
-    crc32c = known.crc32c or entry.crc32c
+def _recorded(file: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
+    crc32c = file.crc32c or entry.crc32c
     assert crc32c is not None  # known from the store or from a read
-    return ObjectRecord(name=known.name, size=entry.size, crc32c=crc32c, content=known.content)
+    return ObjectRecord(name=file.name, size=entry.size, crc32c=crc32c, content=file.content)

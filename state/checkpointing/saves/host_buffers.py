@@ -135,14 +135,14 @@ class HostBuffers:
         # All views keep this array alive: a dead weak reference means that there are none.
         root = np.frombuffer(self._pages, np.uint8)
         self._last = weakref.ref(root)
-        made = [
+        copies = [
             root[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             for start, array in zip(offsets, arrays, strict=True)
         ]
-        copy_all(list(zip(made, arrays, strict=True)))
-        for one in made:
-            one.setflags(write=False)
-        return made
+        copy_all(list(zip(copies, arrays, strict=True)))
+        for copy in copies:
+            copy.setflags(write=False)
+        return copies
 
     def forget(self) -> None:
         """Free the memory; what a save still reads is freed after it."""
@@ -156,7 +156,7 @@ class HostBuffers:
             self._pages = self._last = None
 
     def _left_bytes(self) -> int:
-        self._left = [one for one in self._left if one[0]() is not None]
+        self._left = [memory for memory in self._left if memory[0]() is not None]
         return sum(nbytes for _, nbytes in self._left)
 
 
@@ -168,9 +168,9 @@ to unmap it could unmap something else at that address."""
 
 def _forget_all() -> None:
     """Forget all buffers in a forked child, where the memory is not mapped."""
-    for one in list(_all):
-        one.forget()
-        _of_the_parent.extend(root for ref, _ in one._left if (root := ref()) is not None)
+    for buffers in list(_all):
+        buffers.forget()
+        _of_the_parent.extend(root for ref, _ in buffers._left if (root := ref()) is not None)
 
 
 os.register_at_fork(after_in_child=_forget_all)

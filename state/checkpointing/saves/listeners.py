@@ -72,10 +72,10 @@ def tell(run: str, step: int, attempt: int) -> None:
 
 
 def _listeners() -> list[tuple[str, Listener]]:
-    found: list[tuple[str, Listener]] = []
+    listeners: list[tuple[str, Listener]] = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
-            found.append((entry.name, entry.load()))
+            listeners.append((entry.name, entry.load()))
         except Exception:
             logger.exception("the listener %s can't be loaded", entry.value)
-    return found
+    return listeners

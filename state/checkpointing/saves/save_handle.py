@@ -261,5 +261,6 @@ def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandl
 
 def _again(error: BaseException) -> BaseException:
     """Return an error without the traceback of its last raise, to be raised again."""
-    known = error if isinstance(error, StorageError) else SaveError("the save failed", found=error)
-    return known.with_traceback(None)
+    if not isinstance(error, StorageError):
+        error = SaveError("the save failed", found=error)
+    return error.with_traceback(None)

@@ -55,10 +55,10 @@ def _metrics() -> SimpleNamespace:
     kept: SimpleNamespace | None = vars(REGISTRY).get(_KEPT_AS)
     if kept is not None:
         return kept
-    made = _new_metrics()
-    kept = vars(REGISTRY).setdefault(_KEPT_AS, made)  # atomic: one thread wins
-    if kept is made:
-        for metric in vars(made).values():
+    new = _new_metrics()
+    kept = vars(REGISTRY).setdefault(_KEPT_AS, new)  # atomic: one thread wins
+    if kept is new:
+        for metric in vars(new).values():
             REGISTRY.register(metric)
     return kept
 
@@ -158,9 +158,9 @@ def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHan
     Returns:
         The handle of the refused save, which the error then carries as its attribute `save`.
     """
-    known = vars(error).get("save")
-    if isinstance(known, SaveHandle) and (known.step, known.uri) == (step, uri):
-        return known
+    refused = vars(error).get("save")
+    if isinstance(refused, SaveHandle) and (refused.step, refused.uri) == (step, uri):
+        return refused
     handle = refused_save(step=step, uri=uri, error=error)
     vars(error)["save"] = handle
     record_outcome(handle)
@@ -201,11 +201,11 @@ def record_withheld(uri: StoreURI, error: StorageError) -> None:
     logger.warning(_line({"retention": "withheld", "uri": str(uri), "found": _one_line(error)}))
 
 
-def _is_new(handle: SaveHandle, known: WeakSet[SaveHandle]) -> bool:
+def _is_new(handle: SaveHandle, recorded: WeakSet[SaveHandle]) -> bool:
     with _lock:
-        if handle in known:
+        if handle in recorded:
             return False
-        known.add(handle)
+        recorded.add(handle)
         return True
 
 

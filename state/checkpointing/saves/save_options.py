@@ -1,23 +1,20 @@
 """Options of a save, which its layers pass on whole. Imports no JAX."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 from cairn.storage.arrays.value_files import Compression
 from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = ["SaveOptions"]
 
-_NO_META: Final[Mapping[str, Any]] = MappingProxyType({})
-
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
     """Options of `Checkpointer.save`, which describes each."""
 
-    meta: Mapping[str, Any] = _NO_META
+    meta: Mapping[str, Any] = field(default_factory=dict)
     iterators: Mapping[str, Any] | None = None
     model: ModelInfo | None = None
     assets: Mapping[str, bytes] | None = None
