@@ -29,7 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from benchmarks.simulated.network import Coordination, OfEach, Rounds
 from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
 from cairn.state.checkpointing.processes import background, exchange, gathering
-from cairn.state.checkpointing.restores import filling, shared_leaves, targets
+from cairn.state.checkpointing.restores import local_leaves, shared_leaves, targets
 from cairn.state.checkpointing.saves import engine, host_arrays
 from cairn.storage.arrays import paged_table, value_files, value_sinks
 from cairn.storage.arrays.chunks import ChunkShapes
@@ -274,7 +274,7 @@ class SimulatedJob:
             patch(targets, "_places", cached(targets._places))
             patch(paged_table, "_sha256", _once_of_memory(paged_table._sha256))
             patch(step_index, "hashlib", SimpleNamespace(sha256=_once_of_memory(hashlib.sha256)))
-            patch(shared_leaves, "shared_parts", self._once(shared_leaves.shared_parts))
+            patch(shared_leaves, "shared_boxes", self._once(shared_leaves.shared_boxes))
             patch(shared_leaves, "batch_bytes", self._once(shared_leaves.batch_bytes))
             patch(shared_leaves, "batches", self._once(shared_leaves.batches))
             # Array bytes are left out from here on.
@@ -288,7 +288,7 @@ class SimulatedJob:
             patch(engine.StepWrite, "_open", functools.partialmethod(_orbax, self))
             for module in (shared_leaves, targets):
                 patch(module, "aligned_empty", _no_memory)
-            for module in (filling, shared_leaves):
+            for module in (local_leaves, shared_leaves):
                 patch(module, "HostMemory", _NoHostMemory)
             patch(targets.PlacedLeaf, "value", lambda leaf, **_: _Nothing((), leaf._dtype))
             patch(targets.TargetLeaf, "finish", lambda leaf, value: value)

@@ -15,7 +15,7 @@ import jax
 from cairn.state.checkpointing import trees
 from cairn.state.checkpointing.gc_pause import pause_gc
 from cairn.state.checkpointing.processes import agreement
-from cairn.state.checkpointing.restores.filling import read_leaves
+from cairn.state.checkpointing.restores.local_leaves import read_leaves
 from cairn.state.checkpointing.restores.shared_leaves import agreed_shared, read_shared
 from cairn.state.checkpointing.restores.targets import Casts, TargetLeaf, target_leaf
 from cairn.storage.arrays.orbax_tree import META_ITEM

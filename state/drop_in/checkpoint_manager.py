@@ -72,7 +72,7 @@ logger = logging.getLogger("cairn.save")
 
 
 class _StepExists(StepExistsError, StepAlreadyExistsError):
-    """As Orbax says it too."""
+    """Cairn's and Orbax's error at once: a loop may catch either."""
 
 
 class _RestoreRequest(NamedTuple):
@@ -98,26 +98,26 @@ class _RestoreRequest(NamedTuple):
 
 
 class _Failure:
-    """What failed behind the loop: each thread that asks meets it once, as with Orbax."""
+    """Failure in the background, which each thread that asks raises once, as with Orbax."""
 
     def __init__(self, raises: Callable[[], object]) -> None:
-        """To be raised by `raises`."""
+        """Store the failure; `raises` raises it."""
         self._raises = raises
         self._here = threading.local()
 
     def meet(self) -> bool:
-        """Whether this thread meets it for the first time; from now on it has."""
+        """Mark it as raised in this thread; return True if it was not before."""
         is_first, self._here.met = not hasattr(self._here, "met"), True
         return is_first
 
     def raise_first(self) -> None:
-        """Raise it if this thread has not met it."""
+        """Raise it unless this thread has raised it."""
         if self.meet():
             self._raises()
 
 
 class CheckpointManager(policies.AbstractCheckpointManager):
-    """Saves and restores the steps of a run, as Orbax's class of this name does.
+    """Manager of the steps of a run, with the interface of Orbax's class of this name.
 
     Args:
         directory: the run's folder or address; the run is created by the first save.
@@ -216,23 +216,23 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     @property
     def directory(self) -> epath.Path:
-        """The run's folder. How it lies there is docs/explanation/store-layout.md."""
+        """Folder of the run; docs/explanation/store-layout.md describes what is in it."""
         return epath.Path(self._uri.orbax_path())
 
     def all_steps(self, read: bool = False) -> Sequence[int]:
-        """The numbers of all steps, lowest first; one that is being saved among them.
+        """Return the numbers of all steps, lowest first, with one that is being saved.
 
-        Without those that go once that one is durable: they are listed again if they stay.
+        Omit those that go once that one is durable: they are listed again if they stay.
 
         Args:
-            read: look into the store again, as `reload` does.
+            read: read them from the store again, as `reload` does.
         """
         if read:
             self.reload()
-        return [one.step for one in self._steps()]
+        return [step.step for step in self._steps()]
 
     def latest_step(self) -> int | None:
-        """The highest number, that of a step that is being saved among them; None without any.
+        """Return the highest number, with that of a step that is being saved; None without steps.
 
         Raises:
             StepDamagedError: that step is known to be damaged, and not to be skipped.
@@ -241,7 +241,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return self._usable(steps[-1], steps[::-1]).step if steps else None
 
     def best_step(self) -> int | None:
-        """The step that is best by `best_fn`; without it the latest; None if there is no such step.
+        """Return the best step by `best_fn`, without it the latest; None if there is no such step.
 
         Steps without metrics are never the best, and NaN is the worst value there is.
 
@@ -251,25 +251,25 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if self._options.best_fn is None:
             return self.latest_step()
         rank = metric_rank(self._options)
-        with_metrics = [one for one in self._steps() if one.metrics is not None]
+        with_metrics = [step for step in self._steps() if step.metrics is not None]
         if not with_metrics:
             return None
         worst_first = self._options.best_mode == "min"
-        ranked = sorted(with_metrics, key=lambda one: rank(one.metrics), reverse=worst_first)
+        ranked = sorted(with_metrics, key=lambda step: rank(step.metrics), reverse=worst_first)
         return self._usable(ranked[-1], ranked[::-1]).step
 
-    def _usable(self, wanted: PolicyStep, others: Sequence[PolicyStep]) -> PolicyStep:
-        """The step, or the first of the others that is sound if damaged ones are skipped."""
-        if not wanted.damage:
-            return wanted
-        sound = next((one for one in others if not one.damage), None)
+    def _usable(self, choice: PolicyStep, others: Sequence[PolicyStep]) -> PolicyStep:
+        """Return the step, or the first sound one of the others if damaged ones are skipped."""
+        if not choice.damage:
+            return choice
+        sound = next((step for step in others if not step.damage), None)
         if sound is not None and self._damaged == "skip":
             return sound
         raise StepDamagedError(
             "the step is damaged",
-            path=f"{self._uri}/steps/{wanted.step}",
+            path=f"{self._uri}/steps/{choice.step}",
             expected="a step whose last verification found what was saved",
-            found=wanted.damage,
+            found=choice.damage,
             next_step="Restore its files from a backup and verify it again."
             if sound is None
             else f"The next sound step is {sound.step}: restore that by its number, or make the "
@@ -277,37 +277,37 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
 
     def reload(self) -> None:
-        """Look into the store again; all processes must call this.
+        """Read the steps from the store again; all processes must call this.
 
         Raises:
             StorageError: the run's records can't be judged, or the store gives no answer.
         """
-        self._hear_deleted()
+        self._agree_on_deleted()
         saving = self._begun if self.is_saving_in_progress() else None
         kept = None if saving is None else self._known.get(saving.step)
-        found = [
+        steps = [
             PolicyStep(step, from_rfc3339(created), metrics or None, attempt, damage)
             for step, created, metrics, attempt, damage in agreement.agree(self._stored_steps)
         ]
-        sound = [one for one in found if not one.damage]
-        if self._damaged == "skip" and sound and sound[-1] is not found[-1]:
-            cut = found.index(sound[-1]) + 1
+        sound = [step for step in steps if not step.damage]
+        if self._damaged == "skip" and sound and sound[-1] is not steps[-1]:
+            cut = steps.index(sound[-1]) + 1
             if not self._known:  # it begins here; who is saving by now goes on where it is
-                record_skipped(self._uri, [(one.step, one.attempt) for one in found[cut:]])
-            found = found[:cut]
-        self._known = {one.step: one for one in found}
+                record_skipped(self._uri, [(step.step, step.attempt) for step in steps[cut:]])
+            steps = steps[:cut]
+        self._known = {step.step: step for step in steps}
         if kept is not None:
             self._known[kept.step] = kept
 
     def _stored_steps(self) -> list[tuple[int, str, dict[str, Any], int, str]]:
         if not self._run.has_saved():
             return []
-        found = []
-        for one in step_facts(self._run):
-            damage = known_damage(self._run, one.key) if one.damaged else None
+        steps = []
+        for fact in step_facts(self._run):
+            damage = known_damage(self._run, fact.key) if fact.damaged else None
             text = "" if damage is None else damage.text()
-            found.append((one.step, rfc3339(one.created), dict(one.metrics), one.attempt, text))
-        return found
+            steps.append((fact.step, rfc3339(fact.created), dict(fact.metrics), fact.attempt, text))
+        return steps
 
     def _steps(self) -> list[PolicyStep]:
         return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
@@ -315,11 +315,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     # -- saving --------------------------------------------------------------------------------
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether JAX's preemption service asks for a save now; all processes must call this."""
+        """Return True if JAX's preemption service asks for a save; all processes must call this."""
         return bool(ocp.utils.reached_preemption(step))
 
     def should_save(self, step: int) -> bool:
-        """Whether `save` would save this step, by Orbax's own policies. All processes call this."""
+        """Return True if `save` would save this step, by Orbax's policies. All must call this."""
         if self._options.read_only:
             return False
         steps = self._steps()
@@ -381,7 +381,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return False
         if not force and not self.should_save(number):
             return False
-        given = agreement.all_or_none(save_items, args, self._kinds, self._is_single)
+        to_save = agreement.all_or_none(save_items, args, self._kinds, self._is_single)
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -397,21 +397,21 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         # Asks the caller's functions: before anything is begun, and once for all processes.
         numbers, when, doomed = agreement.agree(self._decide, number, created, metrics)
         meta = as_meta(
-            json=given.json,
-            single=given.single,
+            json=to_save.json,
+            single=to_save.single,
             custom_metadata=dict(custom_metadata or {}),
             metadata=self._run_metadata(),
         )
         handle = self._checkpointer.save(
             number,
-            given.trees,
+            to_save.trees,
             meta=meta,
-            iterators=given.iterators,
+            iterators=to_save.iterators,
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
-        self._has_metadata, self._is_single = True, given.single
+        self._has_metadata, self._is_single = True, to_save.single
         self._failure = self._callback_failure = None
-        going = [self._known[one] for one in doomed]
+        going = [self._known[gone] for gone in doomed]
         self._known[number] = PolicyStep(number, from_rfc3339(when), numbers, handle.attempt)
         self._begun, self._going = handle, frozenset(doomed)
         self._leaving |= self._going
@@ -423,20 +423,20 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def _decide(
         self, step: int, created: datetime, metrics: Mapping[str, Any] | None
     ) -> tuple[dict[str, float] | None, str, list[int]]:
-        """(the metrics as they are stored, when it was saved, the steps that are not kept)."""
+        """Return the metrics as stored, the time of the save, and the steps not to keep."""
         annotation = Annotation.of(None, metrics)
         numbers = None if annotation is None else annotation.metrics
         return numbers, rfc3339(created), self._not_kept(PolicyStep(step, created, numbers))
 
     def is_saving_in_progress(self) -> bool:
-        """Whether a save is under way in this process."""
+        """Return True if a save is under way in this process."""
         begun = self._begun  # another thread may take note of its end
         return begun is not None and not begun.done
 
     def check_for_errors(self) -> None:
-        """Raise what a save in the background has failed with, if this thread was not told.
+        """Raise the error of a failed save, unless this thread has raised it already.
 
-        Each process for itself: this waits neither for the save nor for the others.
+        Each process alone: this waits neither for the save nor for the others.
 
         Raises:
             SaveError: the last save failed.
@@ -447,7 +447,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
-        """Return once no save and no deletion is under way; all processes must call this.
+        """Wait until no save and no deletion is under way; all processes must call this.
 
         Raises:
             SaveError: the last save failed, and no call of this thread has raised that yet.
@@ -455,10 +455,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """
         self._settle()
         self._retention.close()
-        self._hear_deleted()
+        self._agree_on_deleted()
 
     def close(self) -> None:
-        """Wait for what is under way, then give the run back to other writers.
+        """Wait for what is under way, then release the run for other writers.
 
         Raises:
             SaveError: the last save failed, and no call of this thread has raised that yet.
@@ -470,9 +470,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._checkpointer.close()
 
     def _settle(self) -> None:
-        """Once no save is under way; one that failed is raised on all processes, or on none."""
+        """Wait for the save under way; raise its failure on all processes, or on none."""
         agreement.all_or_none(self._end, self._checkpointer.wait_until_finished)
-        self._hear_deleted()
+        self._agree_on_deleted()
         if self._callback is not None:
             try:
                 agreement.all_or_none(self._raise_callback_error)
@@ -493,7 +493,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._failure.raise_first()
 
     def _note_end(self) -> None:
-        """What the end of a save changes, whichever thread learns of it first."""
+        """Record the end of a save, in whichever thread learns of it first."""
         with self._ending:
             if self._begun is None or not self._begun.done:
                 return
@@ -509,7 +509,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._callback_failure.raise_first()
 
     def _after(self, handle: SaveHandle, doomed: list[PolicyStep]) -> None:
-        """In the background, once a save has ended."""
+        """Call the callback and start the deletions, in the background, once a save has ended."""
         if handle.state is not SaveState.DURABLE:
             return
         if self._callback is not None:
@@ -525,7 +525,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     # -- what is kept --------------------------------------------------------------------------
 
     def delete(self, step: SupportsIndex) -> None:
-        """Delete a step; all processes must call this. Its bytes go in the background.
+        """Delete a step; all processes must call this. Its bytes are deleted in the background.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -544,66 +544,68 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._retention.start()
 
     def _not_kept(self, new: PolicyStep) -> list[int]:
-        """The steps that the options do not keep once there is this new one, which stays.
+        """Return the steps that the options do not keep beside this new one, which stays.
 
-        Damaged ones stay, and stand for none of those that are kept.
+        Damaged ones stay, and do not count as kept.
         """
         if self._keeps is None:
             return []
-        steps = [*(one for one in self._steps() if not one.damage), new]
+        steps = [*(step for step in self._steps() if not step.damage), new]
         kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
         pairs = zip(steps, kept, strict=True)
-        return [one.step for one, keep in pairs if not keep and one is not new]
+        return [step.step for step, keep in pairs if not keep and step is not new]
 
     def _delete_doomed(self) -> RetentionOutcome:
-        """In the background of process 0."""
+        """Delete the doomed steps, in the background of process 0."""
         deleted, in_use, errors = [], {}, []
-        found = self._found_damaged()
+        is_outdated = self._note_damage()
         while self._doomed:
-            one, gone = self._doomed.popleft(), False
-            if found:  # it was chosen to go by who did not know that: the next save chooses anew
-                self._outcomes.append((one.step, gone, ""))
+            step, gone = self._doomed.popleft(), False
+            if (
+                is_outdated
+            ):  # it was chosen to go by who did not know that: the next save chooses anew
+                self._outcomes.append((step.step, gone, ""))
                 continue
             try:
-                self._delete(one)
-                deleted.append((one.step, one.attempt))
+                self._delete(step)
+                deleted.append((step.step, step.attempt))
                 gone = True
             except StepNotFoundError:
                 gone = True  # somebody else has deleted it
             except StepInUseError as exc:
-                in_use[one.step, one.attempt] = str(exc)  # an alias came to name it: it stays
+                in_use[step.step, step.attempt] = str(exc)  # an alias came to name it: it stays
             except StorageError as exc:
                 errors.append(exc)
             finally:
-                self._outcomes.append((one.step, gone, ""))
+                self._outcomes.append((step.step, gone, ""))
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
 
-    def _found_damaged(self) -> bool:
-        """Whether steps were found damaged since they were looked at; all processes hear of it."""
-        known = {(one.step, one.attempt): one for one in list(self._known.values())}
-        new = [key for key in sorted(doubtful_steps(self._run, known)) if not known[key].damage]
+    def _note_damage(self) -> bool:
+        """Return True if steps are damaged that were sound; note it for all processes."""
+        steps = {(step.step, step.attempt): step for step in list(self._known.values())}
+        new = [key for key in sorted(doubtful_steps(self._run, steps)) if not steps[key].damage]
         for key in new:
             damage = known_damage(self._run, key)
             text = "what is noted of it can't be read" if damage is None else damage.text()
             self._outcomes.append((key[0], False, text))
         return bool(new)
 
-    def _delete(self, one: PolicyStep) -> None:
-        """On process 0."""
-        info = self._run.step(one.step)
-        if info.attempt != one.attempt:
+    def _delete(self, step: PolicyStep) -> None:
+        """Delete a step; on process 0 only."""
+        info = self._run.step(step.step)
+        if info.attempt != step.attempt:
             raise StepNotFoundError(
                 "the step was saved anew since the run was looked at",
                 path=self._run.step_uri(info),
-                expected=f"step {one.step} of attempt {one.attempt}",
+                expected=f"step {step.step} of attempt {step.attempt}",
                 found=f"that of attempt {info.attempt}",
                 next_step="Call reload(), and delete it then if it is to go.",
             )
         by = self._checkpointer.writer_id
         delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
 
-    def _hear_deleted(self) -> None:
-        """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
+    def _agree_on_deleted(self) -> None:
+        """Agree on which steps are gone and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
         for step, gone, damage in agreement.agree(self._take_outcomes):
@@ -630,7 +632,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         directory: StoreURI | str | os.PathLike[str] | None = None,
         args: Any = None,
     ) -> Any:
-        """What a step holds, verified; all processes must call this. Waits for a save under way.
+        """Restore a step, verified; all processes must call this. Waits for a save under way.
 
         Args:
             step: its number; None for the latest.
@@ -693,8 +695,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if args is None and stored.single and stored.unnamed is not None:
             kinds = {stored.unnamed: kinds[stored.unnamed]}  # not the metrics of adopted steps
         # A manager of named items asks for their names, as Orbax's does.
-        wanted = restore_items(args, kinds, single=None if self._kinds else stored.unnamed)
-        left = [name for name in stored.iterators if name not in wanted]
+        by_item = restore_items(args, kinds, single=None if self._kinds else stored.unnamed)
+        left = [name for name in stored.iterators if name not in by_item]
         is_unasked = args is None or not {*left}.isdisjoint(self._kinds or ())
         if left and is_unasked and exchange.is_primary():
             logger.warning(
@@ -705,25 +707,29 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 ", ".join(map(repr, left)),
             )
         return _RestoreRequest(
-            names=list(wanted),
+            names=list(by_item),
             trees={
                 name: tree_target(
-                    one,
+                    item_args,
                     stored.leaves(name),
                     stored.texts(name),
                     name=name,
                     metadata=partial(stored.metadata, name),
                 )
-                for name, one in wanted.items()
+                for name, item_args in by_item.items()
                 if kinds[name] == "tree"
             },
-            json={name: stored.json[name] for name in wanted if kinds[name] == "json"},
-            iterators={name: one.item for name, one in wanted.items() if kinds[name] == "iterator"},
+            json={name: stored.json[name] for name in by_item if kinds[name] == "json"},
+            iterators={
+                name: item_args.item
+                for name, item_args in by_item.items()
+                if kinds[name] == "iterator"
+            },
             single=stored.single if args is None else not isinstance(args, ocp.args.Composite),
         )
 
     def metrics(self, step: SupportsIndex) -> dict[str, Any] | None:
-        """The metrics of a step; None if it has none.
+        """Return the metrics of a step; None if it has none.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -734,7 +740,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return self._known[number].metrics
 
     def item_metadata(self, step: SupportsIndex) -> Any:
-        """Shapes, dtypes and shardings of a step's items, as Orbax gives them.
+        """Return shapes, dtypes and shardings of a step's items, as Orbax does.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -742,7 +748,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return self.metadata(step).item_metadata
 
     def metadata(self, step: SupportsIndex | None = None) -> Any:
-        """Orbax's `StepMetadata` of a step, or, without a step, the run's `RootMetadata`.
+        """Return Orbax's `StepMetadata` of a step, or, without a step, the run's `RootMetadata`.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -756,8 +762,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             for name, kind in stored.kinds.items()
         }
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
-        known = self._known.get(info.step)  # not one that another job has saved since
-        metrics = step_facts(self._run, [info])[0].metrics if known is None else known.metrics
+        own = self._known.get(info.step)  # not one that another job has saved since
+        metrics = step_facts(self._run, [info])[0].metrics if own is None else own.metrics
         return ocp.metadata.StepMetadata(
             item_handlers=None,
             item_metadata=items[stored.unnamed] if stored.single else ocp.args.Composite(**items),
@@ -767,7 +773,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
 
     def _run_metadata(self) -> dict[str, Any]:
-        """What the run has: as with Orbax, what it was given first."""
+        """Return the run's metadata: as with Orbax, the first that was passed."""
         latest = max(self.all_steps(), default=None)
         if not self._has_metadata and latest is not None:
             self._metadata = agreement.agree(self._stored_metadata, latest)
@@ -775,7 +781,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return self._metadata
 
     def _stored_metadata(self, step: int) -> dict[str, Any]:
-        """What the run has by this step; what was given if it says nothing."""
+        """Return the run's metadata that this step stores; the manager's own if it stores none."""
         try:
             info = self._run.step(step)
             return StoredItems(self._run, info).run_metadata() or self._metadata
@@ -789,12 +795,14 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         )
         info = agreed_step(lambda: self._latest(number) if step is None else self._run.step(number))
         if step is None and info.step < number:
-            above = [(one.step, one.attempt) for one in self._steps() if one.step > info.step]
+            above = [
+                (other.step, other.attempt) for other in self._steps() if other.step > info.step
+            ]
             record_skipped(self._uri, above)
         return info
 
     def _latest(self, number: int) -> StepInfo:
-        """The step, as far as it is not damaged by now."""
+        """Return the step, or the one to take in its place if it is damaged by now."""
         info = self._run.step(number)
         if known_damage(self._run, (info.step, info.attempt)) is None:
             return info
@@ -807,31 +815,31 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return number
 
     def _no_step(self, step: int | None) -> StepNotFoundError:
-        known = ", ".join(map(str, self.all_steps()[-5:]))
+        latest = ", ".join(map(str, self.all_steps()[-5:]))
         return StepNotFoundError(
             "there is no such step",
             path=self._uri,
             expected="a step" if step is None else f"step {step}",
-            found=f"steps up to {known}" if known else "no steps",
-            next_step="Give one of these." if known else "Save one first.",
+            found=f"steps up to {latest}" if latest else "no steps",
+            next_step="Give one of these." if latest else "Save one first.",
         )
 
 
 def _kinds(
     checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any
 ) -> dict[str, bool | None] | None:
-    """What the manager was told of its items by name; None if it has one without a name.
+    """Return, by name, whether each item is a tree; None for a manager of one unnamed item.
 
     Raises:
         PolicyError: it was told twice.
         UnsupportedFormatError: handlers of other kinds of items.
     """
-    given = {
+    sources = {
         "checkpointers": checkpointers is not None,
         "item_names": bool(item_names) and not isinstance(item_handlers, Mapping),
         "item_handlers": item_handlers is not None,
     }
-    twice = [name for name, is_given in given.items() if is_given]
+    twice = [name for name, is_given in sources.items() if is_given]
     if len(twice) > 1:
         raise PolicyError(
             "the items are told twice",

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 SINGLE_ITEM: Final = "state"
-"""The name of an item that is saved without one."""
+"""Name of an item that is saved without one."""
 
 _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
@@ -49,11 +49,11 @@ _TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHand
 
 
 Kind = Literal["tree", "json", "iterator"]
-"""Of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
+"""Kind of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
 
 
 class SaveItems(NamedTuple):
-    """The items of a call of `save`.
+    """Items of a call of `save`.
 
     Attributes:
         trees: by name.
@@ -69,7 +69,7 @@ class SaveItems(NamedTuple):
 
 
 def save_items(args: Any, names: Collection[str] | None, is_single: bool | None) -> SaveItems:
-    """What `save(args=...)` was given.
+    """Return the items of `save(args=...)`.
 
     Args:
         args: as given.
@@ -90,46 +90,48 @@ def save_items(args: Any, names: Collection[str] | None, is_single: bool | None)
         kind = "one item without a name" if is_single else "a Composite of items with names"
         problems.append(f"{_kind(args)}, where this manager has {kind}")
     elif names:
-        known = ", ".join(map(repr, names))
-        problems += [f"{name}: the manager has {known}" for name in named if name not in names]
-    for name, one in named.items():
-        if isinstance(one, ocp.args.JsonSave):
-            texts[name] = one.item
-        elif _is_of_grain(one, saving=True):
-            iterators[name], problem = _own_iterator(one.item)
+        known_names = ", ".join(map(repr, names))
+        problems += [
+            f"{name}: the manager has {known_names}" for name in named if name not in names
+        ]
+    for name, item_args in named.items():
+        if isinstance(item_args, ocp.args.JsonSave):
+            texts[name] = item_args.item
+        elif _is_of_grain(item_args, saving=True):
+            iterators[name], problem = _own_iterator(item_args.item)
             problems += [f"{name}: {problem}"] if problem else []
-        elif isinstance(one, _TREE_SAVES):
-            problems += [f"{name}: {problem}" for problem in _not_stored(one)]
-            trees[name] = _in_dtypes(one.item, one.save_args)
+        elif isinstance(item_args, _TREE_SAVES):
+            problems += [f"{name}: {problem}" for problem in _not_stored(item_args)]
+            trees[name] = _in_dtypes(item_args.item, item_args.save_args)
         else:
-            problems.append(f"{name}: {_kind(one)}")
+            problems.append(f"{name}: {_kind(item_args)}")
     _refuse(problems, "StandardSave, PyTreeSave, JsonSave or Grain's CheckpointSave for each item")
     return SaveItems(trees, texts, iterators, single)
 
 
 def _of_grain(name: str) -> tuple[type[Any], ...]:
-    """A class of Grain's, for `isinstance`; none where nobody has imported Grain."""
+    """Return a class of Grain's, for `isinstance`; none where nobody has imported Grain."""
     module = sys.modules.get("grain.checkpoint")
     return () if module is None else (getattr(module, name),)
 
 
-def _is_of_grain(one: Any, *, saving: bool) -> bool:
-    """Whether these are arguments of Grain's handler, or of one that is made of it."""
+def _is_of_grain(item_args: Any, *, saving: bool) -> bool:
+    """Return True for arguments of Grain's handler, or of one that is made of it."""
     handlers = _of_grain("CheckpointHandler")
-    if not handlers or not isinstance(one, ocp.args.CheckpointArgs):
+    if not handlers or not isinstance(item_args, ocp.args.CheckpointArgs):
         return False
     try:
-        handler = ocp.args.get_registered_handler_cls(one)
+        handler = ocp.args.get_registered_handler_cls(item_args)
     except ValueError:
         return False
     if not issubclass(handler, handlers):
         return False
     save, restore = ocp.args.get_registered_args_cls(handler)
-    return isinstance(one, save if saving else restore)
+    return isinstance(item_args, save if saving else restore)
 
 
 def _own_iterator(item: Any) -> tuple[Any, str]:
-    """(the iterator of this process, what is wrong) of what is to be saved.
+    """Return the iterator of this process to save, and what is wrong with it.
 
     MaxText gives (iterator, process, processes) for each that a process has.
     """
@@ -141,36 +143,38 @@ def _own_iterator(item: Any) -> tuple[Any, str]:
     return None, f"{len(item)} iterators, {_ONE_ITERATOR}"
 
 
-def _not_stored(one: Any) -> list[str]:
+def _not_stored(item_args: Any) -> list[str]:
     problems = []
-    if one.custom_metadata is not None:
+    if item_args.custom_metadata is not None:
         problems.append("custom_metadata of one item; give it to save() for the step")
-    if one.item is None or jax.tree_util.all_leaves([one.item]):
-        problems.append(f"{type(one.item).__name__} alone; put it into a dict")
+    if item_args.item is None or jax.tree_util.all_leaves([item_args.item]):
+        problems.append(f"{type(item_args.item).__name__} alone; put it into a dict")
     return problems
 
 
 def _in_dtypes(tree: Any, save_args: Any) -> Any:
-    """The tree, its leaves cast as their `SaveArgs` say; at what is empty these say nothing."""
+    """Return the tree, its leaves cast as their `SaveArgs` say, except at empty nodes."""
     if save_args is None:
         return tree
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_empty)
-    wanted: list[Any] = []
-    found: Any = None
+    leaf_args: list[Any] = []
+    mismatch: Any = None
     try:
-        wanted = structure.flatten_up_to(save_args)
+        leaf_args = structure.flatten_up_to(save_args)
     except ValueError as exc:
-        found = exc
-    pairs = [*zip(leaves, wanted, strict=False)]
+        mismatch = exc
+    pairs = [*zip(leaves, leaf_args, strict=False)]
     odd = (args for leaf, args in pairs if not (_is_empty(leaf) and _is_empty(args)))
-    found = found or next((args for args in odd if not isinstance(args, ocp.SaveArgs | None)), None)
-    if found is not None:
+    mismatch = mismatch or next(
+        (args for args in odd if not isinstance(args, ocp.SaveArgs | None)), None
+    )
+    if mismatch is not None:
         raise UnsupportedFormatError(
             "save_args have another structure than the item",
             path="save_args",
             expected=f"{len(leaves)} SaveArgs, one for each leaf",
-            found=f"{_kind(found)}: {found}"[:500],
+            found=f"{_kind(mismatch)}: {mismatch}"[:500],
             next_step="Make them with jax.tree.map over the item.",
         )
     cast = [
@@ -181,7 +185,7 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
 
 
 def _is_empty(node: Any) -> bool:
-    """Whether a node of a tree is None or a container of nothing; Orbax stores no leaf for it."""
+    """Return True for None and empty containers: Orbax stores no leaf for them."""
     return node is None or (isinstance(node, Mapping | list | tuple) and not node)
 
 
@@ -190,7 +194,7 @@ def _cast(leaf: Any, dtype: Any) -> Any:
 
 
 def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
-    """The arguments of `restore(args=...)` by item; None for an item as it was saved.
+    """Return the arguments of `restore(args=...)` by item; None for an item as it was saved.
 
     Args:
         args: as given; None, or a Composite without items, for all items but iterators,
@@ -221,19 +225,19 @@ def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) 
         "json": (ocp.args.JsonRestore,),
     }
     problems = []
-    for name, one in named.items():
+    for name, item_args in named.items():
         if name not in stored:
             problems.append(f"{name}: no such item; there are {', '.join(map(repr, stored))}")
-        elif one is None and stored[name] == "iterator":
+        elif item_args is None and stored[name] == "iterator":
             problems.append(f"{name}: None for an iterator; give CheckpointRestore of one to set")
-        elif one is not None and not (
-            _is_of_grain(one, saving=False)
+        elif item_args is not None and not (
+            _is_of_grain(item_args, saving=False)
             if stored[name] == "iterator"
-            else isinstance(one, taken[stored[name]])
+            else isinstance(item_args, taken[stored[name]])
         ):
-            problems.append(f"{name}: {_kind(one)} for {_HELD[stored[name]]}")
+            problems.append(f"{name}: {_kind(item_args)} for {_HELD[stored[name]]}")
         else:
-            problems += [f"{name}: {problem}" for problem in _not_read(one)]
+            problems += [f"{name}: {problem}" for problem in _not_read(item_args)]
     _refuse(
         problems,
         "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON, Grain's "
@@ -242,22 +246,22 @@ def restore_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) 
     return named
 
 
-def _not_read(one: Any) -> list[str]:
+def _not_read(item_args: Any) -> list[str]:
     problems = []
     here = {"process_index": int(jax.process_index()), "process_count": int(jax.process_count())}
-    if any(getattr(one, name, None) not in (None, own) for name, own in here.items()):
+    if any(getattr(item_args, name, None) not in (None, own) for name, own in here.items()):
         problems.append(f"process_index and process_count of other processes, {_ONE_ITERATOR}")
-    if isinstance(one, ocp.args.StandardRestore) and one.support_layout:
+    if isinstance(item_args, ocp.args.StandardRestore) and item_args.support_layout:
         problems.append("support_layout; arrays have the layout that JAX gives them")
-    if not isinstance(one, ocp.args.PyTreeRestore):
+    if not isinstance(item_args, ocp.args.PyTreeRestore):
         return problems
-    if one.transforms is not None or one.legacy_transform_fn is not None:
+    if item_args.transforms is not None or item_args.legacy_transform_fn is not None:
         problems.append("transforms; restore with cairn.load(..., only=...), and change it then")
     return problems
 
 
 def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, saving: bool) -> Any:
-    """What calls without `args` mean: `save(step, items, save_kwargs)`, and `restore` alike.
+    """Return the `args` that `save(step, items, save_kwargs)`, or such a `restore`, means.
 
     Args:
         items: one tree, or trees by name.
@@ -286,15 +290,15 @@ def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, sav
 
 
 def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Whether each item is a tree, by what reads and writes it with Orbax; None if that is open.
+    """Return whether each item is a tree, by its Orbax handler; None if that is open.
 
     Raises:
         UnsupportedFormatError: handlers of other kinds of items; all are listed.
     """
     kinds: dict[str, bool | None] = {}
     problems = []
-    for name, given in handlers.items():
-        handler = getattr(given, "handler", given)  # a checkpointer has one
+    for name, entry in handlers.items():
+        handler = getattr(entry, "handler", entry)  # a checkpointer has one
         if handler is None or isinstance(handler, _of_grain("CheckpointHandler")):
             kinds[name] = None
         elif isinstance(handler, _TREE_HANDLERS):
@@ -318,12 +322,12 @@ def _refuse(problems: list[str], expected: str) -> None:
         )
 
 
-def _kind(one: Any) -> str:
-    return type(one).__name__
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 class TreeTarget(NamedTuple):
-    """What a tree is restored into.
+    """Target of a tree to restore.
 
     Attributes:
         tree: a target of `cairn.load`.
@@ -335,17 +339,17 @@ class TreeTarget(NamedTuple):
 
 
 def tree_target(
-    one: Any,
+    item_args: Any,
     stored: Mapping[str, jax.ShapeDtypeStruct],
     texts: Collection[str],
     *,
     name: str,
     metadata: Callable[[], Any],
 ) -> TreeTarget:
-    """What to restore a tree into.
+    """Return the target of a tree to restore.
 
     Args:
-        one: Orbax's arguments for it; None to have it as it was saved, in plain dicts.
+        item_args: Orbax's arguments for it; None to have it as it was saved, in plain dicts.
         stored: logical shape and dtype of each leaf by path.
         texts: paths of leaves that are text.
         name: the item's.
@@ -355,9 +359,11 @@ def tree_target(
         TreeMismatchError: a leaf is asked for in another shape or dtype than it has, or is to go to
             devices that are not there, or can't be restored into; all are listed.
     """
-    item = None if one is None else one.item
-    fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
-    restore_args = one.restore_args if fixed else None
+    item = None if item_args is None else item_args.item
+    fixed = isinstance(
+        item_args, ocp.args.PyTreeRestore
+    )  # as stored, whatever the item's leaves say
+    restore_args = item_args.restore_args if fixed else None
     if item is None:
         item = restore_args
     if item is None:
@@ -365,15 +371,17 @@ def tree_target(
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
-    has_item = one is not None and one.item is not None
+    has_item = item_args is not None and item_args.item is not None
     gaps = _empty_places(tree) if has_item else set()
-    is_partial = fixed and has_item and one.partial_restore
+    is_partial = fixed and has_item and item_args.partial_restore
     if is_partial:
         gaps |= {*stored, *texts} - leaves.keys()
     if restore_args is not None:
         restore_args = open_modules({name: restore_args}).trees[name]
     args = {} if restore_args is None else flatten(restore_args)
-    fallback = one.fallback_sharding if isinstance(one, ocp.args.StandardRestore) else None
+    fallback = (
+        item_args.fallback_sharding if isinstance(item_args, ocp.args.StandardRestore) else None
+    )
     placed = _Placements(metadata, fallback)
     problems: list[str] = []
     if restore_args is not None:
@@ -384,7 +392,7 @@ def tree_target(
             for path in sorted(args.keys() - leaves - gaps)
             if not is_partial
         ]
-    wanted = [
+    target_leaves = [
         ("" if fixed or isinstance(leaf, ocp.metadata.value.Metadata) else leaf)
         if path in texts and leaf is not ...
         else _target_of(leaf, stored.get(path), args.get(path), path, placed, fixed, problems)
@@ -399,12 +407,12 @@ def tree_target(
             next_step="Give these leaves a sharding, and the shape and dtype that they have.",
             problems=problems,
         )
-    filled = jax.tree.unflatten(jax.tree.structure(tree), wanted)
+    filled = jax.tree.unflatten(jax.tree.structure(tree), target_leaves)
     return TreeTarget(opened.close({**opened.trees, name: filled})[name], gaps)
 
 
 def _empty_places(tree: Any) -> set[str]:
-    """Paths at which a tree has None, an empty container or a placeholder.
+    """Return the paths at which a tree has None, an empty container or a placeholder.
 
     As with Orbax, a leaf that is stored there is not read, and the place stays as it is.
     """
@@ -423,7 +431,7 @@ def _target_of(
     fixed: bool,
     problems: list[str],
 ) -> Any:
-    """The leaf to restore into, of one leaf as given and its arguments."""
+    """Return the leaf to restore into, from the caller's leaf and its arguments."""
     if leaf is ... and fixed:
         return leaf
     if args is None and fixed and isinstance(leaf, ocp.RestoreArgs):
@@ -437,24 +445,24 @@ def _target_of(
             problems.append(f"{path}: {text}")
         return leaf
     has_shape = hasattr(leaf, "shape") and not isinstance(leaf, ocp.RestoreArgs)
-    given = leaf if has_shape and not as_words else None
+    own = leaf if has_shape and not as_words else None
     shape = tuple(stored.shape)
-    if given is not None and tuple(given.shape) != shape:
-        problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")
+    if own is not None and tuple(own.shape) != shape:
+        problems.append(f"{path}: expected shape {tuple(own.shape)}, stored {shape}")
         return leaf
     if args is not None and _are_words(args, stored):
         args = dataclasses.replace(args, dtype=None, global_shape=None, shape=None)
-    asked = getattr(args, "global_shape", None)
-    if asked is not None and tuple(asked) != shape:
+    global_shape = getattr(args, "global_shape", None)
+    if global_shape is not None and tuple(global_shape) != shape:
         how = "expected" if args.strict else "to be cut or padded to"
-        problems.append(f"{path}: {how} shape {tuple(asked)}, stored {shape}")
+        problems.append(f"{path}: {how} shape {tuple(global_shape)}, stored {shape}")
         return leaf
     dtype = getattr(args, "dtype", None)
-    if dtype is None and given is not None and given.dtype != stored.dtype:
+    if dtype is None and own is not None and own.dtype != stored.dtype:
         if fixed:
-            problems.append(f"{path}: expected dtype {given.dtype}, stored {stored.dtype}")
+            problems.append(f"{path}: expected dtype {own.dtype}, stored {stored.dtype}")
             return leaf
-        dtype = given.dtype
+        dtype = own.dtype
     dtype = stored.dtype if dtype is None else dtype
     kind = getattr(args, "restore_type", None)
     if kind in (int, float):
@@ -473,8 +481,8 @@ def _target_of(
     if sharding is None and not on_host:
         sharding, was_on_host, problem = placed.of(path)
         on_host = was_on_host and kind is None
-        if problem and isinstance(given, jax.Array | jax.ShapeDtypeStruct):
-            sharding, problem = given.sharding, "" if given.sharding is not None else problem
+        if problem and isinstance(own, jax.Array | jax.ShapeDtypeStruct):
+            sharding, problem = own.sharding, "" if own.sharding is not None else problem
         if problem:
             problems.append(f"{path}: {problem}")
             return leaf
@@ -492,17 +500,17 @@ def _target_of(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def _are_words(one: Any, stored: jax.ShapeDtypeStruct) -> bool:
-    """Whether this describes, as Orbax does, the words of what is stored as typed PRNG keys."""
-    shape = getattr(one, "shape", None)
+def _are_words(leaf: Any, stored: jax.ShapeDtypeStruct) -> bool:
+    """Return True for a description, as Orbax makes it, of the words of stored PRNG keys."""
+    shape = getattr(leaf, "shape", None)
     if shape is None or not is_key_dtype(stored.dtype):
         return False
     words = jax.eval_shape(jax.random.key_data, stored)
-    return bool(tuple(shape) == words.shape and one.dtype == words.dtype)
+    return bool(tuple(shape) == words.shape and leaf.dtype == words.dtype)
 
 
 class _Placements:
-    """Where the leaves of an item were when they were saved; read when first asked for."""
+    """Placements of an item's leaves when they were saved; read on first use."""
 
     def __init__(self, metadata: Callable[[], Any], fallback: jax.sharding.Sharding | None) -> None:
         self._metadata = metadata
@@ -510,19 +518,19 @@ class _Placements:
         self._leaves: dict[str, Any] | None = None
 
     def of(self, path: str) -> tuple[jax.sharding.Sharding | None, bool, str]:
-        """(sharding, whether it was on the host, what is wrong) of a leaf.
+        """Return a leaf's sharding, whether it was on the host, and what is wrong.
 
         What lay on one device goes to the first of this process: no sharding.
         """
         if self._leaves is None:
             self._leaves = flatten(self._metadata().tree)
-        found = getattr(self._leaves.get(path), "sharding", None)
-        if found is None:
+        metadata = getattr(self._leaves.get(path), "sharding", None)
+        if metadata is None:
             return None, True, ""
-        if isinstance(found, ocp.metadata.SingleDeviceShardingMetadata):
+        if isinstance(metadata, ocp.metadata.SingleDeviceShardingMetadata):
             return None, False, ""
         try:
-            return found.to_jax_sharding(), False, ""
+            return metadata.to_jax_sharding(), False, ""
         except ValueError as exc:
             if self._fallback is not None:
                 return self._fallback, False, ""

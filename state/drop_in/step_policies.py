@@ -43,7 +43,7 @@ _RULES: Final = ("max_to_keep", "keep_period", "keep_time_interval")
 
 @dataclass(frozen=True)
 class PolicyStep:
-    """A step, as Orbax's policies look at it.
+    """Step, as Orbax's policies see it.
 
     Attributes:
         step: its number.
@@ -71,7 +71,7 @@ def check_options(options: CheckpointManagerOptions) -> None:
     decided = options.read_only or options.should_save_fn or options.save_decision_policy
     problems = [
         f"{name}: {why}"
-        for name, asked, why in [
+        for name, is_set, why in [
             ("todelete_subdir", options.todelete_subdir, "give grace_seconds= instead"),
             ("todelete_full_path", options.todelete_full_path, "give grace_seconds= instead"),
             (
@@ -100,7 +100,7 @@ def check_options(options: CheckpointManagerOptions) -> None:
                 "no step is a multiple of 0; None saves the first step only",
             ),
         ]
-        if asked
+        if is_set
     ]
     if problems:
         raise PolicyError(
@@ -111,13 +111,13 @@ def check_options(options: CheckpointManagerOptions) -> None:
             next_step="Leave these out, or correct them.",
         )
     default = CheckpointManagerOptions()
-    unused = [one for one in _WITHOUT_MEANING if getattr(options, one) != getattr(default, one)]
+    unused = [name for name in _WITHOUT_MEANING if getattr(options, name) != getattr(default, name)]
     if unused:
         logger.warning("options without a meaning for a Cairn run: %s", ", ".join(unused))
 
 
 def save_policy(options: CheckpointManagerOptions) -> policies.SaveDecisionPolicy:
-    """When to save: the policy given, or the one that the older options stand for."""
+    """Return the policy that decides when to save; older options are translated."""
     if options.save_decision_policy is not None:
         return options.save_decision_policy
     if options.should_save_fn is not None:
@@ -133,7 +133,7 @@ def save_policy(options: CheckpointManagerOptions) -> policies.SaveDecisionPolic
 def preservation_policy(
     options: CheckpointManagerOptions,
 ) -> policies.PreservationPolicy | None:
-    """What to keep: the policy given, or what the older options stand for; None for everything."""
+    """Return the policy that decides what to keep; older options are translated. None: all."""
     if options.preservation_policy is not None:
         return options.preservation_policy
     if options.max_to_keep is None:
@@ -158,7 +158,7 @@ def preservation_policy(
 
 
 def metric_rank(options: CheckpointManagerOptions) -> Callable[[Any], float]:
-    """`best_fn`, with NaN as the worst value there is: compared with others it has no place."""
+    """Return `best_fn` with NaN as the worst value: compared with others it has no place."""
     best_fn = options.best_fn
     assert best_fn is not None
     worst = math.inf if options.best_mode == "min" else -math.inf
@@ -171,7 +171,7 @@ def metric_rank(options: CheckpointManagerOptions) -> Callable[[Any], float]:
 
 
 class _AsFunction:
-    """A policy that asks the caller's function, as `should_save_fn` is one."""
+    """Policy that calls the caller's `should_save_fn`."""
 
     def __init__(self, decide: Any) -> None:
         self._decide = decide
@@ -179,5 +179,5 @@ class _AsFunction:
     def should_save(
         self, step: PolicyStep, previous_steps: Sequence[PolicyStep], *, context: Any
     ) -> bool:
-        """What the function says of this step and the latest before it."""
+        """Return the function's answer for this step and the latest before it."""
         return bool(self._decide(step.step, previous_steps[-1].step if previous_steps else None))

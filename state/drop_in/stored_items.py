@@ -1,4 +1,4 @@
-"""What a step holds, as the manager keeps it: trees, JSON and iterators by name. Imports JAX."""
+"""Items of a step that the manager restores: trees, JSON and iterators by name. Imports JAX."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -36,13 +36,13 @@ def as_meta(
     custom_metadata: Mapping[str, Any],
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The JSON to save with a step, from which `StoredItems` has what is no tree."""
+    """Return the JSON to save with a step: all that is no tree, for `StoredItems`."""
     own = {"json": json, "single": single, "custom_metadata": custom_metadata, "metadata": metadata}
     return {_META_KEY: own}
 
 
 class StoredItems:
-    """The items of a step, be it saved by the manager, by another call, or adopted.
+    """Items of a step that the manager or another call saved, or that was imported.
 
     Attributes:
         kinds: what each item is, by name.
@@ -85,27 +85,27 @@ class StoredItems:
         return {"json": named, "single": single}
 
     def custom_metadata(self) -> dict[str, Any]:
-        """The JSON that was saved with the step."""
+        """Return the JSON that was saved with the step."""
         if self._plain is None:
             return dict(self._kept.get("custom_metadata", {}))
         return self._reader.custom_metadata()
 
     def run_metadata(self) -> dict[str, Any]:
-        """The JSON about the run; of an adopted step that about the folder that it lies in."""
+        """Return the JSON about the run; for an imported step, that about its folder."""
         if self._plain is None or self._plain.source is None:
             return dict(self._kept.get("metadata", {}))
         folder = self._reader.uri.parent
-        found = ObjectStore.open(folder).read_many([ROOT_METADATA, OLD_ROOT_METADATA])
-        if (present := found[ROOT_METADATA]) is not None:
+        files = ObjectStore.open(folder).read_many([ROOT_METADATA, OLD_ROOT_METADATA])
+        if (present := files[ROOT_METADATA]) is not None:
             return parse_custom(present.value, path=folder / ROOT_METADATA)
-        older = found[OLD_ROOT_METADATA]
+        older = files[OLD_ROOT_METADATA]
         return (
             {} if older is None else parse_json_object(older.value, path=folder / OLD_ROOT_METADATA)
         )
 
     @property
     def unnamed(self) -> str | None:
-        """The item that a call without a name means."""
+        """Item that a call without a name means."""
         for name in (SINGLE_ITEM, "default"):
             if name in self.kinds:
                 return name
@@ -113,19 +113,19 @@ class StoredItems:
 
     @property
     def iterators(self) -> list[str]:
-        """Names of the iterators that the step has the position of."""
+        """Names of the iterators whose position the step has."""
         return sorted(self._reader.iterators)
 
     def leaves(self, tree: str) -> dict[str, jax.ShapeDtypeStruct]:
-        """Logical shape and dtype of every leaf of a tree, by path."""
+        """Return the logical shape and dtype of every leaf of a tree, by path."""
         return stored_tree(self._reader, tree)
 
     def texts(self, tree: str) -> Collection[str]:
-        """Paths of the leaves of a tree that are text."""
+        """Return the paths of the leaves of a tree that are text."""
         return self._reader.texts(tree).keys()
 
     def metadata(self, tree: str) -> Any:
-        """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as it is stored."""
+        """Return Orbax's metadata of a tree: shape, dtype and sharding of each leaf as stored."""
         name = tree if self._plain is None else self._plain.trees[tree]
         folder = self._folder / name if name else self._folder
         return ocp.PyTreeCheckpointHandler().metadata(epath.Path(folder.orbax_path()))

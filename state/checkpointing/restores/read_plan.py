@@ -12,13 +12,13 @@ import numpy as np
 
 from cairn.storage.arrays.box_buffers import Index
 
-__all__ = ["PART_BYTES", "Part", "SharedLeaf", "batch_bytes", "batches", "shared_parts"]
+__all__ = ["BOX_BYTES", "SharedBox", "SharedLeaf", "batch_bytes", "batches", "shared_boxes"]
 
-PART_BYTES: Final = 16 << 20
+BOX_BYTES: Final = 16 << 20
 """Bytes that a process reads at a time, unless a chunk is larger."""
 
 
-_MOST_BATCHES: Final = 64
+_MAX_BATCHES: Final = 64
 """Approximate number of batches, if all processes hold equally much."""
 
 
@@ -40,12 +40,12 @@ class SharedLeaf(NamedTuple):
     slices: Mapping[Index, tuple[int, ...]]
 
 
-class Part(NamedTuple):
+class SharedBox(NamedTuple):
     """Box that one process reads for all that hold it.
 
     Attributes:
         path: of the leaf.
-        within: first element of the slice that it is a part of.
+        within: first element of the slice that it is a box of.
         origin: its own first element in the leaf.
         shape: of it.
         nbytes: of it.
@@ -62,9 +62,9 @@ class Part(NamedTuple):
     reader: int
 
 
-def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
-    """Return all parts in reading order; the holders read about equally many bytes."""
-    parts: list[Part] = []
+def shared_boxes(leaves: Iterable[SharedLeaf]) -> list[SharedBox]:
+    """Return all boxes in reading order; the holders read about equally many bytes."""
+    boxes: list[SharedBox] = []
     load: dict[tuple[int, ...], dict[int, int]] = {}
     for leaf in leaves:
         columns = []
@@ -75,39 +75,39 @@ def shared_parts(leaves: Iterable[SharedLeaf]) -> list[Part]:
                 nbytes = math.prod(shape) * leaf.itemsize
                 reader = min(holders, key=lambda holder: (loads[holder], holder))
                 loads[reader] += nbytes
-                column.append(Part(leaf.path, within, origin, shape, nbytes, holders, reader))
+                column.append(SharedBox(leaf.path, within, origin, shape, nbytes, holders, reader))
             columns.append(column)
         # Slices alternate, so that the holders of one do not wait for all of another.
         turns = itertools.zip_longest(*columns)
-        parts += [part for turn in turns for part in turn if part is not None]
-    return parts
+        boxes += [box for turn in turns for box in turn if box is not None]
+    return boxes
 
 
-def batch_bytes(parts: Sequence[Part], least: int) -> int:
+def batch_bytes(boxes: Sequence[SharedBox], least: int) -> int:
     """Return the bytes per batch and process: at least `least`, more if there would be too many.
 
     All processes meet twice before each batch, which takes longer the more of them there are.
     """
-    count = max((part.holders[-1] for part in parts), default=0) + 1
-    nbytes = sum(part.nbytes * len(part.holders) for part in parts) // count
-    return max(least, nbytes // _MOST_BATCHES)
+    count = max((box.holders[-1] for box in boxes), default=0) + 1
+    nbytes = sum(box.nbytes * len(box.holders) for box in boxes) // count
+    return max(least, nbytes // _MAX_BATCHES)
 
 
-def batches(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    """Group the parts, in order, into batches of at most `limit` bytes in any process.
+def batches(boxes: Sequence[SharedBox], limit: int) -> list[list[SharedBox]]:
+    """Group the boxes, in order, into batches of at most `limit` bytes in any process.
 
-    A larger part is a batch by itself for its holders.
+    A larger box is a batch by itself for its holders.
     """
-    count = max((part.holders[-1] for part in parts), default=0) + 1
+    count = max((box.holders[-1] for box in boxes), default=0) + 1
     nbytes = np.zeros(count, np.int64)
-    grouped: list[list[Part]] = []
-    for part in parts:
-        holders = list(part.holders)
-        if not grouped or (nbytes[holders].max() + part.nbytes > limit and nbytes[holders].any()):
+    grouped: list[list[SharedBox]] = []
+    for box in boxes:
+        holders = list(box.holders)
+        if not grouped or (nbytes[holders].max() + box.nbytes > limit and nbytes[holders].any()):
             grouped.append([])
             nbytes[:] = 0
-        grouped[-1].append(part)
-        nbytes[holders] += part.nbytes
+        grouped[-1].append(box)
+        nbytes[holders] += box.nbytes
     return grouped
 
 
@@ -123,7 +123,7 @@ def _slabs(leaf: SharedLeaf, within: Index, holders: int) -> Iterable[tuple[Inde
         return
     span, chunk = spans[axis], leaf.chunks[axis]
     nbytes = math.prod(leaf.shape) * leaf.itemsize
-    count = min(len(span), max(holders, -(-nbytes // PART_BYTES)))
+    count = min(len(span), max(holders, -(-nbytes // BOX_BYTES)))
     ends = [span[len(span) * number // count] * chunk for number in range(1, count)]
     first, last = within[axis], within[axis] + leaf.shape[axis]
     for start, stop in itertools.pairwise([first, *ends, last]):

@@ -13,14 +13,14 @@ import numpy as np
 
 from cairn.state.checkpointing.processes import agreement, background, gathering
 from cairn.state.checkpointing.processes import holders as holders_processes
-from cairn.state.checkpointing.restores.filling import Filling
 from cairn.state.checkpointing.restores.host_memory import HostMemory
+from cairn.state.checkpointing.restores.local_leaves import PendingLeaf
 from cairn.state.checkpointing.restores.read_plan import (
-    Part,
+    SharedBox,
     SharedLeaf,
     batch_bytes,
     batches,
-    shared_parts,
+    shared_boxes,
 )
 from cairn.state.checkpointing.restores.targets import PlacedLeaf, TargetLeaf
 from cairn.storage.arrays.box_buffers import ALIGNMENT, BoxBuffer, aligned_empty
@@ -34,7 +34,7 @@ READ_ONCE: Final = "CAIRN_READ_ONCE"
 """Environment variable; "0" makes each process read all that its devices hold."""
 
 BATCH_BYTES: Final = 128 << 20
-"""Memory of a process for shared parts, beside the leaves; more if it holds many of them: then a
+"""Memory of a process for shared boxes, beside the leaves; more if it holds many of them: then a
 sixty-fourth of what it holds."""
 
 
@@ -89,32 +89,32 @@ def read_shared(
         CorruptionError, StoreUnavailableError, LateProcessError: on all processes.
     """
     values: dict[str, Any] = {}
-    filling: dict[str, Filling] = {}
+    pending: dict[str, PendingLeaf] = {}
     memory = HostMemory()
-    parts = shared_parts(shared.values())
-    last = {part.path: part for part in parts}
+    boxes = shared_boxes(shared.values())
+    last = {box.path: box for box in boxes}
 
-    def share(batch: Sequence[Part], streams: Mapping[tuple[int, ...], _Streams]) -> None:
+    def share(batch: Sequence[SharedBox], streams: Mapping[tuple[int, ...], _Streams]) -> None:
         def gather() -> None:
             for members in sorted(streams):
                 if len(members) > 1:
                     gathering.gather_bytes(members, [*streams[members].bytes.values()])
 
         background.collective(gather, "an exchange of what was read")
-        for part in batch:
-            leaf_read = filling.get(part.path)
-            if leaf_read is None:
-                leaf = PlacedLeaf(targets[part.path], infos[part.path])
+        for box in batch:
+            pending_leaf = pending.get(box.path)
+            if pending_leaf is None:
+                leaf = PlacedLeaf(targets[box.path], infos[box.path])
                 while not leaf.fits(memory) and memory.wait():
                     pass
                 leaf.take(memory)
-                leaf_read = filling[part.path] = Filling(part.path, infos[part.path], leaf, [])
-            if part.holders in streams:
-                _put(leaf_read.leaf.regions, part, streams[part.holders].parts[part])
-            if last[part.path] is part:
-                values[part.path] = filling.pop(part.path).make(arrays)
+                pending_leaf = pending[box.path] = PendingLeaf(box.path, infos[box.path], leaf, [])
+            if box.holders in streams:
+                _put(pending_leaf.leaf.regions, box, streams[box.holders].boxes[box])
+            if last[box.path] is box:
+                values[box.path] = pending.pop(box.path).make(arrays)
 
-    for batch in batches(parts, batch_bytes(parts, BATCH_BYTES)):
+    for batch in batches(boxes, batch_bytes(boxes, BATCH_BYTES)):
         # A collective has no deadline: enter it only once every process has read its share.
         streams = agreement.all_or_none(_read_streams, arrays, infos, batch)
         agreement.all_or_none(share, batch, streams)
@@ -128,39 +128,39 @@ class _Streams(NamedTuple):
 
     Attributes:
         bytes: of each member, in order.
-        parts: the memory of each part within them.
+        boxes: the memory of each box within them.
     """
 
     bytes: dict[int, np.ndarray[Any, Any]]
-    parts: dict[Part, np.ndarray[Any, Any]]
+    boxes: dict[SharedBox, np.ndarray[Any, Any]]
 
 
 def _read_streams(
-    arrays: ItemArrays, infos: Mapping[str, LeafInfo], batch: Sequence[Part]
+    arrays: ItemArrays, infos: Mapping[str, LeafInfo], batch: Sequence[SharedBox]
 ) -> dict[tuple[int, ...], _Streams]:
     """Allocate this process's streams of a batch, by holders, and read its own share."""
     me = int(jax.process_index())
-    mine = [part for part in batch if me in part.holders]
+    mine = [box for box in batch if me in box.holders]
     sizes: dict[tuple[int, ...], dict[int, int]] = {}
-    starts: dict[Part, int] = {}
-    for part in mine:
-        size = sizes.setdefault(part.holders, dict.fromkeys(part.holders, 0))
-        starts[part] = size[part.reader]
-        size[part.reader] += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+    starts: dict[SharedBox, int] = {}
+    for box in mine:
+        size = sizes.setdefault(box.holders, dict.fromkeys(box.holders, 0))
+        starts[box] = size[box.reader]
+        size[box.reader] += -(-box.nbytes // ALIGNMENT) * ALIGNMENT
     streams = {}
     for holders, size in sizes.items():
         memory = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
         streams[holders] = _Streams(dict(zip(size, memory, strict=True)), {})
     tasks: list[Callable[[], None]] = []
     pieces: list[Piece] = []
-    arrays.prefetch(dict.fromkeys(infos[part.path].path for part in mine if part.reader == me))
+    arrays.prefetch(dict.fromkeys(infos[box.path].path for box in mine if box.reader == me))
     with LeafReads(arrays) as reads:
-        for part, start in starts.items():
-            info, stream = infos[part.path], streams[part.holders]
-            stored = stream.bytes[part.reader][start : start + part.nbytes]
-            stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
-            if part.reader == me:
-                regions = [BoxBuffer(part.origin, stream.parts[part])]
+        for box, start in starts.items():
+            info, stream = infos[box.path], streams[box.holders]
+            stored = stream.bytes[box.reader][start : start + box.nbytes]
+            stream.boxes[box] = stored.view(info.dtype).reshape(box.shape)
+            if box.reader == me:
+                regions = [Region(box.origin, stream.boxes[box])]
                 near = reads.pieces(info, regions)
                 if near is None:
                     tasks += reads.tasks(info, regions)
@@ -182,9 +182,9 @@ def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[],
                 future.cancel()
 
 
-def _put(regions: Sequence[BoxBuffer], part: Part, values: np.ndarray[Any, Any]) -> None:
-    """Copy a part into its slice."""
-    (region,) = (region for region in regions if region.origin == part.within)
-    starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
-    box = tuple(slice(at, at + size) for at, size in zip(starts, part.shape, strict=True))
-    region.part(box)[...] = values
+def _put(regions: Sequence[Region], box: SharedBox, values: np.ndarray[Any, Any]) -> None:
+    """Copy a box into its slice."""
+    (region,) = (region for region in regions if region.origin == box.within)
+    starts = [at - first for at, first in zip(box.origin, box.within, strict=True)]
+    within = tuple(slice(at, at + size) for at, size in zip(starts, box.shape, strict=True))
+    region.part(within)[...] = values

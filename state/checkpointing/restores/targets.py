@@ -61,7 +61,7 @@ class TargetLeaf(NamedTuple):
         elif self.sharding is not None:
             try:
                 if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
-                    _places(self.sharding, self.shape)
+                    _local_boxes(self.sharding, self.shape)
             except ValueError as exc:
                 problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
         if not self._takes(stored.dtype, casts):
@@ -138,26 +138,26 @@ class PlacedLeaf:
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._stored = info.dtype
         self._shape = info.shape  # for typed keys, the shape of their words
-        self._places = _Places(info.shape, ((0,) * len(info.shape),), on_cpu=True)
+        self._local_boxes = _LocalBoxes(info.shape, ((0,) * len(info.shape),), on_cpu=True)
         if target.sharding is not None:
-            self._places = _places(target.sharding, info.shape)
+            self._local_boxes = _local_boxes(target.sharding, info.shape)
         self._slot: Slot | None = None
         self.regions: list[BoxBuffer] = []
 
     def fits(self, memory: HostMemory) -> bool:
         """Return True if there is room for the regions."""
-        part, origins, on_cpu = self._places
-        return on_cpu or memory.fits(part, len(origins), self._stored)
+        shape, origins, on_cpu = self._local_boxes
+        return on_cpu or memory.fits(shape, len(origins), self._stored)
 
     def take(self, memory: HostMemory) -> Self:
         """Allocate the regions, which must fit."""
-        part, origins, on_cpu = self._places
+        shape, origins, on_cpu = self._local_boxes
         if self._target.sharding is None:
-            values = aligned_empty([part], self._stored)
+            values = aligned_empty([shape], self._stored)
         elif on_cpu:
-            values = memory.lasting(part, len(origins), self._stored)
+            values = memory.lasting(shape, len(origins), self._stored)
         else:
-            values, self._slot = memory.passing(part, len(origins), self._stored)
+            values, self._slot = memory.passing(shape, len(origins), self._stored)
         self.regions = [Region(*region) for region in zip(origins, values, strict=True)]
         return self
 
@@ -194,22 +194,22 @@ class PlacedLeaf:
         return whole
 
 
-class _Places(NamedTuple):
+class _LocalBoxes(NamedTuple):
     """Boxes of an array that this process holds.
 
     Attributes:
-        part: shape of each.
+        shape: of each.
         origins: index of the first element of each.
         on_cpu: all of its devices are CPUs.
     """
 
-    part: tuple[int, ...]
+    shape: tuple[int, ...]
     origins: tuple[tuple[int, ...], ...]
     on_cpu: bool
 
 
 @functools.lru_cache(maxsize=4096)
-def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
+def _local_boxes(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _LocalBoxes:
     """Return the boxes of an array that this process holds.
 
     Raises:
@@ -218,7 +218,7 @@ def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
     part = sharding.shard_shape(shape)
     places: Mapping[Any, Any] = sharding.addressable_devices_indices_map(shape)
     origins = dict.fromkeys(origin_of(index) for index in places.values())
-    return _Places(part, tuple(origins), {device.platform for device in places} == {"cpu"})
+    return _LocalBoxes(part, tuple(origins), {device.platform for device in places} == {"cpu"})
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 
-from cairn.state.checkpointing.restores import filling, shared_leaves, targets
+from cairn.state.checkpointing.restores import local_leaves, shared_leaves, targets
 from cairn.state.checkpointing.restores.host_memory import HostMemory
 
 
@@ -39,7 +39,7 @@ def devices_elsewhere(window: int) -> Iterator[list[int]]:
         for owner, name, changed in (
             (targets, "_places", found),
             (targets.TargetLeaf, "place", copied),
-            (filling, "HostMemory", functools.partial(Watched, window)),
+            (local_leaves, "HostMemory", functools.partial(Watched, window)),
             (shared_leaves, "HostMemory", functools.partial(Watched, window)),
         ):
             stack.enter_context(mock.patch.object(owner, name, changed))

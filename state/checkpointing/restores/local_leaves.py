@@ -12,7 +12,7 @@ from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.leaf_reads import LeafReads, WholeChunk
 from cairn.storage.reading.remote_shards import Piece
 
-__all__ = ["Filling", "read_leaves"]
+__all__ = ["PendingLeaf", "read_leaves"]
 
 _CHUNKS_AT_ONCE: Final = 512
 
@@ -20,7 +20,7 @@ _GATHERED_BYTES: Final = 64 << 20
 """Bytes of leaves whose pieces are merged with stored neighbours together."""
 
 
-class Filling(NamedTuple):
+class PendingLeaf(NamedTuple):
     """Leaf whose parts are being read."""
 
     path: str
@@ -70,10 +70,10 @@ class _Reading:
         self.values: dict[str, Any] = {}
         self._arrays, self._reads, self._pool = arrays, reads, pool
         self._memory = HostMemory()
-        self._near = _Near(reads)
-        self._small: list[Filling] = []
+        self._gathered = _GatheredPieces(reads)
+        self._small: list[PendingLeaf] = []
         self._chunks: list[WholeChunk] = []
-        self._filling: deque[Filling] = deque()
+        self._pending: deque[PendingLeaf] = deque()
 
     def add(self, path: str, info: LeafInfo, target: TargetLeaf) -> None:
         """Start to read a leaf, once there is room for it."""
@@ -82,60 +82,60 @@ class _Reading:
             if not self._memory.wait():
                 self._finish_some()
         regions = leaf.take(self._memory).regions
-        filling = Filling(path, info, leaf, [])
+        pending = PendingLeaf(path, info, leaf, [])
         if (whole := self._reads.whole_chunks(info, regions)) is not None:
-            self._small.append(filling)
+            self._small.append(pending)
             self._chunks += whole
             if len(self._chunks) >= _CHUNKS_AT_ONCE:
                 self._finish_small()
             return
         if (pieces := self._reads.pieces(info, regions)) is not None:
-            self._near.add(filling, pieces)
+            self._gathered.add(pending, pieces)
         else:
-            filling.futures.extend(map(self._pool.submit, self._reads.tasks(info, regions)))
-        self._filling.append(filling)
+            pending.futures.extend(map(self._pool.submit, self._reads.tasks(info, regions)))
+        self._pending.append(pending)
 
     def finish(self) -> None:
         """Make all added leaves, and wait until their devices have them."""
-        while self._small or self._filling:
+        while self._small or self._pending:
             self._finish_some()
         self._memory.drain()
 
     def cancel(self) -> None:
         """Cancel the reads that have not started."""
-        for filling in self._filling:
-            for future in filling.futures:
+        for pending in self._pending:
+            for future in pending.futures:
                 future.cancel()
 
     def _finish_some(self) -> None:
         """Make the small leaves, if there are any, else the first of the others."""
-        self._near.start()
+        self._gathered.start()
         if self._small:
             self._finish_small()
             return
-        for future in self._filling[0].futures:
+        for future in self._pending[0].futures:
             future.result()
-        first = self._filling.popleft()
+        first = self._pending.popleft()
         self.values[first.path] = first.make(self._arrays)
 
     def _finish_small(self) -> None:
         """Read many small leaves in this thread: handing them to others would take longer."""
         self._reads.read_whole(self._chunks)
-        for filling in self._small:
-            self.values[filling.path] = filling.make(self._arrays)
+        for pending in self._small:
+            self.values[pending.path] = pending.make(self._arrays)
         self._small, self._chunks = [], []
 
 
-class _Near:
+class _GatheredPieces:
     """Pieces of several leaves, gathered so that stored neighbours share a request."""
 
     def __init__(self, reads: LeafReads) -> None:
         self._reads = reads
         self._pieces: list[Piece] = []
-        self._owners: list[Filling] = []
+        self._owners: list[PendingLeaf] = []
         self._bytes = 0
 
-    def add(self, leaf: Filling, pieces: list[Piece]) -> None:
+    def add(self, leaf: PendingLeaf, pieces: list[Piece]) -> None:
         self._pieces += pieces
         self._owners += [leaf] * len(pieces)
         self._bytes += sum(piece.stop - piece.start for piece in pieces)
