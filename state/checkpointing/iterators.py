@@ -138,7 +138,7 @@ def capture_states(iterators: Mapping[str, Any] | None) -> dict[str, IteratorSta
             "the position in the data is too large",
             path="iterators",
             expected=f"at most {MAX_STATE_BYTES} bytes in each process",
-            found=", ".join(f"{name!r}: {len(one.data)}" for name, one in states.items()),
+            found=", ".join(f"{name!r}: {len(state.data)}" for name, state in states.items()),
             next_step="Have the iterators keep less than whole examples: shuffle and buffer less, "
             "or tell an index from which the buffer is filled again; nothing was written.",
         )
@@ -220,10 +220,11 @@ def find_positions(
         elif not problems:
             states[name] = (iterator, *_state(reader, name, iterator, methods))
     if problems:
+        names = [f"{name} of {count} processes" for name, count in stored.items()]
         raise IteratorMismatchError(
             "the data can't go on where the step was saved",
             path=where,
-            expected=_told_iterators(stored),
+            expected=f"iterators as the step has them: {', '.join(names) or 'none'}",
             found=f"{len(problems)} problems",
             next_step=_NEXT_STEP if stored else _NONE_STORED,
             problems=problems,
@@ -335,11 +336,6 @@ def _twice(iterators: Mapping[str, Any]) -> list[str]:
     first: dict[int, str] = {}
     named = ((name, first.setdefault(id(iterator), name)) for name, iterator in iterators.items())
     return [f"{name}: the very iterator that is {other}" for name, other in named if name != other]
-
-
-def _told_iterators(stored: Mapping[str, int]) -> str:
-    names = [f"{name} of {count} processes" for name, count in stored.items()]
-    return f"iterators as the step has them: {', '.join(names) or 'none'}"
 
 
 def _kind(value: Any) -> str:

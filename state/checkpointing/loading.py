@@ -275,11 +275,14 @@ def _fitted(
             problems=problems,
         )
     if pattern is not None and not fitted:
+        paths = [
+            f"{name}/{path}" for name, tree in opened.trees.items() for path in trees.flatten(tree)
+        ]
         raise LeafNotFoundError(
             "no leaf of the target has such a path",
             path=where,
             expected=f"paths in which {pattern.pattern!r} has a match",
-            found=f"paths such as {', '.join(_some_paths(opened.trees))}",
+            found=f"paths such as {', '.join(map(repr, paths[:3]))}",
             next_step="Correct only=, or leave it out to load everything.",
         )
     positions = find_positions(reader, iterators, where)
@@ -303,8 +306,3 @@ def _pattern(only: str | re.Pattern[str]) -> re.Pattern[str]:
             found=repr(only),
             next_step=f"Correct it: {exc}.",
         ) from exc
-
-
-def _some_paths(items: Mapping[str, Any]) -> list[str]:
-    paths = [f"{name}/{path}" for name, tree in items.items() for path in trees.flatten(tree)]
-    return [repr(path) for path in paths[:3]]

@@ -35,7 +35,7 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             raise PolicyError(
                 "can't listen for signals",
-                path=", ".join(one.name for one in signals),
+                path=", ".join(number.name for number in signals),
                 expected="the main thread",
                 found=f"thread {threading.current_thread().name!r}",
                 next_step="Make this in the main thread, or set on_preemption=False.",
@@ -43,8 +43,8 @@ class Preemption:
         self._at: float | None = None
         self._closed = False
         self._before: dict[signal.Signals, _Handler] = {}
-        for one in signals:
-            self._before[one] = signal.signal(one, self._note)
+        for number in signals:
+            self._before[number] = signal.signal(number, self._note)
 
     def __enter__(self) -> Self:
         return self
@@ -75,11 +75,11 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             return
         self._closed = True
-        for one, before in self._before.items():
+        for number, before in self._before.items():
             # A handler that was installed after ours may call ours, which calls the one before.
-            if signal.getsignal(one) == self._note:
+            if signal.getsignal(number) == self._note:
                 with contextlib.suppress(TypeError):  # None: not installed from Python
-                    signal.signal(one, before)
+                    signal.signal(number, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.announce()

@@ -66,8 +66,10 @@ def holds(tree: Any, kinds: tuple[type, ...]) -> bool:
         for kind in {*map(type, inner)} - leaves:
             if issubclass(kind, kinds):
                 return True
-            one = next(child for child in inner if type(child) is kind)
-            if is_variable(one) or jax.tree_util.all_leaves([one]):  # no Variable holds a module
+            first = next(child for child in inner if type(child) is kind)
+            if is_variable(first) or jax.tree_util.all_leaves(
+                [first]
+            ):  # no Variable holds a module
                 leaves.add(kind)
             else:
                 waiting += [child for child in inner if type(child) is kind]
@@ -82,7 +84,7 @@ def _inner(node: Any) -> Collection[Any]:
         case list() | tuple():
             return node
         case _:
-            return jax.tree.leaves(node, is_leaf=lambda one: one is not node)
+            return jax.tree.leaves(node, is_leaf=lambda inner: inner is not node)
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
@@ -196,13 +198,13 @@ class _Walk:
         kinds, segments, paths, leaves = self._kinds, self._segments, self.paths, self.leaves
         for key, child in children:
             path = prefix + (segments.get(key) or self._checked(key, prefix))
-            found = kinds.get(type(child)) or self._kind_of(child)
-            if found is _Kind.LEAF:
+            child_kind = kinds.get(type(child)) or self._kind_of(child)
+            if child_kind is _Kind.LEAF:
                 paths.append(path)
                 leaves.append(child)
-            elif found is not _Kind.NOTHING:
+            elif child_kind is not _Kind.NOTHING:
                 self.containers.add(path)
-                self._open(child, found, f"{path}/")
+                self._open(child, child_kind, f"{path}/")
 
     def _are_leaves(self, nodes: Collection[Any]) -> bool:
         for kind in {*map(type, nodes)}:
@@ -214,9 +216,9 @@ class _Walk:
 
     def _take(self, leaves: Mapping[str, Any], prefix: str) -> None:
         """Add a dict that has only leaves, with minimal Python work per leaf."""
-        given = list(leaves)
-        keys = sorted(given)
-        self.leaves += leaves.values() if keys == given else map(leaves.__getitem__, keys)
+        names = list(leaves)
+        keys = sorted(names)
+        self.leaves += leaves.values() if keys == names else map(leaves.__getitem__, keys)
         text = "".join(keys)
         plain = text.isascii() and not any(character in text for character in _WRITTEN_OTHERWISE)
         if plain and not _NO_KEYS & leaves.keys():
@@ -272,7 +274,7 @@ _KINDS: Final = {
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
     """Return (key, child) of a node, as JAX flattens it."""
-    opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)[0]
+    opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)[0]
     return [(key, child) for (key,), child in opened]
 
 

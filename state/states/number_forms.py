@@ -48,7 +48,7 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     flat = items if isinstance(items, FlatTrees) else _flat(items)
     weak = {
-        item: sorted(path for path, leaf in leaves.items() if _is_weak(leaf))
+        item: sorted(path for path, leaf in leaves.items() if getattr(leaf, "weak_type", False))
         for item, leaves in flat.items()
         if _any_weak([*leaves.values()])
     }
@@ -129,7 +129,13 @@ def _form(
     leaf: Any, record: LeafRecord | None, from_python: bool, weak: bool, stored_dtypes: bool
 ) -> _Form:
     number = leaf if type(leaf) in _KINDS else _number_of(leaf, from_python)
-    if number is not leaf and not from_python and record is not None and _is_alike(leaf, record):
+    if (
+        number is not leaf
+        and not from_python
+        and record is not None
+        and hasattr(leaf, "dtype")
+        and dtype_name(leaf.dtype) == record.dtype
+    ):
         number = None  # an array was saved, and is restored as one
     if number is not None and record is not None and _takes(number, record):
         # The dtype is the stored one by choice: a number has no other.
@@ -166,16 +172,8 @@ def _takes(number: Any, record: LeafRecord) -> bool:
     return dtype_named(record.dtype).kind in _KINDS[type(number)]
 
 
-def _is_alike(leaf: Any, record: LeafRecord) -> bool:
-    return hasattr(leaf, "dtype") and dtype_name(leaf.dtype) == record.dtype
-
-
 def _any_weak(leaves: Sequence[Any]) -> bool:
     return any(map(_WEAK, arrays_among(leaves)))
-
-
-def _is_weak(leaf: Any) -> bool:
-    return bool(getattr(leaf, "weak_type", False))
 
 
 def _weak(number: Any, like: Any) -> Any:

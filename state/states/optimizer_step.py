@@ -177,7 +177,7 @@ def _read_inputs(jaxpr: Jaxpr) -> list[bool]:
     """Return for each input of a traced function whether it is read."""
     read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
     for equation in jaxpr.eqns:
-        inner = [one for value in equation.params.values() for one in _jaxprs_in(value)]
+        inner = [called for value in equation.params.values() for called in _jaxprs_in(value)]
         passed = equation.invars
         if len(inner) == 1 and len(inner[0].invars) == len(passed):
             # A call, such as one of a compiled function, has all arguments that it was given.
@@ -193,8 +193,8 @@ def _jaxprs_in(value: Any) -> Iterator[Jaxpr]:
     elif isinstance(value, Jaxpr):
         yield value
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _jaxprs_in(one)
+        for element in value:
+            yield from _jaxprs_in(element)
 
 
 class _LookError(BaseException):

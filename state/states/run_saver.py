@@ -343,11 +343,11 @@ class RunSaver:
         if refusal is not None and not self._many:
             raise refusal
         if self._begun is not None and self._has_saved(number):
-            new = self._new_in(state, options)
+            new = self._unsaved_parts(state, options)
             if not new:
                 return self._begun
             if not self._options.get("overwrite"):
-                raise self._saved_already(number, new)
+                raise self._already_saved_error(number, new)
         last = _LastStep(weakref.ref(state), number, options)
         with deadline_after(deadline):
             return self._save(state, last, DueReason.ASKED)
@@ -402,7 +402,7 @@ class RunSaver:
         begun = self._begun
         return begun is not None and self._begun_at is last and begun.state in _KEPT
 
-    def _new_in(self, state: Saveable, options: Options) -> list[str]:
+    def _unsaved_parts(self, state: Saveable, options: Options) -> list[str]:
         """Return in words what the previous save did not store."""
         new = [] if _is_same(self._saved_leaves, state) else ["another state"]
         for what, values in options.items():
@@ -415,7 +415,7 @@ class RunSaver:
             ]
         return new
 
-    def _saved_already(self, number: int, new: list[str]) -> StepExistsError:
+    def _already_saved_error(self, number: int, new: list[str]) -> StepExistsError:
         error = StepExistsError(
             f"step {number} was saved already",
             path=self.uri,
@@ -446,7 +446,7 @@ class RunSaver:
             self._last = self._refused(exc, number)
             raise
         handle.reason = reason
-        self._saved_leaves = _marks(state)
+        self._saved_leaves = [_mark(leaf) for leaf in jax.tree.leaves(state)]
         self._at = self._begun_at = last  # one that was saved by hand may be further than `step`
         record_started(handle)
         if number is None:
@@ -493,7 +493,7 @@ class RunSaver:
             if before is not None:
                 with suppress(Exception):  # its failure is in the log; it must not cost this one
                     before.wait(0)
-            late = threading.Timer(deadline - time.monotonic(), _say_late, (self.uri, current))
+            late = threading.Timer(deadline - time.monotonic(), _log_late, (self.uri, current))
             late.daemon = True
             late.start()
             try:
@@ -617,12 +617,8 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
-def _marks(state: Any) -> list[Any]:
-    """Return marks that identify a state's leaves without keeping its arrays alive."""
-    return [_mark(leaf) for leaf in jax.tree.leaves(state)]
-
-
 def _mark(leaf: Any) -> Any:
+    """Return a mark that identifies a leaf without keeping its array alive."""
     try:
         return weakref.ref(leaf)
     except TypeError:  # a number
@@ -646,7 +642,7 @@ def _is_equal(first: Any, other: Any) -> bool:
         return False
 
 
-def _say_late(uri: StoreURI, step: int) -> None:
+def _log_late(uri: StoreURI, step: int) -> None:
     """Log that a save comes too late, from a timer: the call itself is blocked and can't log it."""
     logger.error("preempted: the save of step %d to %s could not begin in time", step, uri)
 

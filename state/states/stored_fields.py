@@ -226,7 +226,7 @@ def _check_names(
     targets: Mapping[str, Any],
 ) -> None:
     paths = checkpoint.leaves(_ITEM)
-    full = {name for name in stored if any(_is_under(path, name) for path in paths)}
+    full = {path.partition("/")[0] for path in paths} & {*stored}
     problems = [
         f"fields/{name}: stored, and {state_class.__name__} has no such field"
         for name in sorted(full - set(names))
@@ -254,7 +254,3 @@ def _is_empty(entry: Any) -> bool:
     if entry.default_factory is not MISSING:
         return not jax.tree.leaves(entry.default_factory())
     return entry.default is not MISSING and not jax.tree.leaves(entry.default)
-
-
-def _is_under(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}/")

@@ -108,10 +108,10 @@ def collective(work: Callable[[], R], place: str) -> R:
             outcome.set_exception(exc)
 
     threading.Thread(target=run, name=key, daemon=True).start()
-    patience = StragglerLog(place)
+    stragglers = StragglerLog(place)
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
-        if patience.waited(lambda: named(absent(client, f"{key}/at")) or "all") > LATE_SECONDS:
+        if stragglers.waited(lambda: named(absent(client, f"{key}/at")) or "all") > LATE_SECONDS:
             late = absent(client, f"{key}/at")
             raise LateProcessError(
                 path=place,
@@ -145,7 +145,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
     client = coordination()
     arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
     client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
-    patience = StragglerLog(f"{place!r} of a save ({key})")
+    stragglers = StragglerLog(f"{place!r} of a save ({key})")
 
     def whom() -> str:
         if is_primary() or jax.process_count() <= MOST_NAMED:
@@ -154,7 +154,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
 
     while not _all_met(client, arrivals, all_there):
         _raise_reported(client, key)
-        if patience.waited(whom) > seconds:
+        if stragglers.waited(whom) > seconds:
             raise SaveError(
                 "some processes did not come",
                 path=key,
@@ -180,10 +180,10 @@ def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
 
 def _raise_reported(client: Coordination, key: str) -> None:
     """Raise the failure that any process has reported under `key`."""
-    said = client.key_value_try_get(_failure_key(key))
-    if said is not None:
-        heard = json.loads(said)
-        raise from_json(heard, process=heard["process"])
+    report = client.key_value_try_get(_failure_key(key))
+    if report is not None:
+        failure = json.loads(report)
+        raise from_json(failure, process=failure["process"])
 
 
 def save_key(step_folder: object, save: str) -> str:
@@ -200,9 +200,9 @@ def report_failure(key: str, error: BaseException) -> None:
     """Tell the processes that `wait_for` this key that it failed. The first report stays."""
     if jax.process_count() == 1:
         return
-    said = {**json.loads(as_json(error)), "process": int(jax.process_index())}
+    report = {**json.loads(as_json(error)), "process": int(jax.process_index())}
     try:
-        coordination().key_value_set(_failure_key(key), json.dumps(said))
+        coordination().key_value_set(_failure_key(key), json.dumps(report))
     except Exception:
         return  # another process reported first, or the service is gone
 
@@ -224,12 +224,12 @@ def share_outcome(key: str, error: BaseException | None) -> None:
     if is_primary():
         client.key_value_set(key, as_json(error))
         return
-    patience = StragglerLog(f"the end of a save ({key})")
+    stragglers = StragglerLog(f"the end of a save ({key})")
     try:
         while not is_set(client, key):
-            if patience.waited(lambda: "process 0, which publishes") > OUTCOME_SECONDS:
+            if stragglers.waited(lambda: "process 0, which publishes") > OUTCOME_SECONDS:
                 raise TimeoutError("none came")
-        heard = json.loads(client.blocking_key_value_get(key, POLL_SECONDS))
+        outcome = json.loads(client.blocking_key_value_get(key, POLL_SECONDS))
     except Exception as exc:
         raise SaveError(
             "process 0 did not say whether the step was published",
@@ -238,8 +238,8 @@ def share_outcome(key: str, error: BaseException | None) -> None:
             found=f"{type(exc).__name__}: {exc}",
             next_step="See the log of process 0.",
         ) from exc
-    if "error" in heard:
-        raise from_json(heard)
+    if "error" in outcome:
+        raise from_json(outcome)
 
 
 def _failure_key(key: str) -> str:

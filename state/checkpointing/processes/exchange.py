@@ -52,12 +52,12 @@ def is_primary() -> bool:
     return int(jax.process_index()) == 0
 
 
-def exchange(place: str, said: str, answer: Callable[[Sequence[str]], str]) -> str:
+def exchange(place: str, message: str, answer: Callable[[Sequence[str]], str]) -> str:
     """Send a text to process 0 and return its answer, on every process. All must call this.
 
     Args:
         place: name of the call site, for the log and for errors.
-        said: the text of this process; a few KiB.
+        message: the text of this process; a few KiB.
         answer: given all texts, by process; called on process 0 alone.
 
     Raises:
@@ -67,40 +67,40 @@ def exchange(place: str, said: str, answer: Callable[[Sequence[str]], str]) -> s
     client = coordination()
     with _numbering:
         key = f"cairn/round/{next(_rounds)}"
-    mine = json.dumps({"place": place, "said": said})
-    _say(client, f"{key}/said/{jax.process_index()}", mine)
+    mine = json.dumps({"place": place, "message": message})
+    _send(client, f"{key}/messages/{jax.process_index()}", mine)
     if is_primary():
         return _answer(client, key, place, answer)
-    heard = json.loads(_hear(client, key, place))
-    if "late" in heard:
-        raise LateProcessError(**heard["late"])
-    text: str = heard["answer"]
+    reply = json.loads(_wait_for_answer(client, key, place))
+    if "late" in reply:
+        raise LateProcessError(**reply["late"])
+    text: str = reply["answer"]
     return text
 
 
 def _first_answer(client: Coordination, key: str, mine: Mapping[str, Any]) -> str:
     """Set the answer unless there is one, and return the one that counts: the first."""
     try:
-        _say(client, f"{key}/answer", json.dumps(mine))
+        _send(client, f"{key}/answer", json.dumps(mine))
     except jax.errors.JaxRuntimeError as exc:
         if "ALREADY_EXISTS" not in str(exc):
             raise
-    return _said(client, f"{key}/answer")
+    return _receive(client, f"{key}/answer")
 
 
 def _answer(
     client: Coordination, key: str, place: str, answer: Callable[[Sequence[str]], str]
 ) -> str:
-    said = _wait_for_all(client, f"{key}/said", place)
-    late = _missing(said, place) or _elsewhere(said, place)
+    messages = _wait_for_all(client, f"{key}/messages", place)
+    late = _missing(messages, place) or _at_other_calls(messages, place)
     if late:
         _first_answer(client, key, {"late": late})
         raise LateProcessError(**late)
-    text = answer([said[index]["said"] for index in range(jax.process_count())])
+    text = answer([messages[index]["message"] for index in range(jax.process_count())])
     counting = json.loads(_first_answer(client, key, {"answer": text}))
     if "late" in counting:  # another process gave up on this one
         raise LateProcessError(**counting["late"])
-    client.key_value_delete(f"{key}/said/")
+    client.key_value_delete(f"{key}/messages/")
     for earlier in _answered:  # all have read these: they are in this round
         client.key_value_delete(f"{earlier}/")
     _answered[:] = [key]
@@ -109,17 +109,17 @@ def _answer(
 
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
     """Return the texts by process, without those of stragglers."""
-    patience = StragglerLog(place)
-    while missing := _absent(messages := _found(client, place_key)):
-        if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
+    stragglers = StragglerLog(place)
+    while missing := _absent(messages := _messages(client, place_key)):
+        if stragglers.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
         is_set(client, f"{place_key}/{missing[0]}.0")
     there = sorted(set(range(jax.process_count())) - set(missing))
-    return {index: json.loads(_whole(messages, index)) for index in there}
+    return {index: json.loads(_joined(messages, index)) for index in there}
 
 
-def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
-    late = [index for index in range(jax.process_count()) if index not in said]
+def _missing(messages: Mapping[int, Any], place: str) -> dict[str, str] | None:
+    late = [index for index in range(jax.process_count()) if index not in messages]
     if not late:
         return None
     return {
@@ -130,40 +130,40 @@ def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
     }
 
 
-def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, str] | None:
-    others = [index for index, message in said.items() if message["place"] != place]
+def _at_other_calls(messages: Mapping[int, Mapping[str, str]], place: str) -> dict[str, str] | None:
+    others = [index for index, message in messages.items() if message["place"] != place]
     if not others:
         return None
     return {
         "path": place,
         "expected": "the same call on every process",
-        "found": f"{named(others)} at {said[others[0]]['place']}",
+        "found": f"{named(others)} at {messages[others[0]]['place']}",
         "next_step": "Make the same calls on every process, in the same order.",
     }
 
 
-def _hear(client: Coordination, key: str, place: str) -> str:
+def _wait_for_answer(client: Coordination, key: str, place: str) -> str:
     """Wait for process 0's answer, longer than it waits itself, so that it names stragglers."""
-    patience = StragglerLog(place)
+    stragglers = StragglerLog(place)
     while not is_set(client, f"{key}/answer.0"):
-        waited = patience.waited(lambda: "an answer")
+        waited = stragglers.waited(lambda: "an answer")
         if waited <= LATE_SECONDS:
             continue
-        comes = client.key_value_try_get(f"{key}/said/0.0") is not None
+        has_come = client.key_value_try_get(f"{key}/messages/0.0") is not None
         # Process 0 may have arrived just now: it waits for as long itself.
-        if comes and waited <= 2 * LATE_SECONDS + FIRST_LOG_SECONDS:
+        if has_come and waited <= 2 * LATE_SECONDS + FIRST_LOG_SECONDS:
             continue
         late = {
             "path": place,
             "expected": f"an answer of process 0 within {LATE_SECONDS:.0f} s",
-            "found": "none" if comes else "process 0 missing",
+            "found": "none" if has_come else "process 0 missing",
             "next_step": "See its log; all processes must make the same calls.",
         }
         return _first_answer(client, key, {"late": late})
-    return _said(client, f"{key}/answer")
+    return _receive(client, f"{key}/answer")
 
 
-def _say(client: Coordination, key: str, text: str) -> None:
+def _send(client: Coordination, key: str, text: str) -> None:
     """Store a text of any length in pieces; the first one has their number and is set last."""
     pieces = [
         text[start : start + _PIECE_CHARACTERS]
@@ -173,7 +173,7 @@ def _say(client: Coordination, key: str, text: str) -> None:
         client.key_value_set(f"{key}.{number}", f"{len(pieces)} {piece}")
 
 
-def _said(client: Coordination, key: str) -> str:
+def _receive(client: Coordination, key: str) -> str:
     """Return a text that is complete."""
     count, _, text = client.blocking_key_value_get(f"{key}.0", POLL_SECONDS).partition(" ")
     rest = [
@@ -185,10 +185,10 @@ def _said(client: Coordination, key: str) -> str:
 
 def absent(client: Coordination, place: str) -> list[int]:
     """Return the processes that have set nothing below `place`."""
-    return _absent(_found(client, place))
+    return _absent(_messages(client, place))
 
 
-def _found(client: Coordination, place: str) -> dict[str, str]:
+def _messages(client: Coordination, place: str) -> dict[str, str]:
     """Return all values below `place` by the last part of their key, with one request."""
     return {name.rpartition("/")[2]: text for name, text in client.key_value_dir_get(f"{place}/")}
 
@@ -198,7 +198,7 @@ def _absent(messages: Mapping[str, str]) -> list[int]:
     return [index for index in range(jax.process_count()) if str(index) not in there]
 
 
-def _whole(messages: Mapping[str, str], index: int) -> str:
+def _joined(messages: Mapping[str, str], index: int) -> str:
     """Join the pieces of a process's text."""
     count, _, text = messages[f"{index}.0"].partition(" ")
     rest = (messages[f"{index}.{number}"].partition(" ")[2] for number in range(1, int(count)))

@@ -14,21 +14,21 @@ logger = logging.getLogger("cairn.processes")
 
 
 class StragglerLog:
-    """Timer of a wait at a call site."""
+    """Timer of a wait at a call site, which logs stragglers."""
 
     def __init__(self, place: str) -> None:
         self._place = place
         self._began = time.monotonic()
-        self._told = FIRST_LOG_SECONDS
+        self._next_log = FIRST_LOG_SECONDS
 
-    def waited(self, whom: Callable[[], str]) -> float:
+    def waited(self, missing: Callable[[], str]) -> float:
         """Return the seconds since the start; log who is missing if that is due.
 
         Args:
-            whom: names them; called only if a log line is due.
+            missing: names them; called only if a log line is due.
         """
         seconds = time.monotonic() - self._began
-        if seconds > self._told:
-            self._told *= 2
-            logger.warning("waiting at %s for %s, since %.0f s", self._place, whom(), seconds)
+        if seconds > self._next_log:
+            self._next_log *= 2
+            logger.warning("waiting at %s for %s, since %.0f s", self._place, missing(), seconds)
         return seconds

@@ -60,7 +60,7 @@ class DedupFile(NamedTuple):
     mark: _Mark | None
 
 
-class _Found(NamedTuple):
+class _ListedFile(NamedTuple):
     """File as a listing shows it."""
 
     size: int
@@ -106,13 +106,15 @@ def link_files(
     link = _hard_link(source, target) if target.scheme == "file" else _copy(source, target)
     done = _each(link, names, _LINKS_AT_ONCE)
     linked = [name for name in names if done[name]]
-    shown = _look(target, linked)
+    shown = _listed_files(target, linked)
     problems: dict[str, str | None] = {}
     due = []
     for name in linked:
         listed, file = shown.get(name), files[name]
-        if listed is None or not _is_as_written(listed, file.record):
-            problems[name] = "nothing" if listed is None else _text(listed.size, listed.crc32c)
+        if listed is None:
+            problems[name] = "nothing"
+        elif listed.size != file.record.size or listed.crc32c not in (None, file.record.crc32c):
+            problems[name] = _text(listed.size, listed.crc32c)
         elif listed.crc32c is None and (
             listed.mark != file.mark or policy.must_verify(seen=file.seen, now=now)
         ):
@@ -169,19 +171,15 @@ def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
     return copy
 
 
-def _look(folder: StoreURI, names: Iterable[str]) -> dict[str, _Found]:
+def _listed_files(folder: StoreURI, names: Iterable[str]) -> dict[str, _ListedFile]:
     """Return the files as the store shows them; omit missing ones."""
     if folder.scheme == "file":
         files = {name: _stat(folder, name) for name in names}
         return {name: file for name, file in files.items() if file is not None}
     return {
-        f"{DATA_FOLDER}/{entry.name}": _Found(entry.size, entry.crc32c, None)
-        for entry in open_files(folder).walk(DATA_FOLDER)
+        f"{VALUE_FOLDER}/{entry.name}": _ListedFile(entry.size, entry.crc32c, None)
+        for entry in open_files(folder).walk(VALUE_FOLDER)
     }
-
-
-def _is_as_written(file: _Found, record: StoredFile) -> bool:
-    return file.size == record.size and file.crc32c in (None, record.crc32c)
 
 
 def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
@@ -199,12 +197,12 @@ def _text(size: int, crc32c: str | None) -> str:
     return f"{size} bytes" if crc32c is None else f"{size} bytes, crc32c {crc32c}"
 
 
-def _stat(folder: StoreURI, name: str) -> _Found | None:
+def _stat(folder: StoreURI, name: str) -> _ListedFile | None:
     try:
         status = os.stat(os.path.join(folder.local_path, name))
     except OSError:
         return None
-    return _Found(status.st_size, None, _Mark(status.st_mtime_ns, status.st_ino))
+    return _ListedFile(status.st_size, None, _Mark(status.st_mtime_ns, status.st_ino))
 
 
 def _mark(folder: StoreURI, name: str) -> _Mark | None:

@@ -6,7 +6,7 @@ This file has all calls to Orbax of a save, through its public API. To Orbax a s
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -274,7 +274,11 @@ class StepWrite:
         for name, written in self._written.items():
             of_others = [records[name] for records in others]
             self._written[name] = complete_tree(folder / name, written, of_others)
-        self._files += write_files(folder, self._markers([*self._written, META_ITEM]))
+        # Older Orbax APIs want a commit marker in each item on a bucket. On a disk we write them,
+        # too: the step may be copied to a bucket.
+        items = [*self._written, META_ITEM]
+        markers = {f"{item}/{COMMIT_FILE}": commit_text(self._folder / item) for item in items}
+        self._files += write_files(folder, markers)
 
     def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
         """Write the JSON item and the states of iterators."""
@@ -296,13 +300,6 @@ class StepWrite:
                 for name, state in self._iterators.items()
             },
         )
-
-    def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
-        """Return the commit markers that older Orbax APIs want in each item on a bucket.
-
-        Written on a disk, too: the step may be copied to a bucket.
-        """
-        return {f"{item}/{COMMIT_FILE}": commit_text(self._folder / item) for item in items}
 
     @cached_property
     def _custom(self) -> dict[str, Any]:

@@ -347,7 +347,7 @@ class Transfers:
                 pairs.append((values, lasting))
             else:
                 values = np.asarray(source)[box.within]
-                if _is_of_cpu(source):
+                if all(device.platform == "cpu" for device in source.devices()):
                     values = values.copy()
             copied.setdefault(path, []).append(HostBox(values, box.origin))
         copy_all(pairs)
@@ -422,10 +422,6 @@ def is_in_host_memory(array: jax.Array) -> bool:
 def _host_view(array: jax.Array) -> np.ndarray[Any, Any]:
     """Return a view of an array on one CPU device, without a cache in the array."""
     return np.asarray(_same_memory(array) if _KEEPS_VIEWS else array)
-
-
-def _is_of_cpu(array: jax.Array) -> bool:
-    return all(device.platform == "cpu" for device in array.devices())
 
 
 def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
