@@ -31,7 +31,7 @@ from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
 from cairn.state.checkpointing.processes import background, exchange, gathering
 from cairn.state.checkpointing.restores import local_leaves, shared_leaves, targets
 from cairn.state.checkpointing.saves import engine, host_arrays
-from cairn.storage.arrays import paged_table, value_files, value_sinks
+from cairn.storage.arrays import data_file_writers, data_files, paged_table
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.data_files import shard_index
 from cairn.storage.arrays.orbax_tree import CUSTOM_KEY, STEP_METADATA

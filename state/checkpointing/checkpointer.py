@@ -51,7 +51,7 @@ from cairn.state.checkpointing.saves.saves import (
 )
 from cairn.state.checkpointing.saves.staging import pinned_budget
 from cairn.state.checkpointing.skipped_steps import pop_skipped
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
 from cairn.storage.runs.history import Look
@@ -309,7 +309,7 @@ class Checkpointer:
                     found=repr(options.deadline),
                     next_step="Give a number of seconds, such as 30.",
                 )
-            with within(options.deadline):
+            with deadline_after(options.deadline):
                 handle, work = self._save(step, items, options)
         except Exception as exc:
             record_refusal(exc, step=_number_of(step), uri=self.uri)
@@ -377,7 +377,7 @@ class Checkpointer:
                 stack.close()  # waves may take long: garbage collection is on again meanwhile
                 if trees.waves > 1:
                     work.go()
-                if not trees.copy_rest(own_seconds_left()):
+                if not trees.copy_rest(deadline_seconds_left()):
                     raise _not_copied(handle, trees.waves)
                 handle.staging, handle.waves = trees.staging, trees.waves
             except BaseException as exc:

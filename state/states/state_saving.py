@@ -268,7 +268,7 @@ def store(
             items = FlatTrees({**items, MERGED_ITEM: flatten(tree)})
         else:
             items = {**items, MERGED_ITEM: tree}
-    with within(options.deadline):
+    with deadline_after(options.deadline):
         handle = Checkpointer.for_run(run).save_with(
             step, items, replace(options, meta=meta, deadline=None)
         )
@@ -278,7 +278,7 @@ def store(
             f"training waited {handle.blocked_seconds:.3f} s",
         )
         if options.wait:
-            handle.wait(own_seconds_left())
+            handle.wait(deadline_seconds_left())
             print_progress(options.verbose, f"step {step} is durable")
     return handle
 

@@ -19,7 +19,7 @@ from cairn.state.states.state_loading import (
     may_be_hub_id,
 )
 from cairn.state.states.state_saving import StateSaveOptions, save_easydel_state
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 
 __all__ = ["StateStorageMixin"]
 

@@ -29,7 +29,7 @@ PUBLIC = [
     "StepExistsError", "StepFacts", "StepInFlightError", "StepInUseError", "StepInfo",
     "StepNotFoundError", "StepState", "StorageError", "StoreFullError", "StoreURI",
     "StoreUnavailableError", "TaskType", "TensorSource", "Tombstone", "TrainState", "TrainStep",
-    "TreeMismatchError", "TreeStructureError", "UnknownModelError", "UnsoundStoreError",
+    "TreeMismatchError", "TreeStructureError", "UnknownModelError", "StoreCheckError",
     "UnsupportedFormatError", "UnsupportedLeafError", "VerifyReport", "Writer", "adopt", "annotate",
     "annotate_run", "annotate_step", "apply_retention", "best_step", "check_run", "collect_garbage",
     "confine", "create_app", "create_run", "decide", "deletable_step", "delete_alias",

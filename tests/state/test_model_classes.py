@@ -8,6 +8,7 @@ from flax import nnx
 
 from cairn.interop import registry
 from cairn.interop.errors import ConfigError
+from cairn.state import model_classes
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.states.checkpoint import StoredCheckpoint
 from cairn.state.states.easydel_state import EasyDeLState
@@ -21,36 +22,36 @@ NAMED = ["cairn", "cairn.state.models.decoder", "cairn.somewhere.later", OF_FILE
 def namesake():
     """A user's own class that is called like ours."""
 
-    class DecoderForCausalLM(registry.shipped_decoder()):
+    class DecoderForCausalLM(model_classes.shipped_decoder()):
         __module__ = "my_models"
 
     yield DecoderForCausalLM
-    del registry._CLASSES["my_models", "DecoderForCausalLM"]
+    del model_classes._CLASSES["my_models", "DecoderForCausalLM"]
 
 
 def test_every_class_that_ships_is_in_the_table_under_its_own_module():
-    for name, module in registry.MODELS.items():
-        shipped = registry.find(name, registry.PACKAGE, path="run")
+    for name, module in model_classes.MODELS.items():
+        shipped = model_classes.find(name, model_classes.PACKAGE, path="run")
         assert (shipped.__name__, shipped.__module__) == (name, module)
-    own = {name for module, name in registry._CLASSES if module.startswith("cairn.")}
-    assert own == set(registry.MODELS)
+    own = {name for module, name in model_classes._CLASSES if module.startswith("cairn.")}
+    assert own == set(model_classes.MODELS)
 
 
 def test_what_is_stored_of_a_shipped_class_does_not_depend_on_where_its_file_lies():
     stored = {"model_class": "DecoderForCausalLM", "model_module": "cairn"}
-    assert registry.class_identity(DecoderForCausalLM) == stored
+    assert model_classes.class_identity(DecoderForCausalLM) == stored
 
 
 @pytest.mark.parametrize("module", NAMED)
 def test_a_shipped_class_is_found_whatever_module_is_stored(module):
-    assert registry.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
+    assert model_classes.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
 
 
 @pytest.mark.parametrize("module", NAMED)
 def test_a_users_class_of_the_same_name_changes_nothing(module, namesake):
-    assert registry.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
-    assert registry.find("DecoderForCausalLM", "my_models", path="run") is namesake
-    assert registry.class_identity(namesake)["model_module"] == "my_models"
+    assert model_classes.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
+    assert model_classes.find("DecoderForCausalLM", "my_models", path="run") is namesake
+    assert model_classes.class_identity(namesake)["model_module"] == "my_models"
 
 
 FRESH = """

@@ -43,7 +43,7 @@ def write(folder, arrays, forms=None, **options):
     uri = parse_uri(folder)
     sink = open_data_file_writer(uri)
     try:
-        files = write_value_files(sink, tree_writer.shards_of(arrays, forms or {}), **options)
+        files = write_data_files(sink, tree_writer.shards_of(arrays, forms or {}), **options)
     finally:
         sink.close()
     entries = dict(tree_writer.index_entries(arrays))

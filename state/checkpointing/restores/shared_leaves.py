@@ -160,7 +160,7 @@ def _read_streams(
             stored = stream.bytes[box.reader][start : start + box.nbytes]
             stream.boxes[box] = stored.view(info.dtype).reshape(box.shape)
             if box.reader == me:
-                regions = [Region(box.origin, stream.boxes[box])]
+                regions = [BoxBuffer(box.origin, stream.boxes[box])]
                 near = reads.pieces(info, regions)
                 if near is None:
                     tasks += reads.tasks(info, regions)
@@ -182,7 +182,7 @@ def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[],
                 future.cancel()
 
 
-def _put(regions: Sequence[Region], box: SharedBox, values: np.ndarray[Any, Any]) -> None:
+def _put(regions: Sequence[BoxBuffer], box: SharedBox, values: np.ndarray[Any, Any]) -> None:
     """Copy a box into its slice."""
     (region,) = (region for region in regions if region.origin == box.within)
     starts = [at - first for at, first in zip(box.origin, box.within, strict=True)]

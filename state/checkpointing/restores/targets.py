@@ -158,7 +158,7 @@ class PlacedLeaf:
             values = memory.lasting(shape, len(origins), self._stored)
         else:
             values, self._slot = memory.passing(shape, len(origins), self._stored)
-        self.regions = [Region(*region) for region in zip(origins, values, strict=True)]
+        self.regions = [BoxBuffer(*region) for region in zip(origins, values, strict=True)]
         return self
 
     def value(self, *, key_impl: str | None, where: str) -> Any:

@@ -15,16 +15,14 @@ from cairn.state.checkpointing.saves.dedup_files import DedupFile, link_files, n
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
 from cairn.storage.arrays.chunks import ChunkShapes
-from cairn.storage.arrays.ocdbt import holds_values
-from cairn.storage.arrays.orbax_tree import StoredForm
-from cairn.storage.arrays.value_files import (
+from cairn.storage.arrays.data_files import (
     Compression,
     Fingerprints,
     ShardToWrite,
     StoredFile,
     has_fingerprints,
 )
-from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.errors import StorageError
 from cairn.storage.store.clock import Clock
@@ -66,7 +64,7 @@ class WrittenTree(NamedTuple):
         folder: of the database that this process wrote into.
         layouts: of the leaves, by path.
         shards: by key; their files are named from `folder`.
-        files: value files in `folder`, by name.
+        files: data files in `folder`, by name.
         records: what this process wrote; in process 0, in the end, what all wrote.
         descriptions: the description of each array, by its key in the database.
     """
@@ -315,9 +313,9 @@ class Dedup:
 
 
 class DedupSources:
-    """Steps that wrote the value files of the last durable step, as process 0 knows them.
+    """Steps that wrote the data files of the last durable step, as process 0 knows them.
 
-    Names of value files are random, and a link keeps the name: a file whose name an earlier step
+    Names of data files are random, and a link keeps the name: a file whose name an earlier step
     had is shared with it, whichever process linked it.
     """
 
@@ -332,7 +330,7 @@ class DedupSources:
     def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
         """Store the sources of a durable step's files."""
         self._steps = {
-            name: self._steps.get(name, (step, attempt)) for name in names if holds_values(name)
+            name: self._steps.get(name, (step, attempt)) for name in names if is_data_file(name)
         }
 
 

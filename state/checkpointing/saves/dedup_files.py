@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_metrics import record_damage, record_dedup
-from cairn.storage.arrays.ocdbt import VALUE_FOLDER
-from cairn.storage.arrays.value_files import StoredFile
+from cairn.storage.arrays.data_files import StoredFile
+from cairn.storage.arrays.ocdbt import DATA_FOLDER
 from cairn.storage.errors import StorageError
 from cairn.storage.store.file_checksums import read_files
 from cairn.storage.store.open_files import open_files
@@ -43,7 +43,7 @@ class _Mark(NamedTuple):
 
 
 class DedupFile(NamedTuple):
-    """Value file of this process, which may be linked into the next step.
+    """Data file of this process, which may be linked into the next step.
 
     Attributes:
         record: as it was written.
@@ -177,8 +177,8 @@ def _listed_files(folder: StoreURI, names: Iterable[str]) -> dict[str, _ListedFi
         files = {name: _stat(folder, name) for name in names}
         return {name: file for name, file in files.items() if file is not None}
     return {
-        f"{VALUE_FOLDER}/{entry.name}": _ListedFile(entry.size, entry.crc32c, None)
-        for entry in open_files(folder).walk(VALUE_FOLDER)
+        f"{DATA_FOLDER}/{entry.name}": _ListedFile(entry.size, entry.crc32c, None)
+        for entry in open_files(folder).walk(DATA_FOLDER)
     }
 
 

@@ -72,7 +72,7 @@ def _unproved(entries: Mapping[str, FileEntry], meant: Mapping[str, StoredFile])
     """Yield the files that must be read, as nothing else proves their content."""
     for name, entry in entries.items():
         is_empty = meant[name].size == 0 if name in meant else entry.size == 0
-        proved = entry.crc32c is not None or holds_values(name)
+        proved = entry.crc32c is not None or is_data_file(name)
         if not is_empty and not (name in meant and proved):
             yield name
 
@@ -90,7 +90,7 @@ def _wrong(file: StoredFile, entry: FileEntry | None, read: FileChecksum | None)
     return None
 
 
-def _recorded(file: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
+def _recorded(file: StoredFile | FileChecksum, entry: FileEntry) -> ObjectRecord:
     crc32c = file.crc32c or entry.crc32c
     assert crc32c is not None  # known from the store or from a read
     return ObjectRecord(name=file.name, size=entry.size, crc32c=crc32c, content=file.content)

@@ -21,6 +21,7 @@ import numpy as np
 from cairn.state.checkpointing.leaf_forms import is_key_dtype, store_form
 from cairn.state.checkpointing.processes import holders as holders_processes
 from cairn.state.checkpointing.saves.host_buffers import copy_all
+from cairn.storage.arrays.box_buffers import origin_of
 from cairn.storage.arrays.chunks import ChunkShapes, inner_chunk_shape, outer_shard_shape
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import SaveError, UnsupportedLeafError

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from cairn.storage.arrays.data_files import StoredFile
+from cairn.storage.arrays.data_files import Fingerprints, StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
-from cairn.storage.arrays.value_files import Fingerprints, StoredFile
 from cairn.storage.errors import SaveError
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record

@@ -27,6 +27,7 @@ from cairn.state.checkpointing.saves.engine import TEMPORARY, StepWrite, commit_
 from cairn.state.checkpointing.saves.file_check import check_files
 from cairn.state.checkpointing.saves.save_handle import SaveHandle
 from cairn.state.checkpointing.saves.saves import HostTrees, Save, with_digests
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate_error
 from cairn.storage.runs.records.assets import put_assets
@@ -213,7 +214,7 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
 
 def failure(exc: BaseException, path: object) -> StorageError:
     """Convert an error to what a failed save raises: a SaveError, or the FencedError itself."""
-    error = translate(exc, path=path)
+    error = translate_error(exc, path=path)
     if not isinstance(error, SaveError | FencedError):
         error = SaveError(
             "the save failed",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.storage.arrays.value_files import Compression
+from cairn.storage.arrays.data_files import Compression
 from cairn.storage.runs.records.manifest import ModelInfo
 
 __all__ = ["SaveOptions"]

@@ -212,7 +212,7 @@ def prepare(
         )
     refuse_crowded_step(sum(map(len, flat.values())), 0, path="the tree to save")
     as_json = canonical_json(dict(options.meta), path=META_ITEM)
-    ensure_within(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
+    check_writable(f"{META_ITEM}/{JSON_FILES[0]}", len(as_json))
     copied: dict[str, Any] = json.loads(as_json)
     annotation = Annotation.of(options.labels, options.metrics)
     if model is not None:  # the caller may change the dict during the save

@@ -31,11 +31,8 @@ from cairn.state.checkpointing.saves.dedup import Dedup, DedupFile, LeafLayout, 
 from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, HostArray
 from cairn.state.checkpointing.saves.process_records import ProcessRecord, WrittenShard
 from cairn.state.checkpointing.saves.staging import Staging
-from cairn.storage.arrays.four_bits import packed_axis
-from cairn.storage.arrays.leaf_paths import keys_of
-from cairn.storage.arrays.ocdbt import MANIFEST_FILE, NODE_FOLDER, ValueRef, leaf_node, manifest
-from cairn.storage.arrays.orbax_tree import TREE_METADATA, StoredForm, array_name
-from cairn.storage.arrays.value_files import (
+from cairn.storage.arrays.data_file_writers import UploadMemory, open_data_file_writer
+from cairn.storage.arrays.data_files import (
     Compression,
     ShardToWrite,
     StoredFile,
@@ -155,19 +152,19 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
     outlines = {path: array._replace(boxes=()) for path, array in arrays.items()}
     database = _database(folder)
     stored: dict[bytes, WrittenShard] = {}
-    value_files: dict[str, DedupFile] = {}
+    data_files: dict[str, DedupFile] = {}
     with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
         describing = pool.submit(write_files, folder, files)
-        sink = open_sink(database, item_bytes=tree_bytes, uploads=tree.uploads)
+        sink = open_data_file_writer(database, item_bytes=tree_bytes, uploads=tree.uploads)
         try:
             for shards in _waves(arrays, outlines, tree):
                 reused = tree.dedup.reuse(
-                    _drained(shards), layouts, tree.same, database, linked=value_files
+                    _drained(shards), layouts, tree.same, database, linked=data_files
                 )
                 stored |= reused.shards
-                value_files |= reused.files
+                data_files |= reused.files
                 for rest in _with_values(reused.rest, outlines, tree):
-                    written = write_value_files(sink, _drained(rest))
+                    written = write_data_files(sink, _drained(rest))
                     stored |= {
                         key: WrittenShard(
                             path,
@@ -179,12 +176,12 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
                         for file in written
                         for key, (path, box) in file.boxes.items()
                     }
-                    value_files |= tree.dedup.written(database, (file.record for file in written))
+                    data_files |= tree.dedup.written(database, (file.record for file in written))
                 del reused, shards
         finally:
             sink.close()
         small = describing.result()
-    records = [file.record for file in value_files.values()]
+    records = [file.record for file in data_files.values()]
     shards_in_tree = stored
     if database != folder:  # the record names files from the tree's folder
         records = [file._replace(name=f"{database.name}/{file.name}") for file in records]
@@ -193,7 +190,7 @@ def _write_tree(folder: StoreURI, tree: HostTree) -> WrittenTree:
             for key, shard in stored.items()
         }
     record = ProcessRecord((*records, *small), shards_in_tree)
-    return WrittenTree(database, layouts, stored, value_files, (record,), descriptions)
+    return WrittenTree(database, layouts, stored, data_files, (record,), descriptions)
 
 
 def _waves(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cairn.state.checkpointing.leaf_forms import STORED_DTYPES
 from cairn.state.checkpointing.saves import tree_writer
-from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays import data_file_writers
 from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.data_file_writers import open_data_file_writer
 from cairn.storage.arrays.data_files import ShardToWrite, shard_index, write_data_files
@@ -223,8 +223,8 @@ def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", remember)
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
-    sink = open_sink(parse_uri(tmp_path))
-    files = write_value_files(sink, tree_writer.shards_of(arrays, {}))
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    files = write_data_files(sink, tree_writer.shards_of(arrays, {}))
     assert {Path(file.record.name).name for file in files} <= synced
     sink.close()
 
@@ -233,8 +233,8 @@ def test_a_write_that_is_told_to_stop_writes_no_more_files(tmp_path, monkeypatch
     monkeypatch.setattr(data_file_writers, "FILE_BYTES", 1000)
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
-    sink = open_sink(parse_uri(tmp_path))
-    assert write_value_files(sink, tree_writer.shards_of(arrays, {}), stopped=lambda: True) == []
+    sink = open_data_file_writer(parse_uri(tmp_path))
+    assert write_data_files(sink, tree_writer.shards_of(arrays, {}), stopped=lambda: True) == []
     sink.close()
     assert not list(tmp_path.glob("d/*"))
 
@@ -311,7 +311,7 @@ def test_a_store_that_refuses_is_an_error_and_leaves_no_thread(gcs):
     before = threading.enumerate()
     arrays = {"w": held(numbers((16, 30), "float32"), ((8, 30), (2, 30)))}
     with pytest.raises(Exception, match="403"):
-        write_value_files(sink, tree_writer.shards_of(arrays, {}))
+        write_data_files(sink, tree_writer.shards_of(arrays, {}))
     sink.close()
     assert not no_new_threads(before)
 

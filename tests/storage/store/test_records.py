@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cairn.state.checkpointing.saves.process_records import _Columns, _StepRecord
+from cairn.storage.arrays.data_files import StoredFile
 from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.paged_table import TableLocation
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError

@@ -33,13 +33,13 @@ def writes(monkeypatch):
     """Nothing is written until `set` is called; `reached` tells that something is to be."""
     allowed = threading.Event()
     allowed.reached = threading.Event()
-    write = tree_writer.write_value_files
+    write = tree_writer.write_data_files
 
     def waiting(sink, shards):
         allowed.reached.set()
         assert allowed.wait(60)
         return write(sink, shards)
 
-    monkeypatch.setattr(tree_writer, "write_value_files", waiting)
+    monkeypatch.setattr(tree_writer, "write_data_files", waiting)
     yield allowed
     allowed.set()

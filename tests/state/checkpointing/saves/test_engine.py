@@ -217,7 +217,7 @@ def test_plain_orbax_loads_many_shards_and_chunks(save_here, monkeypatch):
     for name, value in {"SHARD_BYTES": 2048, "CHUNK_BYTES": 256, "MIN_CHUNK_BYTES": 64,
                         "SQUARE_ABOVE_BYTES": 4096}.items():  # fmt: skip
         monkeypatch.setattr(chunk_shape, name, value)
-    monkeypatch.setattr(value_sinks, "FILE_BYTES", 5000)
+    monkeypatch.setattr(data_file_writers, "FILE_BYTES", 5000)
     host_arrays._layout.cache_clear()
     tree = {"w": put(floats(64, 48), "dp", None), "v": put(floats(48, 64), None, "fsdp")}
     step = save_here(model=tree)

@@ -9,8 +9,8 @@ from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.restore import restore_item
 from cairn.state.checkpointing.saves import save_job
 from cairn.state.checkpointing.saves.file_check import check_files
-from cairn.storage.arrays.ocdbt import holds_values
-from cairn.storage.arrays.value_files import stored_file
+from cairn.storage.arrays.data_files import stored_file
+from cairn.storage.arrays.ocdbt import is_data_file
 from cairn.storage.errors import CorruptionError, SaveError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.records.layout import COMMIT_FILE, INDEX_FILE

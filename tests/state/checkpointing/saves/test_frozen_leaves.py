@@ -187,7 +187,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
 ):
     tree = {f"w{n}": put_by_program(numbers(n)) for n in range(4)}
     copied, written = [], []
-    copy, write = DeferredLeaf.copy, tree_writer.write_value_files
+    copy, write = DeferredLeaf.copy, tree_writer.write_data_files
 
     def parts(leaf):
         copied.append(leaf.leaf.nbytes)
@@ -202,7 +202,7 @@ def test_of_leaves_that_can_not_be_linked_few_are_copied_at_a_time(
     with Checkpointer(tmp_path / "run", host_memory=limit) as checkpointer:
         checkpointer.save(1, {"model": tree}).wait()
         damage_values(checkpointer, "model")
-        monkeypatch.setattr(tree_writer, "write_value_files", written_at_once)
+        monkeypatch.setattr(tree_writer, "write_data_files", written_at_once)
         checkpointer.save(2, {"model": tree}).wait()
         found = checkpointer.restore({"model": tree}, step=2)["model"]
     assert max(written) == together

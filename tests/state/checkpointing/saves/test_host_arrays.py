@@ -433,13 +433,13 @@ def advanced(host, steps):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_sink = tree_writer.open_sink
+    open_data_file_writer = tree_writer.open_data_file_writer
 
     def waiting(folder, **options):
         assert allowed.wait(20)
         return open_data_file_writer(folder, **options)
 
-    monkeypatch.setattr(tree_writer, "open_sink", waiting)
+    monkeypatch.setattr(tree_writer, "open_data_file_writer", waiting)
     yield allowed
     allowed.set()
 

@@ -34,13 +34,13 @@ def checkpointer(root_uri):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_sink = tree_writer.open_sink
+    open_data_file_writer = tree_writer.open_data_file_writer
 
     def waiting(folder, **options):
         assert allowed.wait(60)
         return open_data_file_writer(folder, **options)
 
-    monkeypatch.setattr(tree_writer, "open_sink", waiting)
+    monkeypatch.setattr(tree_writer, "open_data_file_writer", waiting)
     yield allowed
     allowed.set()
 
@@ -245,7 +245,7 @@ def test_arrays_of_other_shapes_and_shardings_are_kept_too(checkpointer):
 
 
 def test_after_a_save_that_failed_the_memory_is_used_again(checkpointer, monkeypatch):
-    write = tree_writer.write_value_files
+    write = tree_writer.write_data_files
     calls = []
 
     def fails(sink, shards):
@@ -254,7 +254,7 @@ def test_after_a_save_that_failed_the_memory_is_used_again(checkpointer, monkeyp
             raise OSError(5, "the disk failed")
         return write(sink, shards)
 
-    monkeypatch.setattr(tree_writer, "write_value_files", fails)
+    monkeypatch.setattr(tree_writer, "write_data_files", fails)
     tree = spread(numbers())
     with pytest.raises(SaveError, match="the disk failed"):
         checkpointer.save(1, {"model": tree}, meta={}).wait()

@@ -12,8 +12,12 @@ from cairn.state.checkpointing.saves.dedup import Dedup
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.save_options import SaveOptions
 from cairn.state.checkpointing.saves.saves import HostTrees, prepare
-from cairn.storage.arrays import value_sinks
-from cairn.storage.arrays.value_sinks import MOST_FILE_BYTES, MOST_REMOTE_BYTES, open_sink
+from cairn.storage.arrays import data_file_writers
+from cairn.storage.arrays.data_file_writers import (
+    MAX_FILE_BYTES,
+    MAX_REMOTE_FILE_BYTES,
+    open_data_file_writer,
+)
 from cairn.storage.errors import SaveError
 from cairn.storage.store.uri import parse_uri
 from tests.storage.pieces import pieces

@@ -329,7 +329,7 @@ def test_a_save_that_fails_in_its_first_wave_keeps_nobody_waiting(tmp_path, monk
 
     with Checkpointer(tmp_path / "run", writer_id="job", host_memory=LEAF) as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(tree_writer, "write_value_files", fails)
+            patch.setattr(tree_writer, "write_data_files", fails)
             handle = checkpointer.save(1, {"model": tree, "optimizer": {"w": numbers(9)}})
             with pytest.raises(SaveError, match="the disk failed"):
                 handle.wait()
