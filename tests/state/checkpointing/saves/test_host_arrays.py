@@ -114,7 +114,7 @@ def test_legacy_keys_are_held_as_the_numbers_that_they_are():
 def test_a_large_part_is_cut_into_shards_and_chunks(monkeypatch):
     monkeypatch.setattr(chunk_shape, "SHARD_BYTES", 2048)
     monkeypatch.setattr(chunk_shape, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(chunk_shape, "LEAST_CHUNK_BYTES", 64)
+    monkeypatch.setattr(chunk_shape, "MIN_CHUNK_BYTES", 64)
     host_arrays._layout.cache_clear()
     host = floats(64, 32)
     array = hold(put(host, "dp", None))
