@@ -60,15 +60,15 @@ def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
 
 def activity_of(steps: Sequence[RecentStep], aliases: Sequence[tuple[str, int]] = ()) -> Activity:
     """Compute the activity of a run from its last steps, highest first; pure."""
-    saved = [one for one in reversed(steps) if one.state == CheckpointState.LISTED]
+    saved = [step for step in reversed(steps) if step.state == CheckpointState.LISTED]
     highest = saved[-1].step if saved else -1
-    later = [one for one in steps if one.step > highest]
-    writing = [one.step for one in later if one.state == CheckpointState.IN_FLIGHT]
-    stalled = [one.step for one in later if one.state in _STALLED]
-    moments = [one.created for one in saved if one.created is not None]
+    later = [step for step in steps if step.step > highest]
+    writing = [step.step for step in later if step.state == CheckpointState.IN_FLIGHT]
+    stalled = [step.step for step in later if step.state in _STALLED]
+    moments = [step.created for step in saved if step.created is not None]
     apart = [(after - before).total_seconds() for before, after in pairwise(moments)]
     pace = median(apart) if len(apart) > 1 else None
-    sizes = [one.nbytes for one in saved if one.nbytes is not None]
+    sizes = [step.nbytes for step in saved if step.nbytes is not None]
     return Activity(
         saved=tuple(saved),
         writing=writing[0] if writing else None,

@@ -25,7 +25,7 @@ def adopt_folder(
     plane: ControlPlane,
     caller: Caller,
     root: str,
-    wanted: AdoptRequest,
+    body: AdoptRequest,
     *,
     idempotency_key: str | None,
 ) -> Operation:
@@ -42,19 +42,19 @@ def adopt_folder(
         StoreUnavailableError: A store does not answer.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    target = plane.place(root, wanted.run)
-    folder = _folder(plane, root, wanted.folder)
+    target = plane.place(root, body.run)
+    folder = _folder(plane, root, body.folder)
     request = adopt.adopt_request(
-        root=root, run=wanted.run, folder=folder, step=wanted.step, model=wanted.model
+        root=root, run=body.run, folder=folder, step=body.step, model=body.model
     )
-    briefly = {} if wanted.model is None else {"model": wanted.model.config.get("model_type")}
+    briefly = {} if body.model is None else {"model": body.model.config.get("model_type")}
     start = JobStart(plane, caller, root, adopt.KIND, "run.adopt", idempotency_key, briefly)
-    if known := start.repeated({**request, "step": wanted.step, "model": request.get("model")}):
-        return known
+    if operation := start.repeated({**request, "step": body.step, "model": request.get("model")}):
+        return operation
     if not start.is_key_used():
         adopt.model_of(request)
         plane.index.refuse_gone(root, plane.root(root))
-        _check(plane, caller, target, folder, wanted.step)
+        _check(plane, caller, target, folder, body.step)
     return start.make(request)
 
 
@@ -81,13 +81,13 @@ def _refuse_adopted(
 ) -> None:
     roots = caller.visible(plane.roots)
     with plane.catalog.query() as connection:
-        found = queries.runs_adopting(connection, roots, str(folder))
-    for known in found:
-        if known.uri != str(target) and _adopts(safe_join(roots[known.root], known.name), folder):
+        rows = queries.runs_adopting(connection, roots, str(folder))
+    for row in rows:
+        if row.uri != str(target) and _adopts(safe_join(roots[row.root], row.name), folder):
             raise AlreadyAdoptedError(
                 f"{folder}: expected a folder that no other run adopts, found that "
-                f"{known.root}/{known.name} does. Adopt it under that name to list what is new.",
-                extra={"root": known.root, "run": known.name},
+                f"{row.root}/{row.name} does. Adopt it under that name to list what is new.",
+                extra={"root": row.root, "run": row.name},
             )
 
 

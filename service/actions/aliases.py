@@ -39,8 +39,8 @@ def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> 
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    with run_row(plane, root, run, refresh=refresh) as (connection, known):
-        return queries.aliases(connection, known)
+    with run_row(plane, root, run, refresh=refresh) as (connection, row):
+        return queries.aliases(connection, row)
 
 
 def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: bool) -> Alias:
@@ -50,9 +50,9 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
         RunNotFoundError, AliasNotFoundError: There is no such run or alias.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    for found in list_aliases(plane, root, run, refresh=refresh):
-        if found.alias == alias:
-            return found
+    for entry in list_aliases(plane, root, run, refresh=refresh):
+        if entry.alias == alias:
+            return entry
     if not refresh:
         return get_alias(plane, root, run, alias, refresh=True)
     uri = plane.place(root, run)
@@ -101,12 +101,14 @@ def promote(
             `attempt` saved it.
         InvalidURIError: `alias` is no valid name.
     """
-    found = Run(plane.place(root, run))  # not opened: `promote_step` checks the run with the step
+    stored_run = Run(
+        plane.place(root, run)
+    )  # not opened: `promote_step` checks the run with the step
     gates = gates_of(plane, root, run, alias)
 
     def check(info: StepInfo) -> None:
-        require_attempt(found, info, attempt)
-        refuse_gated(gates, Candidate(root, found, info, alias, caller.name, reason))
+        require_attempt(stored_run, info, attempt)
+        refuse_gated(gates, Candidate(root, stored_run, info, alias, caller.name, reason))
 
     lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
@@ -114,7 +116,7 @@ def promote(
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
             with _moved_by_others():
                 moved = promote_step(
-                    found,
+                    stored_run,
                     step,
                     alias,
                     by=caller.name,
@@ -150,12 +152,12 @@ def delete_alias(
         AliasNotFoundError: There is no such alias.
         AliasMovedError: The alias is not as expected.
     """
-    found = plane.run(root, run)
+    stored_run = plane.run(root, run)
     lost = _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "expect": expect}
     with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
         with _moved_by_others():
-            tombstone = delete_in_store(found, alias, by=caller.name, expect=expect, lost=lost)
+            tombstone = delete_in_store(stored_run, alias, by=caller.name, expect=expect, lost=lost)
         write = partial(rows.write_alias, root=root, run=run, alias=tombstone)
         entry.complete(also=write, **_position(tombstone))
 

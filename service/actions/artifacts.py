@@ -65,7 +65,7 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
     """
     manifest, folder = ArtifactRef.parse(artifact).open(caller.visible(plane.roots))
     file = _file(manifest, name, folder)
-    found = StoredFile(
+    stored_file = StoredFile(
         open_files(folder),
         name,
         file.size,
@@ -73,10 +73,10 @@ def find_file(plane: ControlPlane, caller: Caller, artifact: str, name: str) -> 
         file.crc32c,
         "Delete the export, then convert or gather the checkpoint again.",
     )
-    size = found.files.stat(name).size
+    size = stored_file.files.stat(name).size
     if size != file.size:
-        raise found.changed(f"{file.size} bytes", f"{size}")
-    return found
+        raise stored_file.changed(f"{file.size} bytes", f"{size}")
+    return stored_file
 
 
 def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:
@@ -99,15 +99,15 @@ def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[
         UnsupportedFormatError, CorruptionError: The manifest of an export is unreadable.
         StoreUnavailableError: The store does not answer.
     """
-    found = plane.run(root, run)
-    info = found.step(step)
+    stored_run = plane.run(root, run)
+    info = stored_run.step(step)
     manifests = [
         manifest
         for kind in (convert.KIND, gather.KIND)
-        for manifest in published_exports(found.objects, info.step, info.attempt, kind)
+        for manifest in published_exports(stored_run.objects, info.step, info.attempt, kind)
     ]
-    manifests.sort(key=lambda one: one.created, reverse=True)
-    return [_artifact(root, found, manifest) for manifest in manifests]
+    manifests.sort(key=lambda export: export.created, reverse=True)
+    return [_artifact(root, stored_run, manifest) for manifest in manifests]
 
 
 def list_run_artifacts(
@@ -122,9 +122,9 @@ def list_run_artifacts(
         UnsupportedFormatError, CorruptionError: The manifest of an export is unreadable.
         StoreUnavailableError: The store does not answer.
     """
-    found = plane.run(root, run)
-    manifests, more = exports_of_run(found.objects, most)
-    return [_artifact(root, found, manifest) for manifest in manifests], more
+    stored_run = plane.run(root, run)
+    manifests, more = exports_of_run(stored_run.objects, most)
+    return [_artifact(root, stored_run, manifest) for manifest in manifests], more
 
 
 def _artifact(root: str, run: Run, manifest: ExportManifest) -> Artifact:

@@ -70,5 +70,5 @@ def list_audit_events(
         limit: Largest number of entries.
     """
     with plane.catalog.query() as connection:
-        found = audit_events(connection, search, after=after, limit=limit + 1)
-    return found[:limit], len(found) > limit
+        entries = audit_events(connection, search, after=after, limit=limit + 1)
+    return entries[:limit], len(entries) > limit

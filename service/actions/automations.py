@@ -43,24 +43,24 @@ def list_automations(plane: ControlPlane, caller: Caller) -> list[AutomationStat
 
     If an automation is for other roots too, its result may be about those, and is left out.
     """
-    known = states(plane.catalog) if plane.settings.automations else {}
-    found = []
-    for one in sorted(plane.settings.automations, key=lambda one: one.name):
-        roots = [root for root in plane.roots if fnmatchcase(root, one.root)]
+    rows = states(plane.catalog) if plane.settings.automations else {}
+    listed = []
+    for automation in sorted(plane.settings.automations, key=lambda automation: automation.name):
+        roots = [root for root in plane.roots if fnmatchcase(root, automation.root)]
         seen = [root for root in roots if caller.sees(root)]
         if caller.roots is not None and not seen:
             continue
-        row = known.get(one.name)
+        row = rows.get(automation.name)
         last = row if caller.roots is None or seen == roots else None
-        found.append(
+        listed.append(
             AutomationState(
-                **one.model_dump(include={"name", "alias", "root", "run", "action"}),
+                **automation.model_dump(include={"name", "alias", "root", "run", "action"}),
                 position=None if row is None else row.position,
                 operation=None if last is None else last.operation,
                 problem=None if last is None else last.problem,
             )
         )
-    return found
+    return listed
 
 
 def follow_moves(plane: ControlPlane) -> int:
@@ -74,12 +74,12 @@ def follow_moves(plane: ControlPlane) -> int:
         StoreUnavailableError: A store does not answer.
         NotReadyError: Jobs were not launched.
     """
-    wanted = {one.name: one for one in plane.settings.automations}
+    automations = {automation.name: automation for automation in plane.settings.automations}
     started = 0
     silent: StoreUnavailableError | NotReadyError | None = None
-    for name, position in positions(plane.catalog, wanted).items():
+    for name, position in positions(plane.catalog, automations).items():
         try:
-            started += _followed(plane, wanted[name], position)
+            started += _start_for_moves(plane, automations[name], position)
         except MAY_PASS as exc:
             silent = exc
     if silent is not None:
@@ -87,7 +87,7 @@ def follow_moves(plane: ControlPlane) -> int:
     return started
 
 
-def _followed(plane: ControlPlane, automation: Automation, position: int) -> int:
+def _start_for_moves(plane: ControlPlane, automation: Automation, position: int) -> int:
     """Act on the moves after a position. A silent root delays only its own moves.
 
     Moves in other roots are acted on meanwhile. When the root answers again, the position passes
@@ -101,10 +101,12 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
                 connection, after=read, kind=EventKind.ALIAS_MOVED, limit=_AT_ONCE
             )
         for move in moves:
-            operation, problem = _acted(plane, automation, move, silent)
-            told = {"operation": operation, "problem": problem}
+            operation, problem = _start_for_move(plane, automation, move, silent)
+            outcome = {"operation": operation, "problem": problem}
             if not silent:
-                if not advance(plane.catalog, automation.name, before=read, after=move.id, **told):
+                if not advance(
+                    plane.catalog, automation.name, before=read, after=move.id, **outcome
+                ):
                     return started  # another server has moved the position, and goes on
                 started += operation is not None
             read = move.id
@@ -115,7 +117,7 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
     return started
 
 
-def _acted(
+def _start_for_move(
     plane: ControlPlane,
     automation: Automation,
     move: EventColumns,
@@ -125,8 +127,8 @@ def _acted(
 
     If the root is silent, it is added to `silent`.
     """
-    wanted = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
-    if not wanted or move.root not in plane.roots or move.root in silent:
+    is_for_alias = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
+    if not is_for_alias or move.root not in plane.roots or move.root in silent:
         return None, None
     try:
         return _start(plane, automation, move).id, None
@@ -141,14 +143,15 @@ def _acted(
 def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> Operation:
     by = Caller(name=f"automation:{automation.name}", scope=Scope.OPERATE)
     detail = move.detail
-    made = "/".join(str(detail.get(name)) for name in ("alias", "sequence", "step", "moved"))
-    key = f"{move.run}/{made}"
+    # `sequence` and `moved` tell this move of the alias from every other.
+    parts = [str(detail.get(name)) for name in ("alias", "sequence", "step", "moved")]
+    key = "/".join([move.run, *parts])
     place = (move.root, move.run, int(detail["step"]))
     _refuse_other(plane.run(move.root, move.run), detail)
     if automation.action is AutomatedAction.VERIFY:
         return verify_checkpoint(plane, by, *place, idempotency_key=key)
-    wanted = automation.convert or ConvertRequest()
-    return convert_checkpoint(plane, by, *place, wanted, idempotency_key=key)
+    body = automation.convert or ConvertRequest()
+    return convert_checkpoint(plane, by, *place, body, idempotency_key=key)
 
 
 def _refuse_other(run: Run, moved: Mapping[str, Any]) -> None:

@@ -37,48 +37,48 @@ _LEAF_BYTES: Final = 1500  # memory of a cached leaf
 
 _DIFF: Final = 16  # leaves that an empty diff counts as
 
-Found = TypeVar("Found")
+Entry = TypeVar("Entry")
 
 
-class LRUCache(Generic[Found]):
+class LRUCache(Generic[Entry]):
     """LRU cache by content. Safe for use by many threads."""
 
-    def __init__(self, most: int, size: Callable[[Found], int] = lambda _: 1) -> None:
+    def __init__(self, max_size: int, size: Callable[[Entry], int] = lambda _: 1) -> None:
         """Create an empty cache.
 
         Args:
-            most: Largest sum of the entries' sizes; a larger entry is cached alone.
+            max_size: Largest sum of the entries' sizes; a larger entry is cached alone.
             size: Returns the size of an entry.
         """
-        self._most, self._size = most, size
-        self._entries: OrderedDict[Hashable, Found] = OrderedDict()
-        self._together = 0
+        self._max_size, self._size = max_size, size
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._total = 0
         self._lock = threading.Lock()
 
-    def peek(self, content: Hashable) -> Found | None:
+    def peek(self, content: Hashable) -> Entry | None:
         """Return the cached entry of a content; None: there is none."""
         with self._lock:
             return self._entries.get(content)
 
-    def get(self, content: Hashable, find: Callable[[], Found]) -> Found:
+    def get(self, content: Hashable, compute: Callable[[], Entry]) -> Entry:
         """Return the entry of a content; compute and cache it if it is missing.
 
         Args:
             content: Key that differs wherever the entry differs.
-            find: Computes the entry.
+            compute: Computes the entry.
         """
         with self._lock:
             if content in self._entries:
                 self._entries.move_to_end(content)
                 return self._entries[content]
-        found = find()
+        entry = compute()
         with self._lock:
             if content not in self._entries:
-                self._entries[content] = found
-                self._together += self._size(found)
-            while len(self._entries) > 1 and self._together > self._most:
-                self._together -= self._size(self._entries.popitem(last=False)[1])
-        return found
+                self._entries[content] = entry
+                self._total += self._size(entry)
+            while len(self._entries) > 1 and self._total > self._max_size:
+                self._total -= self._size(self._entries.popitem(last=False)[1])
+        return entry
 
 
 class LeafForm(NamedTuple):
@@ -95,7 +95,7 @@ class LeafForm(NamedTuple):
     nbytes: int
 
 
-class ToldLeaf(NamedTuple):
+class LeafSummary(NamedTuple):
     """Compact form of a leaf, without its name.
 
     Attributes:
@@ -107,7 +107,7 @@ class ToldLeaf(NamedTuple):
     digest: str | None
 
     @classmethod
-    def of(cls, leaf: LeafRecord, forms: dict[LeafForm, LeafForm] | None = None) -> "ToldLeaf":
+    def of(cls, leaf: LeafRecord, forms: dict[LeafForm, LeafForm] | None = None) -> "LeafSummary":
         """Convert a leaf; `forms` has the shared forms of the leaves before."""
         form = LeafForm(leaf.shape, leaf.dtype, leaf.spec, leaf.nbytes)
         return cls(form if forms is None else forms.setdefault(form, form), leaf.digest)
@@ -119,8 +119,8 @@ class LeafChange(NamedTuple):
     item: str
     path: str
     change: Change
-    this: ToldLeaf | None
-    other: ToldLeaf | None
+    this: LeafSummary | None
+    other: LeafSummary | None
 
 
 class StepChanges(NamedTuple):
@@ -133,16 +133,16 @@ class StepChanges(NamedTuple):
     def between(cls, this: "OpenStep", other: "OpenStep") -> "StepChanges":
         """Compare the leaves of two steps."""
         forms: dict[LeafForm, LeafForm] = {}
-        found, equal = diff_leaves(this.leaves, other.leaves)
+        differences, equal = diff_leaves(this.leaves, other.leaves)
         changes = (
             LeafChange(
-                one.item,
-                one.path,
-                one.change,
-                None if one.this is None else ToldLeaf.of(one.this, forms),
-                None if one.other is None else ToldLeaf.of(one.other, forms),
+                leaf.item,
+                leaf.path,
+                leaf.change,
+                None if leaf.this is None else LeafSummary.of(leaf.this, forms),
+                None if leaf.other is None else LeafSummary.of(leaf.other, forms),
             )
-            for one in found
+            for leaf in differences
         )
         return cls(tuple(changes), equal)
 
@@ -213,8 +213,8 @@ class StepCache:
 
     def __init__(self, leaves: int = LEAVES, differences: int = DIFFERENCES) -> None:
         """Limit the cached leaves, and differing leaves; a larger step is cached alone."""
-        self._leaves = leaves
-        self.changes: LRUCache[StepChanges] = LRUCache(differences, lambda one: one.size)
+        self._max_leaves = leaves
+        self.changes: LRUCache[StepChanges] = LRUCache(differences, lambda changes: changes.size)
         self._steps: OrderedDict[_Key, OpenStep] = OrderedDict()
         self._opening: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -235,24 +235,21 @@ class StepCache:
             opening = self._opening.setdefault(key, threading.Lock())
         with opening:  # of many concurrent callers, one reads
             with self._lock:
-                known = self._steps.get(key)
+                cached = self._steps.get(key)
             try:
-                found = known or _opened(run, info)
+                step = cached or _opened(run, info)
             finally:
                 with self._lock:
                     self._opening.pop(key, None)
             with self._lock:
-                self._keep(key, found)
-        return found
-
-    def _keep(self, key: _Key, step: OpenStep) -> None:
-        self._steps[key] = step
-        self._steps.move_to_end(key)
-        while len(self._steps) > 1 and self._count() > self._leaves:
-            self._steps.popitem(last=False)
-
-    def _count(self) -> int:
-        return sum(step.size for step in self._steps.values())
+                self._steps[key] = step
+                self._steps.move_to_end(key)
+                # Summed anew each time: a step grows as pages of its index are read.
+                sizes = [step.size for step in self._steps.values()]
+                while len(sizes) > 1 and sum(sizes) > self._max_leaves:
+                    self._steps.popitem(last=False)
+                    del sizes[0]
+        return step
 
 
 def _opened(run: Run, info: StepInfo) -> OpenStep:

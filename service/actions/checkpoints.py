@@ -59,18 +59,18 @@ def list_checkpoints(
         StoreUnavailableError: The store is needed, and does not answer.
     """
     more = limit + 1
-    with run_row(plane, root, run, refresh=refresh) as (connection, known):
+    with run_row(plane, root, run, refresh=refresh) as (connection, row):
         if search:
-            searched = queries.search_checkpoints(
-                connection, known, search, state=state, after=after, limit=more
+            matches = queries.search_checkpoints(
+                connection, row, search, state=state, after=after, limit=more
             )
-            found, keys = [one for one, _ in searched], [key for _, key in searched]
+            steps, keys = [step for step, _ in matches], [key for _, key in matches]
         else:
-            found = queries.checkpoints(connection, known, state=state, before=after, limit=more)
-            keys = [(one.step, one.attempt) for one in found]
-        named = queries.alias_names(connection, known, found)
-        page = [queries.checkpoint(known, one, named) for one in found[:limit]]
-    return page, keys[limit - 1] if len(found) > limit else ()
+            steps = queries.checkpoints(connection, row, state=state, before=after, limit=more)
+            keys = [(step.step, step.attempt) for step in steps]
+        aliases = queries.alias_names(connection, row, steps)
+        page = [queries.checkpoint(row, step, aliases) for step in steps[:limit]]
+    return page, keys[limit - 1] if len(steps) > limit else ()
 
 
 def get_checkpoint(
@@ -96,18 +96,22 @@ def get_checkpoint(
         RunNotFoundError, StepNotFoundError: There is no such run or step.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    with run_row(plane, root, run, refresh=refresh) as (connection, known):
-        attempts = queries.attempts(connection, known, step)
-        saved = {one.attempt: one for one in attempts}
-        listed = [one.attempt for one in attempts if one.state == CheckpointState.LISTED]
+    with run_row(plane, root, run, refresh=refresh) as (connection, row):
+        attempts = queries.attempts(connection, row, step)
+        saved = {checkpoint.attempt: checkpoint for checkpoint in attempts}
+        listed = [
+            checkpoint.attempt
+            for checkpoint in attempts
+            if checkpoint.state == CheckpointState.LISTED
+        ]
         if attempt is None and saved:
             attempt = listed[0] if listed else max(saved)
         if attempt in saved:
-            named = queries.alias_names(connection, known, attempts)
-            return queries.checkpoint(known, saved[attempt], named)
+            aliases = queries.alias_names(connection, row, attempts)
+            return queries.checkpoint(row, saved[attempt], aliases)
     if not refresh:
         return get_checkpoint(plane, root, run, step, attempt=attempt, refresh=True)
-    return _from_store(known, Run(plane.place(root, run)), step, attempt)
+    return _from_store(row, Run(plane.place(root, run)), step, attempt)
 
 
 def annotate_checkpoint(
@@ -145,19 +149,21 @@ def annotate_checkpoint(
         ResourceChangedError: The step has changed since `seen`.
         UnsupportedFormatError: Invalid labels or metrics; all are listed.
     """
-    found = plane.run(root, run)
-    known = get_checkpoint(plane, root, run, step, refresh=True)
+    stored_run = plane.run(root, run)
+    current = get_checkpoint(plane, root, run, step, refresh=True)
 
     def check(noted: Annotation) -> None:
-        seen.require(known.model_copy(update=_noted(noted, known)))
+        notes = {"labels": noted.labels, "metrics": noted.metrics, "better": noted.better}
+        notes |= verification_of(noted, current.state)
+        seen.require(current.model_copy(update=notes))
 
-    detail = {"step": step, "labels": dict(labels), "metrics": _texts(metrics)}
+    detail = {"step": step, "labels": dict(labels), "metrics": _metric_texts(metrics)}
     detail["better"] = dict(better)
     with audited(plane, caller, "checkpoint.annotate", root=root, run=run, **detail) as entry:
-        listed = found.step(step)
-        require_attempt(found, listed, known.attempt if attempt is None else attempt)
+        listed = stored_run.step(step)
+        require_attempt(stored_run, listed, current.attempt if attempt is None else attempt)
         noted = annotate_step(
-            found,
+            stored_run,
             listed,
             labels=labels,
             metrics=metrics,
@@ -199,11 +205,11 @@ def delete_checkpoint(
         StepInUseError: An alias names it, the run's writer would resume from it, or a promotion or
             a rollback is about to use it.
     """
-    found = plane.run(root, run)
+    stored_run = plane.run(root, run)
     detail = {"step": step, "attempt": attempt, "reason": reason}
     with audited(plane, caller, "checkpoint.delete", root=root, run=run, **detail) as entry:
-        info = deletable_step(found, step, attempt)
-        tombstone = delete_step(found, info, by=caller.name, reason=reason, grace=grace)
+        info = deletable_step(stored_run, step, attempt)
+        tombstone = delete_step(stored_run, info, by=caller.name, reason=reason, grace=grace)
         entry.complete(attempt=info.attempt, expires=tombstone.expires)
     return get_checkpoint(plane, root, run, info.step, attempt=info.attempt, refresh=True)
 
@@ -226,17 +232,17 @@ def undelete_checkpoint(
         StepNotFoundError: The step is not deleted, or its files are being removed already.
         InvalidRequestError: Several attempts were deleted, and the request names none.
     """
-    found = plane.run(root, run)
+    stored_run = plane.run(root, run)
     detail = {"step": step, "attempt": attempt}
     with audited(plane, caller, "checkpoint.undelete", root=root, run=run, **detail) as entry:
         with plane.catalog.query() as connection:
             lost = rows.lost_deletions(connection, root, run, step)
-        deleted = {number for saved, number in found.trashed() if saved == step}
-        chosen = _deleted_attempt(found, step, attempt, sorted(deleted | lost.keys()))
+        deleted = {number for saved, number in stored_run.trashed() if saved == step}
+        chosen = _deleted_attempt(stored_run, step, attempt, sorted(deleted | lost.keys()))
         if chosen in deleted:
-            undelete_step(found, step, chosen)
+            undelete_step(stored_run, step, chosen)
         else:
-            note_lifted(found, (step, chosen), lost_tombstone(lost[chosen]))
+            note_lifted(stored_run, (step, chosen), lost_tombstone(lost[chosen]))
         entry.complete(attempt=chosen)
     return get_checkpoint(plane, root, run, step, attempt=chosen, refresh=True)
 
@@ -263,8 +269,8 @@ def _from_store(row: RunColumns, run: Run, step: int, attempt: int | None) -> Ch
     if attempt is None:
         return _body(row, run, run.step(step))  # raises, unless the step was published just now
     deletions = read_deletions(run, [(step, attempt)])
-    held = run.step_attempts().get(step) == attempt
-    kept = StepState.LISTED if held else StepState.SET_ASIDE
+    is_listed = run.step_attempts().get(step) == attempt
+    kept = StepState.LISTED if is_listed else StepState.SET_ASIDE
     body = _body(row, run, StepInfo(step, attempt, StepState.TRASHED if deletions else kept))
     tombstone = deletions.get((step, attempt))
     deletion = None if tombstone is None else deletion_body(tombstone)
@@ -293,12 +299,7 @@ def _body(row: RunColumns, run: Run, info: StepInfo) -> Checkpoint:
     )
 
 
-def _noted(one: Annotation, of: Checkpoint) -> dict[str, Any]:
-    kept = {"labels": one.labels, "metrics": one.metrics, "better": one.better}
-    return {**kept, **verification_of(one, of.state)}
-
-
-def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
+def _metric_texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
     """Return metrics in their stored form, with text for NaN, which JSON lacks."""
     kept = {name: value for name, value in metrics.items() if value is not None}
     numbers: dict[str, Any] = Annotation(metrics=kept).model_dump(mode="json")["metrics"]
@@ -312,15 +313,15 @@ def _deleted_attempt(run: Run, step: int, attempt: int | None, deleted: list[int
             "saved and deleted more than once; found none"
         )
     if not deleted or (attempt is not None and attempt not in deleted):
-        asked = f"step {step}" if attempt is None else f"step {step} of attempt {attempt}"
-        held = run.step_attempts().get(step)
-        known = [f"attempt {one} of it in the trash" for one in deleted]
-        known += [] if held is None else [f"step {step} of attempt {held} listed"]
+        name = f"step {step}" if attempt is None else f"step {step} of attempt {attempt}"
+        listed = run.step_attempts().get(step)
+        present = [f"attempt {number} of it in the trash" for number in deleted]
+        present += [] if listed is None else [f"step {step} of attempt {listed} listed"]
         raise StepNotFoundError(
             "no such deleted step",
             path=run.uri,
-            expected=f"{asked} in the trash",
-            found=", ".join(known) or "none",
+            expected=f"{name} in the trash",
+            found=", ".join(present) or "none",
             next_step="List the checkpoints with state trashed: what is not there was never "
             "deleted, or is gone for good.",
         )

@@ -20,8 +20,8 @@ def plan_retention(
         PolicyError: The policy is invalid, or names a metric or a label that no step has.
         UnsupportedFormatError, CorruptionError: A record of the run is unreadable.
     """
-    found = plane.run(root, run)
-    return plan_body(root, found, judge(found, policy, now=utc_now()))
+    stored_run = plane.run(root, run)
+    return plan_body(root, stored_run, judge(stored_run, policy, now=utc_now()))
 
 
 def apply_retention(
@@ -29,7 +29,7 @@ def apply_retention(
     caller: Caller,
     root: str,
     run: str,
-    wanted: ApplyRetentionRequest,
+    body: ApplyRetentionRequest,
     *,
     idempotency_key: str | None,
 ) -> Operation:
@@ -40,20 +40,20 @@ def apply_retention(
         PolicyError: The policy is invalid, or names a metric or a label that no step has.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    asked = {
+    fields = {
         "root": root,
         "run": run,
-        "policy": wanted.policy.model_dump(mode="json"),
-        "grace_seconds": wanted.grace_seconds,
+        "policy": body.policy.model_dump(mode="json"),
+        "grace_seconds": body.grace_seconds,
         "by": caller.name,
     }
     start = JobStart(plane, caller, root, retention.KIND, "run.retention", idempotency_key)
-    if known := start.repeated(asked):
-        return known
-    found = plane.run(root, run)
-    check_names(found, stored_policy(wanted.policy))  # refuse now, not in the job
+    if operation := start.repeated(fields):
+        return operation
+    stored_run = plane.run(root, run)
+    check_names(stored_run, stored_policy(body.policy))  # refuse now, not in the job
     request = retention.retention_request(
-        root=root, run=found, policy=wanted.policy, grace=wanted.grace_seconds, by=caller.name
+        root=root, run=stored_run, policy=body.policy, grace=body.grace_seconds, by=caller.name
     )
     return start.make(request)
 
@@ -74,7 +74,7 @@ def collect_garbage(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, gc.KIND, "run.gc", idempotency_key)
-    if known := start.repeated({"root": root, "run": run, "dry_run": dry_run}):
-        return known
+    if operation := start.repeated({"root": root, "run": run, "dry_run": dry_run}):
+        return operation
     request = gc.gc_request(root=root, run=plane.run(root, run), dry_run=dry_run)
     return start.make(request)

@@ -19,7 +19,7 @@ def convert_checkpoint(
     root: str,
     run: str,
     step: int,
-    wanted: ConvertRequest,
+    body: ConvertRequest,
     *,
     idempotency_key: str | None,
 ) -> Operation:
@@ -34,30 +34,30 @@ def convert_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     options = convert.convert_options(
-        wanted.dtype,
-        wanted.max_shard_size,
-        export_format="gguf" if wanted.format == "gguf" else convert.HUGGINGFACE,
-        lora=wanted.lora,
-        allow_nonfinite=wanted.allow_nonfinite,
-        check_logits=wanted.check_logits,
+        body.dtype,
+        body.max_shard_size,
+        export_format="gguf" if body.format == "gguf" else convert.HUGGINGFACE,
+        lora=body.lora,
+        allow_nonfinite=body.allow_nonfinite,
+        check_logits=body.check_logits,
     )
     start = JobStart(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
-    memory = None if wanted.memory is None else parse_size(wanted.memory)
-    asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
-    if known := start.repeated({**asked, "despite_damage": wanted.despite_damage}):
-        return known
-    found = plane.run(root, run)
-    info = found.step(step)
-    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
-    convert.check_convertible(found.manifest(info), options)
+    memory = None if body.memory is None else parse_size(body.memory)
+    fields = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
+    if operation := start.repeated({**fields, "despite_damage": body.despite_damage}):
+        return operation
+    stored_run = plane.run(root, run)
+    info = stored_run.step(step)
+    refuse_damaged(stored_run, info, despite_damage=body.despite_damage)
+    convert.check_convertible(stored_run.manifest(info), options)
     request = export_request(
         convert.KIND,
         root=root,
-        run=found,
+        run=stored_run,
         step=info,
         options=options,
         rule_version=convert.RULE_VERSION,
         memory_bytes=memory,
-        despite_damage=wanted.despite_damage,
+        despite_damage=body.despite_damage,
     )
-    return start.make(request, exported=found)
+    return start.make(request, exported=stored_run)

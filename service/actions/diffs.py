@@ -41,7 +41,7 @@ class Side:
     Attributes:
         name: Name of the step.
         manifest: Manifest of the step.
-        noted: Labels and metrics of the step.
+        annotation: Labels and metrics of the step.
         steps: Cache that opens the step.
     """
 
@@ -49,7 +49,7 @@ class Side:
     run: Run
     info: StepInfo
     manifest: Manifest
-    noted: Annotation
+    annotation: Annotation
     steps: StepCache
 
     @classmethod
@@ -79,9 +79,9 @@ class Side:
             CorruptionError, UnsupportedFormatError: A record of the step is unreadable.
             StoreUnavailableError: The store does not answer.
         """
-        found = plane.run(root, run)
+        stored_run = plane.run(root, run)
         name = StepName(root=root, run=run, step=step)
-        return cls.of(name, found, found.step(step), plane.steps)
+        return cls.of(name, stored_run, stored_run.step(step), plane.steps)
 
     @cached_property
     def step(self) -> OpenStep:
@@ -95,7 +95,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DiffSelection:
     """Selection of the leaf differences in an answer.
 
     Attributes:
@@ -115,7 +115,7 @@ class Wanted:
     most_bytes: int | None = None
 
 
-def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
+def diff_steps(this: Side, other: Side, selection: DiffSelection) -> tuple[StepDiff, bool]:
     """Compare two steps; return the differences, and whether there are more.
 
     Equal leaves are never read. If both steps have equal leaves, or were compared recently, only
@@ -125,23 +125,23 @@ def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]
         CorruptionError: An index, or stored values, are damaged.
         StoreUnavailableError: The store does not answer.
     """
-    found = _changes(this, other)
-    counts = Counter[str](one.change for one in found.leaves)
-    named = [one for one in found.leaves if wanted.item in {None, one.item}]
-    named = [one for one in named if one.path.startswith(wanted.prefix)]
-    page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted)
-    ours, theirs = this.noted.entries(), other.noted.entries()
+    changes = _changes(this, other)
+    counts = Counter[str](leaf.change for leaf in changes.leaves)
+    named = [leaf for leaf in changes.leaves if selection.item in {None, leaf.item}]
+    named = [leaf for leaf in named if leaf.path.startswith(selection.prefix)]
+    page = _compared(this, other, named[selection.after :][: selection.limit], selection)
+    notes, other_notes = this.annotation.entries(), other.annotation.entries()
     answer = StepDiff(
         this=this.name,
         other=other.name,
-        equal=not found.leaves,
-        leaves=LeafCounts(equal=found.equal, **{name: counts[name] for name in _CHANGES}),
+        equal=not changes.leaves,
+        leaves=LeafCounts(equal=changes.equal, **{name: counts[name] for name in _CHANGES}),
         config=_entries(_config(this), _config(other)),
-        metrics=_entries(ours["metrics"], theirs["metrics"]),
-        labels=_entries(ours["labels"], theirs["labels"]),
+        metrics=_entries(notes["metrics"], other_notes["metrics"]),
+        labels=_entries(notes["labels"], other_notes["labels"]),
         differences=page,
     )
-    return answer, len(named) > wanted.after + len(page)
+    return answer, len(named) > selection.after + len(page)
 
 
 _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equal")
@@ -150,7 +150,7 @@ _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equ
 def _changes(this: Side, other: Side) -> StepChanges:
     """Return the differing leaves, without reading either step if the result is known."""
     indexes = this.manifest.index, other.manifest.index
-    digests = {one and one.leaves_digest for one in indexes}
+    digests = {index and index.leaves_digest for index in indexes}
     if len(digests) == 1 and indexes[0] is not None and None not in digests:
         return StepChanges((), indexes[0].leaves)
     names = [
@@ -162,29 +162,29 @@ def _changes(this: Side, other: Side) -> StepChanges:
 
 
 def _compared(
-    this: Side, other: Side, differences: Iterable[LeafChange], wanted: Wanted
+    this: Side, other: Side, differences: Iterable[LeafChange], selection: DiffSelection
 ) -> list[LeafDifference]:
     """Return the differences in the form of the API, up to the limit of bytes to read."""
     page: list[LeafDifference] = []
-    most = math.inf if wanted.most_bytes is None else wanted.most_bytes
+    most = math.inf if selection.most_bytes is None else selection.most_bytes
     read = 0
-    for one in differences:
-        told = LeafDifference(
-            item=one.item,
-            path=one.path,
-            change=one.change,
-            this=None if one.this is None else tensor_of(one.item, one.path, one.this),
-            other=None if one.other is None else tensor_of(one.item, one.path, one.other),
+    for leaf in differences:
+        difference = LeafDifference(
+            item=leaf.item,
+            path=leaf.path,
+            change=leaf.change,
+            this=None if leaf.this is None else tensor_of(leaf.item, leaf.path, leaf.this),
+            other=None if leaf.other is None else tensor_of(leaf.item, leaf.path, leaf.other),
         )
-        if wanted.values and step_diff.has_counterparts(one.change):
-            parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
+        if selection.values and step_diff.has_counterparts(leaf.change):
+            parts = [TensorPart.of(side.reader, leaf.item, leaf.path) for side in (this, other)]
             needed = sum(part.stored_bytes for part in parts)
             if read and read + needed > most:
                 break
             more = _values(parts[0], parts[1], needed, most)
-            told = told.model_copy(update=more)
+            difference = difference.model_copy(update=more)
             read += 0 if "not_compared" in more else needed
-        page.append(told)
+        page.append(difference)
     return page
 
 
@@ -197,19 +197,19 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
         largest = max(this.chunk_bytes, other.chunk_bytes)
         why = f"chunks of {largest} bytes are too large for an answer"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
-    found = step_diff.diff_values(this, other)
-    if found is None:
+    differences = step_diff.diff_values(this, other)
+    if differences is None:
         return {"not_compared": f"no numbers hold both {this.dtype.name} and {other.dtype.name}"}
-    change = found.change
+    change = differences.change
     return {
         "values": ValueDifference(
             elements=change.count,
-            differing=found.differing,
+            differing=differences.differing,
             not_finite=change.nan + change.positive_infinity + change.negative_infinity,
-            max_absolute=found.max_absolute,
+            max_absolute=differences.max_absolute,
             mean=change.mean,
             norm=None if change.norm is None else json_number(change.norm),
-            relative=found.relative,
+            relative=differences.relative,
         )
     }
 
@@ -219,4 +219,4 @@ def _config(side: Side) -> dict[str, Any]:
 
 
 def _entries(this: dict[str, Any], other: dict[str, Any]) -> list[EntryDifference]:
-    return [EntryDifference(**asdict(one)) for one in step_diff.diff_entries(this, other)]
+    return [EntryDifference(**asdict(entry)) for entry in step_diff.diff_entries(this, other)]

@@ -37,7 +37,7 @@ def list_events(
     roots = caller.roots if root is None else [root]
     with plane.catalog.query() as connection:
         newest = queries.newest_event(connection)  # read before the events, so that none is skipped
-        found = queries.events(
+        events = queries.events(
             connection, after=after, roots=roots, run=run, kind=kind, limit=limit + 1
         )
         # Read after the events, so that a concurrent pruning shows.
@@ -49,7 +49,7 @@ def list_events(
             f"on after {pruned}.",
             extra={"pruned": pruned},
         )
-    more = len(found) > limit
-    page = [Event.model_validate(one._asdict()) for one in found[:limit]]
+    more = len(events) > limit
+    page = [Event.model_validate(event._asdict()) for event in events[:limit]]
     last = page[-1].id if page else 0
     return EventList(events=page, position=last if more else max(last, newest)), more

@@ -34,7 +34,7 @@ def run_failures(plane: ControlPlane, runs: Sequence[Run]) -> list[tuple[Failure
     """
     with plane.catalog.query() as connection:
         ends = [run_health.job_ends(connection, run.root, run.name) for run in runs]
-    return [failures_of(found) for found in ends]
+    return [failures_of(run_ends) for run_ends in ends]
 
 
 def failures_of(ends: Iterable[Mapping[str, Any]]) -> tuple[Failure, ...]:
@@ -43,7 +43,7 @@ def failures_of(ends: Iterable[Mapping[str, Any]]) -> tuple[Failure, ...]:
     For each kind only the last end counts; for verifications the last one of each step. A later
     verification of the step, or of the run, makes a failed one good. Cancelled jobs are ignored.
     """
-    found: list[Failure] = []
+    failures: list[Failure] = []
     settled: set[tuple[str, object]] = set()
     for end in ends:
         kind, state = str(end["kind"]), end["state"]
@@ -55,5 +55,5 @@ def failures_of(ends: Iterable[Mapping[str, Any]]) -> tuple[Failure, ...]:
             continue
         settled.add((kind, step))
         if state == OperationState.FAILED:
-            found.append(Failure(kind, str(end["operation"]), step))
-    return tuple(found)
+            failures.append(Failure(kind, str(end["operation"]), step))
+    return tuple(failures)

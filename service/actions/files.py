@@ -25,8 +25,8 @@ def list_files(step: OpenStep, *, after: int, limit: int) -> tuple[list[StepFile
     """
     records = step.contents.objects
     page = [
-        StepFile(name=one.name, bytes=one.size, crc32c=one.crc32c)
-        for one in records[after : after + limit]
+        StepFile(name=record.name, bytes=record.size, crc32c=record.crc32c)
+        for record in records[after : after + limit]
     ]
     return page, len(records) > after + limit
 
@@ -60,7 +60,7 @@ def _checked(
 ) -> StoredFile:
     files = open_files(place.folder)
     next_step = _NEXT_OF_OWNERS if place.is_owners else _NEXT_STEP
-    found = StoredFile(
+    stored_file = StoredFile(
         files,
         name,
         size,
@@ -74,10 +74,10 @@ def _checked(
     except NotFoundError as exc:
         if place.is_owners and not files.list():
             raise removed_by_owner(place.folder) from exc
-        raise found.changed(f"{size} bytes", NOTHING) from exc
+        raise stored_file.changed(f"{size} bytes", NOTHING) from exc
     if stored.size != size:
-        raise found.changed(f"{size} bytes", f"{stored.size}")
+        raise stored_file.changed(f"{size} bytes", f"{stored.size}")
     if stored.crc32c is not None and crc32c not in (None, stored.crc32c):
-        raise found.changed(f"crc32c {crc32c}", stored.crc32c)
+        raise stored_file.changed(f"crc32c {crc32c}", stored.crc32c)
     is_of_others = place.is_owners and (stored.crc32c is None or crc32c is None)
-    return replace(found, etag=stored.etag, is_of_others=is_of_others)
+    return replace(stored_file, etag=stored.etag, is_of_others=is_of_others)

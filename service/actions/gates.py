@@ -55,7 +55,7 @@ class Candidate:
         """Labels and metrics of the step, from the store."""
         return noted_of(self.run, self.info)
 
-    def told(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the candidate as the request body for a webhook."""
         return {
             "root": self.root,
@@ -86,13 +86,15 @@ def refuse_gated(gates: Sequence[Gate], candidate: Candidate) -> None:
     """
     refused = [reason for gate in gates for reason in _refusals(gate, candidate)]
     if not refused:
-        asked = dict.fromkeys(gate.webhook for gate in gates if gate.webhook is not None)
-        refused = [reason for url in asked if (reason := _asked(url, candidate)) is not None]
+        webhooks = dict.fromkeys(gate.webhook for gate in gates if gate.webhook is not None)
+        refused = [
+            reason for url in webhooks if (reason := _webhook_refusal(url, candidate)) is not None
+        ]
     if refused:
         step = f"{candidate.run.uri.name}/steps/{candidate.info.step}"
         raise GateRefusedError(
             f"{step}: expected a step that passes the gates of {candidate.alias!r}, found "
-            f"{'; '.join(one['detail'] for one in refused)}. The alias is as before.",
+            f"{'; '.join(refusal['detail'] for refusal in refused)}. The alias is as before.",
             extra={"gates": refused},
         )
 
@@ -102,16 +104,18 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
     if gate.verified and noted.verified is None:
         yield _refusal("verified", "not verified: `cairn verify` reads every byte of it")
     for name, text in gate.labels.items():
-        found = noted.labels.get(name)
-        if found is None or text not in ("*", found):
-            wanted = "any" if text == "*" else repr(text)
-            told = "none" if found is None else repr(found)
-            yield _refusal(f"labels.{name}", f"label {name}: {told}, expected {wanted}")
+        label = noted.labels.get(name)
+        if label is None or text not in ("*", label):
+            expected = "any" if text == "*" else repr(text)
+            actual = "none" if label is None else repr(label)
+            yield _refusal(f"labels.{name}", f"label {name}: {actual}, expected {expected}")
     for name, bound in gate.metrics.items():
         value = noted.metrics.get(name)
         if value is None or not bound.holds(value):
-            told = "none" if value is None else f"{value:g}"
-            yield _refusal(f"metrics.{name}", f"metric {name}: {told}, expected {_text(bound)}")
+            actual = "none" if value is None else f"{value:g}"
+            yield _refusal(
+                f"metrics.{name}", f"metric {name}: {actual}, expected {_bound_text(bound)}"
+            )
     if gate.exported and not _is_exported(candidate):
         yield _refusal("exported", "no export for PyTorch: `cairn convert` makes and checks one")
 
@@ -120,10 +124,10 @@ def _refusal(gate: str, detail: str) -> dict[str, str]:
     return {"gate": gate, "detail": detail}
 
 
-def _text(bound: Bound) -> str:
-    given = bound.model_dump(exclude_unset=True)
+def _bound_text(bound: Bound) -> str:
+    limits = bound.model_dump(exclude_unset=True)
     return " and ".join(
-        f"{'at least' if name == 'min' else 'at most'} {value:g}" for name, value in given.items()
+        f"{'at least' if name == 'min' else 'at most'} {value:g}" for name, value in limits.items()
     )
 
 
@@ -131,24 +135,26 @@ def _is_exported(candidate: Candidate) -> bool:
     """Return whether an export of this step was published, with its files checked."""
     info = candidate.info
     try:
-        found = published_exports(candidate.run.objects, info.step, info.attempt, CONVERT)
+        exports = published_exports(candidate.run.objects, info.step, info.attempt, CONVERT)
     except UNREADABLE:
         return False
-    return any(export.source == info.manifest_digest for export in found)
+    return any(export.source == info.manifest_digest for export in exports)
 
 
-def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
+def _webhook_refusal(url: str, candidate: Candidate) -> dict[str, str] | None:
     """Call a webhook, and return its refusal; None: it allows the promotion."""
     import httpx  # loaded only for gates with webhooks
 
     try:
-        told = _object(asyncio.run(_answer(url, candidate.told())))
+        answer = json.loads(asyncio.run(_answer(url, candidate.body())))
+        if not isinstance(answer, dict):
+            raise ValueError("no JSON object")
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, RecursionError) as exc:
         why = str(exc) or type(exc).__name__
         return _refusal("webhook", f"its webhook gave no answer that counts ({why})")
-    if told.get("allow") is True:
+    if answer.get("allow") is True:
         return None
-    reason = told.get("reason")
+    reason = answer.get("reason")
     return _refusal("webhook", f"its webhook: {str(reason or 'no reason given')[:500]}")
 
 
@@ -176,15 +182,3 @@ async def _answer(url: str, body: dict[str, Any]) -> bytes:
     except TimeoutError as exc:
         raise TimeoutError(f"no whole answer in {WEBHOOK_SECONDS:g} s") from exc
     return bytes(content)
-
-
-def _object(content: bytes) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        ValueError, RecursionError: The content is not an object, or nested too deeply.
-    """
-    told = json.loads(content)
-    if not isinstance(told, dict):
-        raise ValueError("no JSON object")
-    return told

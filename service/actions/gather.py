@@ -18,7 +18,7 @@ def gather_checkpoint(
     root: str,
     run: str,
     step: int,
-    wanted: GatherRequest,
+    body: GatherRequest,
     *,
     idempotency_key: str | None,
 ) -> Operation:
@@ -31,22 +31,22 @@ def gather_checkpoint(
         InvalidRequestError: The step lacks an item, or an option is invalid.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    options = gather.gather_options(wanted.items, wanted.dtype)
+    options = gather.gather_options(body.items, body.dtype)
     start = JobStart(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
-    asked = {"root": root, "run": run, "step": step, "options": options}
-    if known := start.repeated({**asked, "despite_damage": wanted.despite_damage}):
-        return known
-    found = plane.run(root, run)
-    info = found.step(step)
-    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
-    gather.check_gatherable(found, info, options)
+    fields = {"root": root, "run": run, "step": step, "options": options}
+    if operation := start.repeated({**fields, "despite_damage": body.despite_damage}):
+        return operation
+    stored_run = plane.run(root, run)
+    info = stored_run.step(step)
+    refuse_damaged(stored_run, info, despite_damage=body.despite_damage)
+    gather.check_gatherable(stored_run, info, options)
     request = export_request(
         gather.KIND,
         root=root,
-        run=found,
+        run=stored_run,
         step=info,
         options=options,
         rule_version=gather.RULE_VERSION,
-        despite_damage=wanted.despite_damage,
+        despite_damage=body.despite_damage,
     )
-    return start.make(request, exported=found)
+    return start.make(request, exported=stored_run)

@@ -43,14 +43,14 @@ class JobStart:
     idempotency_key: str | None
     briefly: Mapping[str, Any] = field(default_factory=dict)
 
-    def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
+    def repeated(self, fields: Mapping[str, Any]) -> Operation | None:
         """Return the operation of an equal earlier request with the key; None: there is none.
 
         Call this before the store is read. A client that got no answer repeats its request, and
         what it asked for may be gone from the store by then.
 
         Args:
-            asked: Values of the path and the body, as the job's request has them.
+            fields: Values of the path and the body, as the job's request has them.
 
         Raises:
             UnknownRootError: No such root is configured.
@@ -59,15 +59,15 @@ class JobStart:
         if self.idempotency_key is None:
             return None
         self.plane.root(self.root)
-        found = self._used()
-        if found is None:
+        operation = self._used()
+        if operation is None:
             return None
-        told = {name: found.request.get(name) for name in asked}
-        if (found.kind, told) != (self.kind, dict(asked)):
+        earlier = {name: operation.request.get(name) for name in fields}
+        if (operation.kind, earlier) != (self.kind, dict(fields)):
             return None  # `make` raises the error
-        with self._audited(found.request) as entry:
-            entry.complete(operation=found.id)
-        return found
+        with self._audited(operation.request) as entry:
+            entry.complete(operation=operation.id)
+        return operation
 
     def is_key_used(self) -> bool:
         """Return whether an operation has the key; then `make` returns it, or raises.
@@ -97,8 +97,8 @@ class JobStart:
                 else:
                     operation = start_export(jobs, exported, request, idempotency_key=key)
             except IdempotencyKeyReusedError as exc:
-                found = reuse(exc.used, self.kind, request)
-                raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, found) from exc
+                difference = reuse(exc.used, self.kind, request)
+                raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, difference) from exc
             entry.complete(operation=operation.id)
         return operation
 
@@ -118,8 +118,8 @@ class JobStart:
         return None
 
     def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
-        told = {**request, **self.briefly}
-        detail = {name: value for name, value in told.items() if name not in _PLACE}
+        values = {**request, **self.briefly}
+        detail = {name: value for name, value in values.items() if name not in _PLACE}
         place = {"root": request["root"], "run": request["run"]}
         return audited(self.plane, self.caller, self.action, **place, **detail)
 
@@ -146,11 +146,11 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
 
 def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     """Flatten nested fields to one level, with dotted names."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in request.items():
         inner = _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {}
-        found |= inner or {f"{within}{name}": value}
-    return found
+        fields |= inner or {f"{within}{name}": value}
+    return fields
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:

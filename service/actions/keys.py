@@ -31,8 +31,8 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
     _check(request, plane.roots)
     now = datetime.now(UTC)
     seconds = request.expires_seconds
-    asked = request.model_dump(mode="json")
-    with audited(plane, caller, "key.create", **asked) as entry:
+    detail = request.model_dump(mode="json")
+    with audited(plane, caller, "key.create", **detail) as entry:
         row, key = keys.make_key(
             plane.catalog,
             name=request.name,
@@ -57,7 +57,7 @@ def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> Key:
 
 
 def _check(request: KeyRequest, roots: Iterable[str]) -> None:
-    odd = [one for one in request.roots or () if one not in roots]
+    odd = [root for root in request.roots or () if root not in roots]
     if odd:
         raise UnknownRootError(
             f"roots: expected some of {', '.join(roots)}, found {', '.join(map(repr, odd))}"

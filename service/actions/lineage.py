@@ -35,11 +35,11 @@ def run_lineage(plane: ControlPlane, roots: Mapping[str, StoreURI], run: Run) ->
     child, unknown = run, None
     with plane.catalog.query() as connection:
         while child.lineage is not None and len(parents) < MOST_PARENTS:
-            found = queries.run_at(connection, roots, child.lineage.run)
-            if found is None:
+            row = queries.run_at(connection, roots, child.lineage.run)
+            if row is None:
                 unknown = child.lineage.run
                 break
-            child = queries.run(found)
+            child = queries.run(row)
             parents.append(child)
         forks = queries.forks(connection, roots, run.uri, MOST_FORKS)
     return RunLineage(tuple(parents), tuple(map(queries.run, forks)), unknown)

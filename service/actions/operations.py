@@ -42,14 +42,14 @@ def list_operations(
     # A caller of some roots may see few of many operations, so read large pages even for a small
     # limit.
     size = limit + 1 if caller.roots is None else max(limit + 1, _LOOKED_THROUGH)
-    found: list[Operation] = []
-    while len(found) <= limit:
+    visible: list[Operation] = []
+    while len(visible) <= limit:
         page = plane.jobs.list(limit=size, after=after, state=state)
-        found += [one for one in page if _seen_by(caller, one)]
+        visible += [operation for operation in page if _seen_by(caller, operation)]
         if len(page) < size:
             break
         after = (page[-1].created, page[-1].id)
-    return found[:limit], len(found) > limit
+    return visible[:limit], len(visible) > limit
 
 
 def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
@@ -58,10 +58,10 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
     Raises:
         OperationNotFoundError: The caller's roots have no such operation.
     """
-    found = plane.jobs.get(operation)
-    if not _seen_by(caller, found):
+    status = plane.jobs.get(operation)
+    if not _seen_by(caller, status):
         raise OperationNotFoundError(operation)
-    return found
+    return status
 
 
 async def watch_operation(
@@ -73,10 +73,10 @@ async def watch_operation(
         OperationNotFoundError: See `get_operation`.
     """
     async with aclosing(plane.watching.states(operation)) as states:
-        async for found in states:
-            if found is not None and not _seen_by(caller, found):
+        async for status in states:
+            if status is not None and not _seen_by(caller, status):
                 raise OperationNotFoundError(operation)
-            yield found
+            yield status
 
 
 def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
@@ -88,8 +88,8 @@ def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
         OperationNotFoundError: See `get_operation`.
         OperationStateError: It has ended otherwise.
     """
-    found = get_operation(plane, caller, operation)
-    with audited(plane, caller, "operation.cancel", **_place(found), operation=operation):
+    status = get_operation(plane, caller, operation)
+    with audited(plane, caller, "operation.cancel", **_place(status), operation=operation):
         cancelled = plane.jobs.cancel(operation)
     _list_anew(plane, cancelled)
     return cancelled
@@ -102,8 +102,8 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
         OperationNotFoundError: See `get_operation`.
         OperationStateError: It is under way, has succeeded, or has found damage.
     """
-    found = get_operation(plane, caller, operation)
-    with audited(plane, caller, "operation.resume", **_place(found), operation=operation):
+    status = get_operation(plane, caller, operation)
+    with audited(plane, caller, "operation.resume", **_place(status), operation=operation):
         return plane.jobs.resume(operation)
 
 

@@ -75,14 +75,14 @@ class ControlPlane:
         Raises:
             UnknownRootError: There is no such root.
         """
-        found = self.roots.get(name)
-        if found is None:
+        uri = self.roots.get(name)
+        if uri is None:
             # The message names no other root: the caller may know of this one only.
             raise UnknownRootError(
                 f"root {name!r}: expected one of this server's, found none of that name. "
                 "`cairn roots` and GET /v1/roots list those that you may use."
             )
-        return found
+        return uri
 
     def place(self, root: str, run: str) -> StoreURI:
         """Return the address of a run, which need not exist; the store is not read.
@@ -109,8 +109,8 @@ class ControlPlane:
             UnknownRootError, InvalidURIError: See `place`.
             RunNotFoundError: Nothing of a run is there.
         """
-        found = Run(self.place(root, run))
+        stored_run = Run(self.place(root, run))
         with contextlib.suppress(*UNREADABLE):  # a lost or damaged `run.json` is allowed here
-            refuse_headless(found)
-            found.info()
-        return found
+            refuse_headless(stored_run)
+            stored_run.info()
+        return stored_run

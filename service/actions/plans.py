@@ -36,7 +36,7 @@ _DECODER: Final = "DecoderForCausalLM"
 
 
 @dataclass
-class _Asked:
+class _PlanTarget:
     """Checked plan request: mesh, layout, and remarks.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Asked:
 
 
 def plan_step(
-    step: OpenStep, name: StepName, uri: str, wanted: PlanRequest, *, after: int, limit: int | None
+    step: OpenStep, name: StepName, uri: str, body: PlanRequest, *, after: int, limit: int | None
 ) -> tuple[StepPlan, bool]:
     """Plan a step on a mesh; return the plan, and whether there are more leaves.
 
@@ -67,7 +67,7 @@ def plan_step(
         step: The step.
         name: Name of the step.
         uri: URI for `load_state`.
-        wanted: Mesh and options.
+        body: Mesh and options.
         after: Number of leaves that the client has.
         limit: Largest number of leaves to name; None: all.
 
@@ -75,39 +75,39 @@ def plan_step(
         InvalidRequestError: The mesh or the rules are invalid.
         LeafNotFoundError: The step has no such item.
     """
-    asked = _asked(step, wanted)
+    target = _plan_target(step, body)
     plan = step_plan.plan_step(
         step.contents.leaves,
-        asked.grid,
-        asked.layout,
-        items=asked.items,
-        param_dtype=wanted.dtype,
+        target.grid,
+        target.layout,
+        items=target.items,
+        param_dtype=body.dtype,
         local=step.uri.scheme == "file",
     )
     leaves = sorted(
-        plan.leaves, key=lambda one: (not one.misfits, one.record.item, one.record.path)
+        plan.leaves, key=lambda leaf: (not leaf.misfits, leaf.record.item, leaf.record.path)
     )
     page = leaves[after:] if limit is None else leaves[after : after + limit]
     taking = {leaf.rule for leaf in plan.leaves}
-    idle = [text for text in asked.particular if text not in taking]
+    idle = [text for text in target.particular if text not in taking]
     device = {
         "model": plan.bytes_per_device(step_plan.MODEL_ITEMS),
         "optimizer": plan.bytes_per_device({"optimizer"}),
     }
     total = plan.bytes_per_device()
-    fits = not plan.misfits and not asked.problems
-    load = _load_call(step.manifest, uri, wanted, asked) if fits else None
-    asked.notes.extend(_notes(step.manifest, wanted, plan.leaves))
+    fits = not plan.misfits and not target.problems
+    load = _load_call(step.manifest, uri, body, target) if fits else None
+    target.notes.extend(_notes(step.manifest, body, plan.leaves))
     answer = StepPlan(
         step=name.model_copy(update={"manifest_digest": step.manifest_digest}),
-        mesh=dict(asked.grid.sizes),
-        devices=asked.grid.devices,
-        processes=asked.grid.processes,
+        mesh=dict(target.grid.sizes),
+        devices=target.grid.devices,
+        processes=target.grid.processes,
         fits=fits,
         misfits=len(plan.misfits),
-        problems=asked.problems,
-        placed_by=asked.placed_by,
-        notes=asked.notes,
+        problems=target.problems,
+        placed_by=target.placed_by,
+        notes=target.notes,
         bytes=plan.nbytes,
         bytes_per_device=DeviceBytes(**device, other=total - sum(device.values()), total=total),
         host_bytes=plan.cost.host,
@@ -115,61 +115,61 @@ def plan_step(
         read_bytes_in_all=plan.cost.read_in_all,
         idle_rules=idle,
         load=load,
-        leaves=[_leaf(one, asked.grid) for one in page],
+        leaves=[_leaf(leaf, target.grid) for leaf in page],
     )
     return answer, len(leaves) > after + len(page)
 
 
-def plan_leaf(step: OpenStep, item: str, path: str, wanted: PlanRequest) -> PlannedLeaf | None:
+def plan_leaf(step: OpenStep, item: str, path: str, body: PlanRequest) -> PlannedLeaf | None:
     """Plan one leaf of a step on a mesh; None: no layout is known, or a load leaves it out.
 
     Args:
         step: The step.
         item: Item of the leaf.
         path: Path of the leaf.
-        wanted: Mesh and options.
+        body: Mesh and options.
 
     Raises:
         InvalidRequestError: The mesh or the rules are invalid.
     """
-    asked = _asked(step, wanted)
-    if asked.placed_by == "nothing" or item not in asked.items:
+    target = _plan_target(step, body)
+    if target.placed_by == "nothing" or item not in target.items:
         return None
     plan = step_plan.plan_step(
-        step.contents.leaves, asked.grid, asked.layout, items=[item], param_dtype=wanted.dtype
+        step.contents.leaves, target.grid, target.layout, items=[item], param_dtype=body.dtype
     )
-    found = (leaf for leaf in plan.leaves if leaf.record.path == path)
-    return next((_leaf(leaf, asked.grid) for leaf in found), None)
+    leaves = (leaf for leaf in plan.leaves if leaf.record.path == path)
+    return next((_leaf(leaf, target.grid) for leaf in leaves), None)
 
 
-def _asked(step: OpenStep, wanted: PlanRequest) -> _Asked:
+def _plan_target(step: OpenStep, body: PlanRequest) -> _PlanTarget:
     manifest = step.manifest
     config, why = _config(manifest)
-    sizes = dict(wanted.mesh.axes)
-    if wanted.rules is None:
+    sizes = dict(body.mesh.axes)
+    if body.rules is None:
         sizes = _completed(sizes)
     try:
-        grid = ProcessGrid(sizes, wanted.mesh.processes)
+        grid = ProcessGrid(sizes, body.mesh.processes)
     except ArgumentError as exc:
         problems = [{"field": "body.mesh", "detail": text} for text in exc.problems]
         raise InvalidRequestError(str(exc), errors=problems) from exc
-    items = _items(step, wanted.items)
-    asked = _Asked(grid, Layout(), "nothing", items)
+    items = _items(step, body.items)
+    target = _PlanTarget(grid, Layout(), "nothing", items)
     more: dict[str, Any] = {}
     if config is not None:
         axis = config.partition_axis
         more = {"named": True, "units": axis_units(config)}
         more |= {} if axis is None else {"axis_rules": axis.axis_rules()}
-        asked.layout, asked.placed_by = Layout(**more), "axis_names"
-        asked.problems += _refusals(config, sizes)
-    if wanted.rules is not None:
-        matches = _matches(step, wanted.rules, sizes)
-        asked.layout, asked.placed_by = Layout(_finder(wanted.rules, matches), **more), "rules"
-        catch_all = zip(wanted.rules, matches.catch_all, strict=True)
-        asked.particular = [text for (text, _), every in catch_all if not every]
+        target.layout, target.placed_by = Layout(**more), "axis_names"
+        target.problems += _refusals(config, sizes)
+    if body.rules is not None:
+        matches = _matches(step, body.rules, sizes)
+        target.layout, target.placed_by = Layout(_finder(body.rules, matches), **more), "rules"
+        catch_all = zip(body.rules, matches.catch_all, strict=True)
+        target.particular = [text for (text, _), every in catch_all if not every]
     elif config is None:
-        asked.notes.append(f"{why}: without rules its leaves are whole on every device")
-    return asked
+        target.notes.append(f"{why}: without rules its leaves are whole on every device")
+    return target
 
 
 def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
@@ -180,12 +180,12 @@ def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
     if model.model_class != _DECODER:
         return None, f"the axis names of {model.model_class} are not known here"
     try:
-        found = AutoEasyDeLConfig.from_dict(model.config)
+        config = AutoEasyDeLConfig.from_dict(model.config)
     except ConfigError as exc:
         return None, f"the model's configuration can't be read ({exc})"
-    if not isinstance(found, DecoderConfig):
+    if not isinstance(config, DecoderConfig):
         return None, f"the axis names of a {model.model_type} are not known here"
-    return found, ""
+    return config, ""
 
 
 def _completed(sizes: dict[str, int]) -> dict[str, int]:
@@ -209,21 +209,21 @@ def _refusals(config: DecoderConfig, sizes: dict[str, int]) -> list[str]:
     return []
 
 
-def _items(step: OpenStep, wanted: Iterable[str] | None) -> list[str]:
-    known = dict.fromkeys([*step.manifest.items, *(leaf.item for leaf in step.contents.leaves)])
-    if wanted is None:
-        state = [item for item in known if item in _STATE_ITEMS]
-        return state if "model" in state else list(known)
-    unknown = [item for item in wanted if item not in known]
+def _items(step: OpenStep, requested: Iterable[str] | None) -> list[str]:
+    present = dict.fromkeys([*step.manifest.items, *(leaf.item for leaf in step.contents.leaves)])
+    if requested is None:
+        state = [item for item in present if item in _STATE_ITEMS]
+        return state if "model" in state else list(present)
+    unknown = [item for item in requested if item not in present]
     if unknown:
         raise LeafNotFoundError(
             "no such item",
             path=step.uri,
-            expected=f"some of {sorted(known)}",
+            expected=f"some of {sorted(present)}",
             found=", ".join(map(repr, unknown)),
             next_step="Ask for some of these.",
         )
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(requested))
 
 
 def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) -> Matches:
@@ -236,17 +236,19 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
     problems = []
     for number, (text, spec) in enumerate(rules):
         axes = [axis for entry in spec for axis in specs.entry_axes(entry)]
-        found = [f"unknown mesh axis {axis!r}" for axis in dict.fromkeys(axes) if axis not in sizes]
+        errors = [
+            f"unknown mesh axis {axis!r}" for axis in dict.fromkeys(axes) if axis not in sizes
+        ]
         twice = [axis for axis in dict.fromkeys(axes) if axes.count(axis) > 1]
-        found += [f"mesh axis {axis!r} twice" for axis in twice]
+        errors += [f"mesh axis {axis!r} twice" for axis in twice]
         problems += [
-            {"field": f"body.rules.{number}", "detail": f"{text!r}: {one}"} for one in found
+            {"field": f"body.rules.{number}", "detail": f"{text!r}: {error}"} for error in errors
         ]
     if problems:
-        told = "; ".join(one["detail"] for one in problems)
+        details = "; ".join(problem["detail"] for problem in problems)
         have = specs.mesh_text(sizes)
         raise InvalidRequestError(
-            f"rules: expected axes of the mesh ({have}), each once: {told}", errors=problems
+            f"rules: expected axes of the mesh ({have}), each once: {details}", errors=problems
         )
     leaves = step.contents.leaves
     items = step_plan.ruled_items(leaves)
@@ -282,61 +284,61 @@ def _leaf(leaf: step_plan.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
         bytes=leaf.nbytes,
         bytes_per_device=leaf.bytes_per_device,
         rule=leaf.rule,
-        misfits=[_misfit(one, record.shape, grid) for one in leaf.misfits],
+        misfits=[_misfit(misfit, record.shape, grid) for misfit in leaf.misfits],
         unmatched=leaf.unmatched,
     )
 
 
-def _misfit(one: FoundMisfit, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
-    known = bool(one.axes) and all(axis in grid.sizes for axis in one.axes)
+def _misfit(misfit: FoundMisfit, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
+    is_on_mesh = bool(misfit.axes) and all(axis in grid.sizes for axis in misfit.axes)
     return Misfit(
-        detail=one.text,
-        dimension=one.dimension,
-        length=None if one.dimension is None else shape[one.dimension],
-        axes=list(one.axes),
-        parts=specs.parts_of(one.axes, grid.sizes) if known else None,
+        detail=misfit.text,
+        dimension=misfit.dimension,
+        length=None if misfit.dimension is None else shape[misfit.dimension],
+        axes=list(misfit.axes),
+        parts=specs.parts_of(misfit.axes, grid.sizes) if is_on_mesh else None,
     )
 
 
 def _notes(
-    manifest: Manifest, wanted: PlanRequest, leaves: Iterable[step_plan.PlannedLeaf]
+    manifest: Manifest, body: PlanRequest, leaves: Iterable[step_plan.PlannedLeaf]
 ) -> list[str]:
     """Return remarks on the numbers of a plan."""
     leaves = list(leaves)
-    found = []
+    notes = []
     large = sum(leaf.unmatched is not None for leaf in leaves)
     if large:
-        found.append(
+        notes.append(
             f"{large} large leaves are whole on every device although nobody asked for that"
         )
     if any(leaf.record.dtype.endswith(("int4", "int2", "e2m1fn")) for leaf in leaves):
-        found.append(
+        notes.append(
             "elements of less than a byte count as a byte, as they lie in the memory of hosts and "
             "CPU devices; accelerators may pack them"
         )
     items = {leaf.record.item for leaf in leaves}
     if "optimizer" in items and _is_state(manifest):
-        found.append("an optimizer that make_optimizer did not make is given to the load as tx=")
-    if wanted.dtype is not None and "optimizer" in items:
-        found.append(
+        notes.append("an optimizer that make_optimizer did not make is given to the load as tx=")
+    if body.dtype is not None and "optimizer" in items:
+        notes.append(
             "moments that have the dtype of their parameter are taken to follow it, as those of "
             "Optax do unless they were given a dtype of their own"
         )
-    if wanted.dtype == "float64":
-        found.append("float64 needs jax_enable_x64")
+    if body.dtype == "float64":
+        notes.append("float64 needs jax_enable_x64")
     if "fields" in items:
-        found.append(
+        notes.append(
             "call load_state on the class that adds the fields; those that are Python numbers "
             "count as arrays"
         )
     if _is_state(manifest) and not _is_loadable(items):
-        found.append("load_state loads the item model, with or without optimizer and fields")
+        notes.append("load_state loads the item model, with or without optimizer and fields")
     if not _is_state(manifest):
-        found.append(
+        notes.append(
             "load_state can't load it: give cairn.load a target of jax.ShapeDtypeStruct with "
             "these placements"
         )
-    return found
+    return notes
 
 
 def _is_state(manifest: Manifest) -> bool:
@@ -351,23 +353,23 @@ def _is_loadable(items: Collection[str]) -> bool:
     return "model" in items and set(items) <= set(_STATE_ITEMS)
 
 
-def _load_call(manifest: Manifest, uri: str, wanted: PlanRequest, asked: _Asked) -> str | None:
+def _load_call(manifest: Manifest, uri: str, body: PlanRequest, target: _PlanTarget) -> str | None:
     """Return Python code that loads a step as planned."""
-    if not _is_state(manifest) or not _is_loadable(asked.items):
+    if not _is_state(manifest) or not _is_loadable(target.items):
         return None
-    sizes = asked.grid.sizes
+    sizes = target.grid.sizes
     arguments = [repr(uri), "auto_shard_model=True"]
     arguments.append(f"sharding_axis_dims={tuple(sizes.values())!r}")
     if tuple(sizes) != MESH_AXES:
         arguments.append(f"sharding_axis_names={tuple(sizes)!r}")
-    rules = wanted.rules
-    if asked.placed_by == "nothing":
+    rules = body.rules
+    if target.placed_by == "nothing":
         rules = [(".*", [])]
     if rules is not None:
         arguments.append(f"partition_rules=[{', '.join(map(_rule_text, rules))}]")
-    if wanted.dtype is not None:
-        arguments.append(f"param_dtype={wanted.dtype!r}")
-    left = [item for item in manifest.items if item not in asked.items]
+    if body.dtype is not None:
+        arguments.append(f"param_dtype={body.dtype!r}")
+    left = [item for item in manifest.items if item not in target.items]
     arguments += [f'{item}="skip"' for item in ("optimizer", "fields") if item in left]
     imports = ["from cairn import EasyDeLState"]
     if rules is not None:

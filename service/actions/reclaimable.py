@@ -35,7 +35,7 @@ class Reclaimable:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _CacheKey:
     """Cache key: version of a run's rows, and policies.
 
     Attributes:
@@ -51,7 +51,9 @@ class _Asked:
     hour: int
 
     @classmethod
-    def of(cls, version: Version, policies: Collection[RetentionPolicy], now: datetime) -> "_Asked":
+    def of(
+        cls, version: Version, policies: Collection[RetentionPolicy], now: datetime
+    ) -> "_CacheKey":
         timed = any(policy.keep_within_seconds is not None for policy in policies)
         hour = int(now.timestamp()) // _HOUR if timed else 0
         texts = tuple(policy.model_dump_json() for policy in policies)
@@ -63,7 +65,7 @@ class _Asked:
 
     @property
     def names_notes(self) -> bool:
-        return any(one.keep_best or one.keep_labelled for one in self.policies)
+        return any(policy.keep_best or policy.keep_labelled for policy in self.policies)
 
 
 def reclaimable(
@@ -83,20 +85,20 @@ def reclaimable(
     schedules = [_schedules_for(plane, run) for run in runs]
     with plane.catalog.query() as connection:
         versions = run_health.versions(connection, {(run.root, run.name) for run in runs})
-        asked = {
-            (run.root, run.name): _Asked.of(version, [*named.values()] or [otherwise], now)
+        keys = {
+            (run.root, run.name): _CacheKey.of(version, [*named.values()] or [otherwise], now)
             for run, named in zip(runs, schedules, strict=True)
             if not run.problems and (version := versions.get((run.root, run.name))) is not None
         }
-        known = {one: plane.reclaimable.peek(one) for one in asked.values()}
-        new = {one.run: one for one, nbytes in known.items() if nbytes is None}
+        sizes_by_key = {key: plane.reclaimable.peek(key) for key in keys.values()}
+        new = {key.run: key for key, nbytes in sizes_by_key.items() if nbytes is None}
         notes = any(policy.names_notes for policy in new.values())
         steps = run_health.known_steps(connection, new, with_notes=notes)
         aliases = run_health.alias_targets(connection, new)
-    for run, one in new.items():
-        find = partial(freed, steps.get(run, []), one.policies, aliases.get(run, {}), now=now)
-        known[one] = plane.reclaimable.get(one, find)
-    sizes = {run: known[one] for run, one in asked.items()}
+    for run, key in new.items():
+        find = partial(freed, steps.get(run, []), key.policies, aliases.get(run, {}), now=now)
+        sizes_by_key[key] = plane.reclaimable.get(key, find)
+    sizes = {run: sizes_by_key[key] for run, key in keys.items()}
     return [
         Reclaimable(sizes.get((run.root, run.name)), tuple(named))
         for run, named in zip(runs, schedules, strict=True)
@@ -121,21 +123,21 @@ def freed(
     Raises:
         PolicyError: A policy is invalid.
     """
-    facts = [one.facts for one in steps]
-    going = {
-        (one.step, one.attempt)
+    facts = [step.facts for step in steps]
+    deleted = {
+        (decision.step, decision.attempt)
         for policy in policies
-        for one in decide(facts, stored_policy(policy), now=now, aliases=aliases)
-        if not one.keep
+        for decision in decide(facts, stored_policy(policy), now=now, aliases=aliases)
+        if not decision.keep
     }
-    return sum(one.nbytes for one in steps if one.facts.key in going)
+    return sum(step.nbytes for step in steps if step.facts.key in deleted)
 
 
 def _schedules_for(plane: ControlPlane, run: Run) -> dict[str, RetentionPolicy]:
     return {
-        one.name: one.policy
-        for one in plane.settings.schedules
-        if one.action is ScheduledAction.APPLY_RETENTION
-        and one.policy is not None
-        and one.is_for(run.root, run.name)
+        schedule.name: schedule.policy
+        for schedule in plane.settings.schedules
+        if schedule.action is ScheduledAction.APPLY_RETENTION
+        and schedule.policy is not None
+        and schedule.is_for(run.root, run.name)
     }

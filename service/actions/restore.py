@@ -31,7 +31,7 @@ def restore_checkpoint(
     root: str,
     run: str,
     step: int,
-    wanted: RestoreRequest,
+    body: RestoreRequest,
     *,
     seen: Seen | None,
     idempotency_key: str | None,
@@ -50,33 +50,33 @@ def restore_checkpoint(
             nonetheless.
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
-    if (wanted.run is not None) != (wanted.mode is RestoreMode.FORK):
+    if (body.run is not None) != (body.mode is RestoreMode.FORK):
         raise InvalidRequestError(
             "body.run: expected the new run's name for mode fork, and none for mode rollback, "
-            f"found {wanted.run!r} for mode {wanted.mode.value}"
+            f"found {body.run!r} for mode {body.mode.value}"
         )
-    if wanted.strand and wanted.mode is RestoreMode.FORK:
+    if body.strand and body.mode is RestoreMode.FORK:
         raise InvalidRequestError("body.strand: a fork strands no aliases; leave it out")
-    target = None if wanted.run is None else plane.place(root, wanted.run)
-    asked = {"root": root, "run": run, "step": step}
-    asked |= {"mode": wanted.mode.value, "target": wanted.run}
-    asked["despite_damage"] = wanted.despite_damage
+    target = None if body.run is None else plane.place(root, body.run)
+    fields = {"root": root, "run": run, "step": step}
+    fields |= {"mode": body.mode.value, "target": body.run}
+    fields["despite_damage"] = body.despite_damage
     start = JobStart(
-        plane, caller, root, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key
+        plane, caller, root, restore.KIND, f"checkpoint.{body.mode.value}", idempotency_key
     )
-    if known := start.repeated(asked):
-        return known
-    found = plane.run(root, run)
-    info = found.step(step)
-    refuse_damaged(found, info, despite_damage=wanted.despite_damage)
+    if operation := start.repeated(fields):
+        return operation
+    stored_run = plane.run(root, run)
+    info = stored_run.step(step)
+    refuse_damaged(stored_run, info, despite_damage=body.despite_damage)
     request = restore.restore_request(
         root=root,
-        run=found,
+        run=stored_run,
         step=info,
-        mode=wanted.mode.value,
-        target=wanted.run,
-        strand=wanted.strand,
-        despite_damage=wanted.despite_damage,
+        mode=body.mode.value,
+        target=body.run,
+        strand=body.strand,
+        despite_damage=body.despite_damage,
     )
     if target is not None:
         try:
@@ -91,16 +91,17 @@ def restore_checkpoint(
                 "back whatever was saved since; found none. GET the run for its ETag."
             )
         seen.require(get_run(plane, root, run, refresh=True))
-        _refuse_stranded(found, step, wanted.strand)
+        _refuse_stranded(stored_run, step, body.strand)
     return start.make(request)
 
 
 def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
     if stranded := stranded_aliases(run, step, accepted):
-        told = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
+        names = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
         raise AliasesStrandedError(
             f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
-            f"that it may stay on one that is set aside; found {told}. Promote another step first.",
+            f"that it may stay on one that is set aside; found {names}. "
+            "Promote another step first.",
             extra={"aliases": list(stranded)},
         )
 

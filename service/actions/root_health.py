@@ -33,11 +33,11 @@ class RootHealth:
 def root_health(plane: ControlPlane, caller: Caller) -> list[RootHealth]:
     """Return the health of the caller's roots, from the catalog alone."""
     with plane.catalog.read() as session:
-        known = queries.root_sums(session)
-    found = []
+        sums_by_root = queries.root_sums(session)
+    health = []
     for root in list_roots(plane, caller):
-        sums = known.get(root.name)
-        found.append(
+        sums = sums_by_root.get(root.name)
+        health.append(
             RootHealth(
                 name=root.name,
                 uri=root.uri,
@@ -49,4 +49,4 @@ def root_health(plane: ControlPlane, caller: Caller) -> list[RootHealth]:
                 problem=None if sums is None else sums.problem,
             )
         )
-    return found
+    return health

@@ -131,9 +131,9 @@ def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
         )
     allowed = plane.settings.roots_within
     if allowed is not None and not is_within(place, map(parse_uri, allowed)):
-        told = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
+        places = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
         raise RootRefusedError(
-            f"{place}: expected {told} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "
+            f"{place}: expected {places} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "
             "have the settings changed."
         )
 
@@ -143,9 +143,9 @@ def _check_usable(place: StoreURI) -> None:
     if place.scheme == "file":
         path = place.local_path
         if not os.path.isdir(path):
-            found = "a file" if os.path.exists(path) else "nothing"
+            actual = "a file" if os.path.exists(path) else "nothing"
             raise RootRefusedError(
-                f"{place}: expected a folder on the server, found {found}. Make it, or mount it."
+                f"{place}: expected a folder on the server, found {actual}. Make it, or mount it."
             )
         if not os.access(path, os.R_OK | os.X_OK):
             raise RootRefusedError(
@@ -165,19 +165,19 @@ def _check_usable(place: StoreURI) -> None:
 
 
 def _refuse_used(plane: ControlPlane, name: str) -> None:
-    found = [
+    operations = [
         operation.id
         # Pending first: an operation that starts meanwhile is seen in the second list.
         for state in (OperationState.PENDING, OperationState.RUNNING)
         for operation in _operations(plane, state)
         if operation.request.get("root") == name
     ]
-    if found:
-        more = f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+    if operations:
+        more = f", and {len(operations) - _SHOWN} more" * (len(operations) > _SHOWN)
         raise RootInUseError(
             f"root {name!r}: expected no operations that have not ended, found "
-            f"{', '.join(found[:_SHOWN])}{more}. Cancel them, or wait for their end.",
-            extra={"operations": found},
+            f"{', '.join(operations[:_SHOWN])}{more}. Cancel them, or wait for their end.",
+            extra={"operations": operations},
         )
 
 

@@ -73,12 +73,12 @@ def list_runs(
     until: Key = ()
     if refresh:
         with plane.catalog.query() as connection:
-            found = queries.runs(connection, roots, after=after, limit=limit + 1)
-        plane.index.refresh_runs(roots, [(run.root, run.name) for run in found[:limit]])
-        until = _end(found, limit)
+            rows = queries.runs(connection, roots, after=after, limit=limit + 1)
+        plane.index.refresh_runs(roots, [(run.root, run.name) for run in rows[:limit]])
+        until = _end(rows, limit)
     with plane.catalog.query() as connection:
-        found = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
-    return [queries.run(run) for run in found[:limit]], _end(found, limit) or until
+        rows = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
+    return [queries.run(run) for run in rows[:limit]], _end(rows, limit) or until
 
 
 def _search_runs(
@@ -96,14 +96,14 @@ def _search_runs(
     else:
         plane.index.ensure_scanned(roots)
     with plane.catalog.query() as connection:
-        found = queries.search_runs(connection, roots, search, after=after, limit=limit + 1)
-    end = found[limit - 1][1] if len(found) > limit else ()
-    return [queries.run(run) for run, _ in found[:limit]], end
+        rows = queries.search_runs(connection, roots, search, after=after, limit=limit + 1)
+    end = rows[limit - 1][1] if len(rows) > limit else ()
+    return [queries.run(run) for run, _ in rows[:limit]], end
 
 
-def _end(found: Sequence[RunColumns], limit: int) -> Key:
+def _end(rows: Sequence[RunColumns], limit: int) -> Key:
     """Return the key of a page's last run; (): it is the last page."""
-    return (found[limit - 1].root, found[limit - 1].name) if len(found) > limit else ()
+    return (rows[limit - 1].root, rows[limit - 1].name) if len(rows) > limit else ()
 
 
 def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
@@ -113,8 +113,8 @@ def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    with run_row(plane, root, run, refresh=refresh) as (_, known):
-        return queries.run(known)
+    with run_row(plane, root, run, refresh=refresh) as (_, row):
+        return queries.run(row)
 
 
 def create_run(
@@ -133,10 +133,10 @@ def create_run(
     with audited(plane, caller, "run.create", root=root, run=run, labels=dict(labels)) as entry:
         plane.index.refuse_gone(root, plane.root(root))
         try:
-            made = run_runs.create_run(place, labels=labels)
+            stored_run = run_runs.create_run(place, labels=labels)
         except PreconditionFailedError as exc:
             raise RunExistsError(str(exc)) from exc
-        entry.complete(after=made.info().labels)
+        entry.complete(after=stored_run.info().labels)
     return get_run(plane, root, run, refresh=True)
 
 
@@ -164,14 +164,14 @@ def annotate_run_labels(
         ResourceChangedError: The run has changed since `seen`.
         UnsupportedFormatError: Invalid labels; all are listed.
     """
-    found = plane.run(root, run)
-    known = get_run(plane, root, run, refresh=True)
+    stored_run = plane.run(root, run)
+    current = get_run(plane, root, run, refresh=True)
 
     def check(info: RunInfo) -> None:
-        seen.require(known.model_copy(update={"labels": info.labels}))
+        seen.require(current.model_copy(update={"labels": info.labels}))
 
     with audited(plane, caller, "run.annotate", root=root, run=run, labels=dict(labels)) as entry:
-        info = annotate_run(found, labels, check=check)
+        info = annotate_run(stored_run, labels, check=check)
         entry.complete(after=info.labels)
     return get_run(plane, root, run, refresh=True)
 
@@ -185,20 +185,20 @@ def run_row(
     if refresh:
         plane.index.refresh_run(root, StoredRun(uri))
     with plane.catalog.query() as connection:
-        known = _known(connection, root, uri)
-        if known is not None:
-            yield connection, known
+        row = _known(connection, root, uri)
+        if row is not None:
+            yield connection, row
             return
     plane.index.look_for(root, StoredRun(uri))
     with plane.catalog.query() as connection:
-        known = _known(connection, root, uri)
-        if known is None:
+        row = _known(connection, root, uri)
+        if row is None:
             raise RunNotFoundError(
                 "no such run", path=uri, expected="a run", found="one that was just deleted"
             )
-        yield connection, known
+        yield connection, row
 
 
 def _known(connection: Connection, root: str, uri: StoreURI) -> RunColumns | None:
-    found = queries.find_run(connection, root, uri.name)
-    return found if found is not None and found.uri == str(uri) else None
+    row = queries.find_run(connection, root, uri.name)
+    return row if row is not None and row.uri == str(uri) else None

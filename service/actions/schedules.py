@@ -64,12 +64,12 @@ def list_schedules(
     moment = now or utc_now()
     return [
         ScheduleState(
-            **one.model_dump(include={"name", "cron", "action", "root", "run"}),
-            last_due=_due(one, moment),
-            next_due=_due(one, moment, ahead=True),
+            **schedule.model_dump(include={"name", "cron", "action", "root", "run"}),
+            last_due=_due(schedule, moment),
+            next_due=_due(schedule, moment, ahead=True),
         )
-        for one in sorted(plane.settings.schedules, key=lambda one: one.name)
-        if caller.roots is None or any(fnmatchcase(root, one.root) for root in visible)
+        for schedule in sorted(plane.settings.schedules, key=lambda schedule: schedule.name)
+        if caller.roots is None or any(fnmatchcase(root, schedule.root) for root in visible)
     ]
 
 
@@ -96,7 +96,7 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
                 with _noted(f"{schedule.name}: {root}/{run}", problems):
                     key = f"{due:%Y-%m-%dT%H:%MZ}/{run}"
                     started += _start(plane, by, schedule, root, run, key)
-    return started, not any(isinstance(one, MAY_PASS) for one in problems)
+    return started, not any(isinstance(problem, MAY_PASS) for problem in problems)
 
 
 @contextlib.contextmanager
@@ -118,17 +118,17 @@ def _start(
         IdempotencyKeyReusedError: Another operation has its key; the audit trail has that too.
     """
     with contextlib.suppress(OperationNotFoundError):
-        found = plane.jobs.get(operation_id(operation_key(by.name, root, key)))
-        place = tuple(found.request.get(name) for name in ("root", "run"))
-        if (found.kind, *place) == (_KINDS[schedule.action], root, run):
+        operation = plane.jobs.get(operation_id(operation_key(by.name, root, key)))
+        place = tuple(operation.request.get(name) for name in ("root", "run"))
+        if (operation.kind, *place) == (_KINDS[schedule.action], root, run):
             return False
     if schedule.action is ScheduledAction.VERIFY:
         verify_run(plane, by, root, run, steps=schedule.steps, idempotency_key=key)
     elif schedule.action is ScheduledAction.COLLECT_GARBAGE:
         collect_garbage(plane, by, root, run, dry_run=False, idempotency_key=key)
     elif schedule.policy is not None:
-        wanted = ApplyRetentionRequest(policy=schedule.policy, dry_run=False)
-        apply_retention(plane, by, root, run, wanted, idempotency_key=key)
+        body = ApplyRetentionRequest(policy=schedule.policy, dry_run=False)
+        apply_retention(plane, by, root, run, body, idempotency_key=key)
     return True
 
 
@@ -138,7 +138,7 @@ def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> 
     while True:
         look = not after
         page, last = list_runs(plane, {root: uri}, after=after, limit=_RUNS_AT_ONCE, refresh=look)
-        yield from (one.name for one in page if schedule.is_for(one.root, one.name))
+        yield from (run.name for run in page if schedule.is_for(run.root, run.name))
         if not last:
             return
         after = last
@@ -149,8 +149,8 @@ def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
     from croniter import croniter  # loaded only if there are schedules
 
     moments = croniter(schedule.cron, now.astimezone(UTC), ret_type=datetime)
-    found: datetime = moments.get_next() if ahead else moments.get_prev()
-    return found
+    due: datetime = moments.get_next() if ahead else moments.get_prev()
+    return due
 
 
 class Scheduler:

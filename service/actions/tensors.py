@@ -2,7 +2,7 @@
 
 import hashlib
 
-from cairn.service.actions.caches import OpenStep, ToldLeaf
+from cairn.service.actions.caches import LeafSummary, OpenStep
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
 from cairn.storage.arrays import statistics
@@ -24,8 +24,8 @@ def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
         CorruptionError: Its manifest or its index is unreadable.
         StoreUnavailableError: The store does not answer.
     """
-    found = plane.run(root, run)
-    return plane.steps.open(found, found.step(step))
+    stored_run = plane.run(root, run)
+    return plane.steps.open(stored_run, stored_run.step(step))
 
 
 def open_part(reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
@@ -71,9 +71,9 @@ def list_tensors(
     Raises:
         LeafNotFoundError: The step has no such item.
     """
-    found = step.leaves
+    leaves = step.leaves
     if item is not None:
-        items = {*step.manifest.items, *(leaf.item for leaf in found)}
+        items = {*step.manifest.items, *(leaf.item for leaf in leaves)}
         if item not in items:
             raise LeafNotFoundError(
                 "no such item",
@@ -82,20 +82,20 @@ def list_tensors(
                 found=repr(item),
                 next_step="Ask for one of these.",
             )
-        found = [leaf for leaf in found if leaf.item == item]
+        leaves = [leaf for leaf in leaves if leaf.item == item]
     if prefix:
-        found = [leaf for leaf in found if leaf.path.startswith(prefix)]
-    named = found[after : after + limit]
-    page = [tensor_of(leaf.item, leaf.path, ToldLeaf.of(leaf)) for leaf in named]
-    return page, len(found) > after + limit
+        leaves = [leaf for leaf in leaves if leaf.path.startswith(prefix)]
+    named = leaves[after : after + limit]
+    page = [tensor_of(leaf.item, leaf.path, LeafSummary.of(leaf)) for leaf in named]
+    return page, len(leaves) > after + limit
 
 
-def version_of(step: OpenStep, *asked: str) -> str:
+def version_of(step: OpenStep, *parameters: str) -> str:
     """Return the version of an answer about a saved step, for its ETag.
 
     A saved step never changes, and no other step has its manifest's digest.
     """
-    text = "\0".join([str(step.uri), str(step.manifest_digest), *asked])
+    text = "\0".join([str(step.uri), str(step.manifest_digest), *parameters])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -137,31 +137,30 @@ def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> 
     return statistics_of(part, plane.statistics.get(content, lambda: _read_statistics(part)))
 
 
-def statistics_of(part: TensorPart, found: statistics.Statistics) -> TensorStatistics:
+def statistics_of(part: TensorPart, values: statistics.Statistics) -> TensorStatistics:
     """Return statistics in the form of the API."""
-    bins = found.histogram
+    bins = values.histogram
+    histogram = None
+    if bins is not None:
+        counts = list(bins.counts)
+        histogram = Histogram(start=json_number(bins.start), width=float(bins.width), counts=counts)
     return TensorStatistics(
         item=part.item,
         path=part.path,
         dtype=part.dtype.name,
         shape=list(part.shape),
-        count=found.count,
-        nan=found.nan,
-        positive_infinity=found.positive_infinity,
-        negative_infinity=found.negative_infinity,
-        zeros=found.zeros,
-        min=None if found.min is None else json_number(found.min),
-        max=None if found.max is None else json_number(found.max),
-        mean=found.mean,
-        std=found.std,
-        norm=None if found.norm is None else json_number(found.norm),
-        histogram=None if bins is None else _histogram(bins),
+        count=values.count,
+        nan=values.nan,
+        positive_infinity=values.positive_infinity,
+        negative_infinity=values.negative_infinity,
+        zeros=values.zeros,
+        min=None if values.min is None else json_number(values.min),
+        max=None if values.max is None else json_number(values.max),
+        mean=values.mean,
+        std=values.std,
+        norm=None if values.norm is None else json_number(values.norm),
+        histogram=histogram,
     )
-
-
-def _histogram(bins: statistics.Histogram) -> Histogram:
-    counts = list(bins.counts)
-    return Histogram(start=json_number(bins.start), width=float(bins.width), counts=counts)
 
 
 def _read_statistics(part: TensorPart) -> statistics.Statistics:
@@ -176,10 +175,10 @@ def _read_statistics(part: TensorPart) -> statistics.Statistics:
     return part.statistics()
 
 
-def tensor_of(item: str, path: str, leaf: ToldLeaf) -> Tensor:
+def tensor_of(item: str, path: str, leaf: LeafSummary) -> Tensor:
     """Return a leaf in the form of the API."""
     form = leaf.form
-    spec = [list(one) if isinstance(one, tuple) else one for one in form.spec or ()]
+    spec = [list(entry) if isinstance(entry, tuple) else entry for entry in form.spec or ()]
     return Tensor(
         item=item,
         path=path,

@@ -20,10 +20,10 @@ def get_usage(plane: ControlPlane, root: str, run: str) -> RunUsage:
             damaged.
         StoreUnavailableError: The store does not answer.
     """
-    found = plane.run(root, run)
+    stored_run = plane.run(root, run)
     with plane.catalog.query() as connection:
         damaged = queries.damaged_steps(connection, root, run)
-    return usage_of(found, root, damaged)
+    return usage_of(stored_run, root, damaged)
 
 
 def usage_of(run: Run, root: str, damaged: Collection[tuple[int, int]] = ()) -> RunUsage:
@@ -34,24 +34,24 @@ def usage_of(run: Run, root: str, damaged: Collection[tuple[int, int]] = ()) -> 
         root: Name of its root.
         damaged: (step, attempt) of steps that are known to be damaged.
     """
-    found = run_usage(run)
+    usage = run_usage(run)
     return RunUsage(
         root=root,
         run=run.uri.name,
-        bytes=found.nbytes,
-        files=found.files,
-        uses={str(use): size for use, size in found.uses.items()},
-        garbage=found.garbage,
+        bytes=usage.nbytes,
+        files=usage.files,
+        uses={str(use): size for use, size in usage.uses.items()},
+        garbage=usage.garbage,
         steps=[
             StepUsage(
-                step=one.step,
-                attempt=one.attempt,
-                state=state_of(one.state.value, (one.step, one.attempt) in damaged or None),
-                created=None if one.created is None else from_rfc3339(one.created),
-                bytes=one.nbytes,
-                added=one.added,
-                own=one.own,
+                step=step.step,
+                attempt=step.attempt,
+                state=state_of(step.state.value, (step.step, step.attempt) in damaged or None),
+                created=None if step.created is None else from_rfc3339(step.created),
+                bytes=step.nbytes,
+                added=step.added,
+                own=step.own,
             )
-            for one in found.steps
+            for step in usage.steps
         ],
     )

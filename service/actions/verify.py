@@ -28,10 +28,10 @@ def verify_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, verify.KIND, "checkpoint.verify", idempotency_key)
-    if known := start.repeated({"root": root, "run": run, "step": step}):
-        return known
-    found = plane.run(root, run)
-    request = verify.verify_request(root=root, run=found, step=found.step(step))
+    if operation := start.repeated({"root": root, "run": run, "step": step}):
+        return operation
+    stored_run = plane.run(root, run)
+    request = verify.verify_request(root=root, run=stored_run, step=stored_run.step(step))
     return start.make(request)
 
 
@@ -51,8 +51,8 @@ def verify_run(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, verify.KIND, "run.verify", idempotency_key)
-    if known := start.repeated({"root": root, "run": run, "steps": steps}):
-        return known
+    if operation := start.repeated({"root": root, "run": run, "steps": steps}):
+        return operation
     request = verify.verify_request(root=root, run=plane.run(root, run), step=None, steps=steps)
     return start.make(request)
 
@@ -73,13 +73,17 @@ def repair_records(
         LeaseHeldError: A job writes the run.
         RecordNotLostError: A name in `forget` is not that of a lost record.
     """
-    found = plane.run_of_any_kind(root, run)
-    given = list(forget)
+    stored_run = plane.run_of_any_kind(root, run)
+    names = list(forget)
     if dry_run:
-        repairs = repair_run(found, by=caller.name, dry_run=True, forget=given)
+        repairs = repair_run(stored_run, by=caller.name, dry_run=True, forget=names)
     else:
-        with audited(plane, caller, "run.repair", root=root, run=run, forget=given) as entry:
-            repairs = repair_run(found, by=caller.name, dry_run=False, forget=given)
-            entry.complete(repairs={one.name: one.action for one in repairs if one.done})
+        with audited(plane, caller, "run.repair", root=root, run=run, forget=names) as entry:
+            repairs = repair_run(stored_run, by=caller.name, dry_run=False, forget=names)
+            entry.complete(
+                repairs={repair.name: repair.action for repair in repairs if repair.done}
+            )
         plane.index.refresh_runs({root: plane.root(root)}, [(root, run)])
-    return RepairReport(root=root, run=run, repairs=[Repair(**asdict(one)) for one in repairs])
+    return RepairReport(
+        root=root, run=run, repairs=[Repair(**asdict(repair)) for repair in repairs]
+    )

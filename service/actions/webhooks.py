@@ -39,8 +39,8 @@ def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest)
     """
     targets.parse_target(request.url, plane.settings.networks)
     _refuse_unknown(plane, request)
-    asked = request.model_dump(mode="json")
-    with audited(plane, caller, "webhook.create", **asked) as entry:
+    detail = request.model_dump(mode="json")
+    with audited(plane, caller, "webhook.create", **detail) as entry:
         row = webhooks.make_webhook(plane.catalog, request, by=caller.name, now=datetime.now(UTC))
         entry.complete(id=row.id)
     return NewWebhook(secret=row.secret, details=_body(row))
@@ -76,10 +76,10 @@ def list_deliveries(
     Raises:
         UnknownWebhookError: No webhook has this id.
     """
-    found = deliveries.list_deliveries(
+    page = deliveries.list_deliveries(
         plane.catalog, webhook, before=before, limit=limit + 1, state=state
     )
-    return found[:limit], len(found) > limit
+    return page[:limit], len(page) > limit
 
 
 def redeliver(plane: ControlPlane, caller: Caller, webhook: str, delivery: int) -> Delivery:
@@ -103,7 +103,7 @@ def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
 
 
 def _refuse_unknown(plane: ControlPlane, request: WebhookRequest) -> None:
-    odd = [one for one in request.roots or () if one not in plane.roots]
+    odd = [root for root in request.roots or () if root not in plane.roots]
     if odd:
         detail = f"expected some of {', '.join(plane.roots)}, found {', '.join(map(repr, odd))}"
         raise InvalidRequestError(

@@ -38,11 +38,11 @@ def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
 
 def _visible(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> list[str]:
     """Return the ids of operations in the caller's roots."""
-    found = []
+    visible = []
     for operation in operations:
         with suppress(OperationNotFoundError):
-            found.append(get_operation(plane, caller, operation).id)
-    return found
+            visible.append(get_operation(plane, caller, operation).id)
+    return visible
 
 
 def take_over_worker(plane: ControlPlane, caller: Caller, name: str) -> TakenOver:

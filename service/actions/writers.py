@@ -30,7 +30,7 @@ def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:
 
 
 def take_run_over(
-    plane: ControlPlane, caller: Caller, root: str, run: str, wanted: TakeOverRequest
+    plane: ControlPlane, caller: Caller, root: str, run: str, body: TakeOverRequest
 ) -> RunTakenOver:
     """End the attempt of a run's writer, so that another may begin at once.
 
@@ -41,17 +41,17 @@ def take_run_over(
         CorruptionError, UnsupportedFormatError, StoreCheckError, StoreUnavailableError: The store
             does not allow it.
     """
-    found = plane.run(root, run)
+    stored_run = plane.run(root, run)
     with audited(
         plane,
         caller,
         "run.takeOver",
         root=root,
         run=run,
-        attempt=wanted.attempt,
-        reason=wanted.reason,
+        attempt=body.attempt,
+        reason=body.reason,
     ) as entry:
-        done = take_over(found, wanted.attempt, by=caller.name)
+        done = take_over(stored_run, body.attempt, by=caller.name)
         entry.complete(writer=done.writer, latest_step=done.latest_step)
     get_run(plane, root, run, refresh=True)
     return RunTakenOver(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from cairn.service.actions.caches import OpenStep, StepCache
-from cairn.service.actions.diffs import Side, Wanted, diff_steps
+from cairn.service.actions.diffs import DiffSelection, Side, diff_steps
 from cairn.service.actions.plans import plan_step
 from cairn.service.actions.tensors import list_tensors, statistics_of, tensor_values
 from cairn.service.catalog.step_records import verification_of
@@ -102,7 +102,7 @@ class StoredStep:
 
     def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
         """Compare this step with another one."""
-        return diff_steps(self._side, other._side, Wanted(item, prefix, values))[0]
+        return diff_steps(self._side, other._side, DiffSelection(item, prefix, values))[0]
 
     @property
     def _open(self) -> OpenStep:

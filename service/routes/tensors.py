@@ -170,7 +170,7 @@ def diff_checkpoints(
     that = diffs.Side.open(plane, root_of_other, other_run or run, other)
     listed = CountedList.at("diff", (this.name, that.name, item, prefix), page_token)
     most = diffs.MOST_COMPARED_BYTES
-    wanted = diffs.Wanted(item, prefix, values, listed.after, page_size, most)
+    wanted = diffs.DiffSelection(item, prefix, values, listed.after, page_size, most)
 
     def answer() -> Response:
         found, more = diffs.diff_steps(this, that, wanted)

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases, checkpoints, diffs
-from cairn.service.actions.diffs import Side, Wanted
+from cairn.service.actions.diffs import DiffSelection, Side
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.changes import bars_of, layers_of
@@ -110,7 +110,7 @@ Other = Annotated[OtherStep, Depends(_other_step)]
 def comparison_page(caller: Reader, request: StepRequestDependency, other: Other) -> HTMLResponse:
     """Show the differences of two steps by their digests, without reading values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
-    wanted = Wanted(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
+    wanted = DiffSelection(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
     found, more = diffs.diff_steps(this, that, wanted)
     item = _weighed(this)
     changed = [
@@ -139,7 +139,9 @@ def values_part(caller: Reader, request: StepRequestDependency, other: Other) ->
     """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
     most = diffs.MOST_COMPARED_BYTES
-    wanted = Wanted(_weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most)
+    wanted = DiffSelection(
+        _weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most
+    )
 
     def answer() -> Response:
         found, more = diffs.diff_steps(this, that, wanted)
@@ -210,8 +212,8 @@ def _metrics(this: Side, that: Side) -> list[dict[str, Any]]:
     `good` says whether this step is the better one; it is None if the values are equal, one is
     missing, or nobody has said which direction is better.
     """
-    ours, theirs = this.noted.metrics, that.noted.metrics
-    better = {**that.noted.better, **this.noted.better}
+    ours, theirs = this.annotation.metrics, that.annotation.metrics
+    better = {**that.annotation.better, **this.annotation.better}
     rows = []
     for name in sorted({*ours, *theirs}):
         left, right = ours.get(name), theirs.get(name)
