@@ -83,7 +83,7 @@ class Authenticator:
         """
         credential = Credential.parse(text)
         async with self._failing(
-            peer, known=credential is not None and self._keys.knows(credential.id)
+            peer, is_known=credential is not None and self._keys.knows(credential.id)
         ):
             if credential is None and self._identify is not None and not text.startswith(PREFIX):
                 return Identity(await run_sync(self._identify, text, limiter=self._verifying))
@@ -103,7 +103,7 @@ class Authenticator:
             TooManyRequestsError: See `by_bearer`.
         """
         digest = digest_of(secret)
-        async with self._failing(peer, known=self._sessions.knows(digest)):
+        async with self._failing(peer, is_known=self._sessions.knows(digest)):
             return session_of(await self._sessions.get(digest), secret, datetime.now(UTC))
 
     async def sign_in(self, key: str, peer: str) -> str:
@@ -142,13 +142,13 @@ class Authenticator:
             logger.warning("the last use of key %s could not be noted: %s", key, exc)
 
     @asynccontextmanager
-    async def _failing(self, peer: str, *, known: bool) -> AsyncIterator[None]:
+    async def _failing(self, peer: str, *, is_known: bool) -> AsyncIterator[None]:
         """Count failures, and check an address that failed too often one request at a time.
 
         Its requests are still checked: other clients may share the address, behind a proxy or a
         router, and must not be locked out.
         """
-        wait = 0.0 if known else self._failures.wait(peer)
+        wait = 0.0 if is_known else self._failures.wait(peer)
         try:
             async with self._one_by_one if wait > 0 else nullcontext():
                 yield

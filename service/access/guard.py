@@ -110,7 +110,7 @@ async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, pee
     """
     shown = Headers(scope=scope).getlist("authorization")
     if shown:
-        return await authenticator.by_bearer(_token(shown), peer)
+        return await authenticator.by_bearer(_bearer_token(shown), peer)
     secret = cookie_of(scope)
     if secret is None:
         raise UnauthenticatedError(
@@ -122,7 +122,7 @@ async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, pee
     return identity
 
 
-def _token(shown: list[str]) -> str:
+def _bearer_token(shown: list[str]) -> str:
     scheme, _, token = shown[0].partition(" ")
     if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= LONGEST_TOKEN:
         raise UnauthenticatedError(
@@ -156,7 +156,7 @@ async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exceptio
     if isinstance(exc, UnauthenticatedError):
         shown = "authorization" in sent
         if not shown and scope["method"] == "GET" and "text/html" in sent.get("accept", ""):
-            await _to_sign_in(scope)(scope, receive, send)
+            await _sign_in_redirect(scope)(scope, receive, send)
             return
         error = ', error="invalid_token"' if shown else ""
         headers = {"WWW-Authenticate": f'Bearer realm="cairn"{error}'}
@@ -164,7 +164,7 @@ async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exceptio
     await response(scope, receive, send)
 
 
-def _to_sign_in(scope: Connection) -> RedirectResponse:
+def _sign_in_redirect(scope: Connection) -> RedirectResponse:
     query = scope["query_string"].decode("latin-1")
-    wanted = scope["path"] + (f"?{query}" if query else "")
-    return RedirectResponse(f"{SIGN_IN}?next={quote(wanted, safe='')}", status_code=303)
+    target = scope["path"] + (f"?{query}" if query else "")
+    return RedirectResponse(f"{SIGN_IN}?next={quote(target, safe='')}", status_code=303)

@@ -40,8 +40,8 @@ class Credential:
     @classmethod
     def parse(cls, text: str) -> "Credential | None":
         """Parse a key; None: the text does not have the form of a key."""
-        found = _KEY.fullmatch(text)
-        return None if found is None else cls(found[1], digest_of(text))
+        match = _KEY.fullmatch(text)
+        return None if match is None else cls(match[1], digest_of(text))
 
 
 def digest_of(secret: str) -> str:

@@ -119,33 +119,33 @@ class Issuer:
             )
         values = claims.get(settings.oidc_claim)
         values = [values] if isinstance(values, str) else values
-        found = [
+        grants = [
             settings.oidc_grants[value]
             for value in (values if isinstance(values, list) else ())
             if isinstance(value, str) and value in settings.oidc_grants
         ]
-        if not found:
+        if not grants:
             raise ForbiddenError(
                 f"expected a token with a value of {settings.oidc_claim!r} that CAIRN_OIDC_GRANTS "
                 f"names, found none in that of {name!r}."
             )
-        return Caller(f"oidc:{name}", *_most(found))
+        return Caller(f"oidc:{name}", *_highest_grant(grants))
 
     def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the key and the algorithm that a token's header names."""
         kid, algorithm = header.get("kid"), header.get("alg")
         if not isinstance(algorithm, str) or not any(
-            algorithm in known for known in _ALGORITHMS.values()
+            algorithm in algorithms for algorithms in _ALGORITHMS.values()
         ):
             raise _refused(f"expected a signature by a key pair, found {str(algorithm)[:32]!r}")
         if "crit" in header:
             raise _refused("expected no header that has to be understood")
         keys = self._current()
-        found = [one for one in keys if kid is None or one.get("kid") == kid]
-        if not found:  # perhaps the issuer has a new key
+        candidates = [key for key in keys if kid is None or key.get("kid") == kid]
+        if not candidates:  # perhaps the issuer has a new key
             keys = self._current(anew=True)
-            found = [one for one in keys if one.get("kid") == kid]
-        fitting = [one for one in found if algorithm in _verifies(one)]
+            candidates = [key for key in keys if key.get("kid") == kid]
+        fitting = [key for key in candidates if algorithm in _verifies(key)]
         if len(fitting) != 1:
             raise _refused(
                 f"expected a key of the issuer's for {algorithm}, found {len(fitting)} that fit"
@@ -196,7 +196,7 @@ class Issuer:
             )
         if not isinstance(keys, list):
             raise ValueError("no list of keys")
-        return [one for one in keys if isinstance(one, dict) and _verifies(one)]
+        return [key for key in keys if isinstance(key, dict) and _verifies(key)]
 
 
 def _json(client: httpx.Client, url: str) -> dict[str, Any]:
@@ -207,32 +207,36 @@ def _json(client: httpx.Client, url: str) -> dict[str, Any]:
             body += chunk
             if len(body) > LONGEST_ANSWER:
                 raise ValueError(f"{url}: more than {LONGEST_ANSWER} bytes")
-    found = httpx.Response(200, content=body).json()
-    if not isinstance(found, dict):
+    document = httpx.Response(200, content=body).json()
+    if not isinstance(document, dict):
         raise ValueError(f"{url}: no JSON object")
-    return found
+    return document
 
 
 def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
     """Return the algorithms whose signatures a published key may verify."""
     kind, curve = key.get("kty"), key.get("crv")
-    known = _ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)), ())
+    algorithms = _ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)), ())
     if key.get("use", "sig") != "sig" or "d" in key:  # an encryption key, or a leaked private one
         return ()
     named = key.get("alg")
-    return known if named is None else tuple(one for one in known if one == named)
+    return (
+        algorithms
+        if named is None
+        else tuple(algorithm for algorithm in algorithms if algorithm == named)
+    )
 
 
-def _most(grants: Sequence[Grant]) -> tuple[Scope, frozenset[str] | None]:
+def _highest_grant(grants: Sequence[Grant]) -> tuple[Scope, frozenset[str] | None]:
     """Return the highest scope among grants, and the roots where it is granted."""
-    highest = max((one.scope for one in grants), key=list(Scope).index)
-    roots = [one.roots for one in grants if one.scope is highest]
-    if any(one is None for one in roots):
+    highest = max((grant.scope for grant in grants), key=list(Scope).index)
+    roots = [grant.roots for grant in grants if grant.scope is highest]
+    if any(names is None for names in roots):
         return highest, None
-    return highest, frozenset(name for one in roots for name in one or ())
+    return highest, frozenset(name for names in roots for name in names or ())
 
 
-def _refused(found: str) -> UnauthenticatedError:
+def _refused(reason: str) -> UnauthenticatedError:
     return UnauthenticatedError(
-        f"expected a token of the issuer that this server trusts, for it and of now; {found}."
+        f"expected a token of the issuer that this server trusts, for it and of now; {reason}."
     )

@@ -39,10 +39,10 @@ class Allowed(Permission):
             ForbiddenError: The caller lacks the permission.
             UnauthenticatedError: The request has no known caller.
         """
-        known = cast(Caller | None, request.state.caller)  # set by the guard, before any route
-        if known is None:
+        identity = cast(Caller | None, request.state.caller)  # set by the guard, before any route
+        if identity is None:
             raise UnauthenticatedError("expected somebody who is signed in, found nobody")
-        caller = replace(known, request_id=request_id() or "")
+        caller = replace(identity, request_id=request_id() or "")
         if self.everywhere:
             caller.require_everywhere(self.scope)
         else:

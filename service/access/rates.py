@@ -36,7 +36,9 @@ class Rates:
         if self._per_second == 0:
             return
         if len(self._used) >= MOST and name not in self._used:
-            self._used = {one: used for one, used in self._used.items() if self._missing(one) > 0}
+            self._used = {
+                other: used for other, used in self._used.items() if self._missing(other) > 0
+            }
             if len(self._used) >= MOST:  # an attack with many names: start over
                 self._used.clear()
         self._used[name] = self._missing(name) + 1, self._clock()

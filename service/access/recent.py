@@ -34,8 +34,8 @@ class Recent(Generic[T]):
 
     async def get(self, name: str) -> T | None:
         """Return the answer for a name, at most `SECONDS` old."""
-        asked, answer = self._answers.get(name, (float("-inf"), None))
-        if answer is None or self._clock() - asked >= SECONDS:
+        since, answer = self._answers.get(name, (float("-inf"), None))
+        if answer is None or self._clock() - since >= SECONDS:
             if len(self._answers) >= MOST:
                 self._answers.clear()
             answer = asyncio.create_task(run_in_threadpool(self._look, name))

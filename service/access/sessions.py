@@ -52,19 +52,19 @@ def end_session(catalog: Catalog, secret: str) -> None:
         session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(secret)))
 
 
-def session_of(found: tuple[SessionRow, KeyRow] | None, secret: str, now: datetime) -> Identity:
+def session_of(row: tuple[SessionRow, KeyRow] | None, secret: str, now: datetime) -> Identity:
     """Verify a session, and return the identity of its caller.
 
     Args:
-        found: Stored session and key; None: there is none.
+        row: Stored session and key; None: there is none.
         secret: Secret in the session's cookie.
         now: Current time.
 
     Raises:
         UnauthenticatedError: The session is over, or its key is revoked or expired.
     """
-    if found is None or found[0].expires <= now:
+    if row is None or row[0].expires <= now:
         raise UnauthenticatedError("expected a browser that is signed in, found one that is not")
-    key = found[1]
+    key = row[1]
     check_counts(key, now)
     return Identity(key_caller(key), key.id, csrf=digest_of(f"csrf {secret}"))

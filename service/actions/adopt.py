@@ -43,7 +43,7 @@ def adopt_folder(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     target = plane.place(root, body.run)
-    folder = _folder(plane, root, body.folder)
+    folder = _source_folder(plane, root, body.folder)
     request = adopt.adopt_request(
         root=root, run=body.run, folder=folder, step=body.step, model=body.model
     )
@@ -54,36 +54,29 @@ def adopt_folder(
     if not start.is_key_used():
         adopt.model_of(request)
         plane.index.refuse_gone(root, plane.root(root))
-        _check(plane, caller, target, folder, body.step)
+        try:
+            check_adoption(folder, target, step=body.step)
+        except PreconditionFailedError as exc:
+            raise RunExistsError(str(exc)) from exc
+        _refuse_adopted_elsewhere(plane, caller, target, folder)
     return start.make(request)
 
 
-def _check(
-    plane: ControlPlane, caller: Caller, target: StoreURI, folder: StoreURI, step: int | None
-) -> None:
-    """Refuse an impossible import before anything is written."""
-    try:
-        check_adoption(folder, target, step=step)
-    except PreconditionFailedError as exc:
-        raise RunExistsError(str(exc)) from exc
-    _refuse_adopted(plane, caller, target, folder)
-
-
-def _folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
+def _source_folder(plane: ControlPlane, root: str, text: str) -> StoreURI:
     """Resolve the folder in a request; nothing of it is read except its links."""
     absolute = text.startswith("/") or "://" in text
     folder = parse_uri(text) if absolute else plane.root(root) / text.strip("/")
     return source_folder(plane.root(root), str(folder))
 
 
-def _refuse_adopted(
+def _refuse_adopted_elsewhere(
     plane: ControlPlane, caller: Caller, target: StoreURI, folder: StoreURI
 ) -> None:
     roots = caller.visible(plane.roots)
     with plane.catalog.query() as connection:
         rows = queries.runs_adopting(connection, roots, str(folder))
     for row in rows:
-        if row.uri != str(target) and _adopts(safe_join(roots[row.root], row.name), folder):
+        if row.uri != str(target) and _has_adopted(safe_join(roots[row.root], row.name), folder):
             raise AlreadyAdoptedError(
                 f"{folder}: expected a folder that no other run adopts, found that "
                 f"{row.root}/{row.name} does. Adopt it under that name to list what is new.",
@@ -91,7 +84,7 @@ def _refuse_adopted(
             )
 
 
-def _adopts(run: StoreURI, folder: StoreURI) -> bool:
+def _has_adopted(run: StoreURI, folder: StoreURI) -> bool:
     """Return whether a run has imported all of a folder, and not just one checkpoint in it."""
     try:
         return Run(run).info().adopts == str(folder)

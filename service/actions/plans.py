@@ -147,7 +147,7 @@ def _plan_target(step: OpenStep, body: PlanRequest) -> _PlanTarget:
     config, why = _config(manifest)
     sizes = dict(body.mesh.axes)
     if body.rules is None:
-        sizes = _completed(sizes)
+        sizes = _complete_mesh(sizes)
     try:
         grid = ProcessGrid(sizes, body.mesh.processes)
     except ArgumentError as exc:
@@ -164,7 +164,7 @@ def _plan_target(step: OpenStep, body: PlanRequest) -> _PlanTarget:
         target.problems += _refusals(config, sizes)
     if body.rules is not None:
         matches = _matches(step, body.rules, sizes)
-        target.layout, target.placed_by = Layout(_finder(body.rules, matches), **more), "rules"
+        target.layout, target.placed_by = Layout(_rule_finder(body.rules, matches), **more), "rules"
         catch_all = zip(body.rules, matches.catch_all, strict=True)
         target.particular = [text for (text, _), every in catch_all if not every]
     elif config is None:
@@ -188,7 +188,7 @@ def _config(manifest: Manifest) -> tuple[DecoderConfig | None, str]:
     return config, ""
 
 
-def _completed(sizes: dict[str, int]) -> dict[str, int]:
+def _complete_mesh(sizes: dict[str, int]) -> dict[str, int]:
     """Add the missing axes to a mesh, at their usual places if it has the usual order."""
     usual = [axis for axis in MESH_AXES if axis in sizes]
     if list(sizes) == usual:
@@ -256,7 +256,7 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
     return match_rules([text for text, _ in rules], sorted(paths))
 
 
-def _finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], FoundRule]:
+def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], FoundRule]:
     """Return a function that finds the rule of a leaf."""
     specs = [
         tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)

@@ -75,10 +75,10 @@ def list_runs(
         with plane.catalog.query() as connection:
             rows = queries.runs(connection, roots, after=after, limit=limit + 1)
         plane.index.refresh_runs(roots, [(run.root, run.name) for run in rows[:limit]])
-        until = _end(rows, limit)
+        until = _next_key(rows, limit)
     with plane.catalog.query() as connection:
         rows = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
-    return [queries.run(run) for run in rows[:limit]], _end(rows, limit) or until
+    return [queries.run(run) for run in rows[:limit]], _next_key(rows, limit) or until
 
 
 def _search_runs(
@@ -101,7 +101,7 @@ def _search_runs(
     return [queries.run(run) for run, _ in rows[:limit]], end
 
 
-def _end(rows: Sequence[RunColumns], limit: int) -> Key:
+def _next_key(rows: Sequence[RunColumns], limit: int) -> Key:
     """Return the key of a page's last run; (): it is the last page."""
     return (rows[limit - 1].root, rows[limit - 1].name) if len(rows) > limit else ()
 
@@ -185,13 +185,13 @@ def run_row(
     if refresh:
         plane.index.refresh_run(root, StoredRun(uri))
     with plane.catalog.query() as connection:
-        row = _known(connection, root, uri)
+        row = _find_row(connection, root, uri)
         if row is not None:
             yield connection, row
             return
     plane.index.look_for(root, StoredRun(uri))
     with plane.catalog.query() as connection:
-        row = _known(connection, root, uri)
+        row = _find_row(connection, root, uri)
         if row is None:
             raise RunNotFoundError(
                 "no such run", path=uri, expected="a run", found="one that was just deleted"
@@ -199,6 +199,6 @@ def run_row(
         yield connection, row
 
 
-def _known(connection: Connection, root: str, uri: StoreURI) -> RunColumns | None:
+def _find_row(connection: Connection, root: str, uri: StoreURI) -> RunColumns | None:
     row = queries.find_run(connection, root, uri.name)
     return row if row is not None and row.uri == str(uri) else None

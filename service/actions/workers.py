@@ -21,7 +21,7 @@ def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
     """
     running = plane.jobs.running()
     if caller.roots is not None:
-        running = {name: _visible(plane, caller, ids) for name, ids in running.items()}
+        running = {name: _visible_ids(plane, caller, ids) for name, ids in running.items()}
     return [
         Worker(
             name=row.name,
@@ -36,7 +36,7 @@ def list_workers(plane: ControlPlane, caller: Caller) -> list[Worker]:
     ]
 
 
-def _visible(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> list[str]:
+def _visible_ids(plane: ControlPlane, caller: Caller, operations: Iterable[str]) -> list[str]:
     """Return the ids of operations in the caller's roots."""
     visible = []
     for operation in operations:

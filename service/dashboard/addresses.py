@@ -28,10 +28,10 @@ def tensor(checkpoint: Checkpoint, item: str, path: str) -> str:
 
 def compare(root: str, name: str, number: int, other: tuple[str, str, int] | None = None) -> str:
     """Return the address that compares two steps, or without `other` the form that asks for it."""
-    asked: dict[str, object] = {"root": root, "run": name, "step": number}
+    query: dict[str, object] = {"root": root, "run": name, "step": number}
     if other is not None:
-        asked |= {"other_root": other[0], "other_run": other[1], "other": other[2]}
-    return f"/compare?{urlencode(asked)}"
+        query |= {"other_root": other[0], "other_run": other[1], "other": other[2]}
+    return f"/compare?{urlencode(query)}"
 
 
 def operation(number: str) -> str:
@@ -62,6 +62,6 @@ def leaf(root: str, name: str, number: int, path: str) -> str:
 
 def with_query(path: str, query: Mapping[str, str], **changes: object) -> str:
     """Return the address of a page with changed query parameters, without None and empty ones."""
-    asked = {**query, **changes}
-    kept = {name: value for name, value in asked.items() if value not in (None, "")}
+    parameters = {**query, **changes}
+    kept = {name: value for name, value in parameters.items() if value not in (None, "")}
     return path + (f"?{urlencode(kept)}" if kept else "")

@@ -11,10 +11,10 @@ from cairn.service.schemas import Checkpoint, CheckpointState
 
 def newest_sound(request: RunRequest | StepRequest) -> Checkpoint | None:
     """Return the highest listed step of the run that is not damaged; None if there is none."""
-    found = page_of_checkpoints(
+    newest = page_of_checkpoints(
         request.plane, request.root, request.run, CheckpointState.LISTED, 1, None
     )
-    return next(iter(found.checkpoints), None)
+    return next(iter(newest.checkpoints), None)
 
 
 def known_job(

@@ -63,9 +63,9 @@ class ErrorPages:
 
 def _wants_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
-    asked = "text/html" in headers.get("accept", "") or "hx-request" in headers
+    accepts_page = "text/html" in headers.get("accept", "") or "hx-request" in headers
     # An answer to HEAD has no body that could be read and rendered.
-    return asked and scope["method"] != "HEAD"
+    return accepts_page and scope["method"] != "HEAD"
 
 
 async def _answer_page(
@@ -77,10 +77,10 @@ async def _answer_page(
     scope.setdefault("state", {})
     request = Request(scope)
     told_page = page(request, template, status=start["status"], problem=problem)
-    told = Headers(raw=start["headers"])
+    headers = Headers(raw=start["headers"])
     kept = MutableHeaders(raw=told_page.raw_headers)
     # The page has its own content type and length; these headers belong to the status.
     for name in ("retry-after", "allow", "www-authenticate", "x-request-id"):
-        if name in told:
-            kept[name] = told[name]
+        if name in headers:
+            kept[name] = headers[name]
     await told_page(scope, receive, send)

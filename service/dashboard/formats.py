@@ -83,8 +83,8 @@ def percent(part: float) -> str:
 def brief(value: Any) -> str:
     """Shorten a record's value to fit a table cell. The API has the full value."""
     if isinstance(value, dict):
-        said = {name: brief(one) for name, one in value.items() if one is not None}
-        return ", ".join(f"{name} {one}" for name, one in said.items() if one)
+        said = {name: brief(inner) for name, inner in value.items() if inner is not None}
+        return ", ".join(f"{name} {inner}" for name, inner in said.items() if inner)
     if isinstance(value, list):
         return ", ".join(map(brief, value))
     if isinstance(value, bool):
@@ -102,11 +102,11 @@ def keys(path: str) -> str:
     return "/".join(keys_of(path))
 
 
-def export_name(one: Artifact) -> str:
+def export_name(artifact: Artifact) -> str:
     """Describe the files of an artifact in words."""
-    if one.kind.value == "gather":
+    if artifact.kind.value == "gather":
         return "One safetensors file"
-    return "GGUF file" if one.options.get("format") == "gguf" else "Hugging Face files"
+    return "GGUF file" if artifact.options.get("format") == "gguf" else "Hugging Face files"
 
 
 def quoted(text: str) -> Markup:
@@ -133,5 +133,5 @@ def spec(entries: Sequence[str | Sequence[str] | None] | None) -> str:
     """Format a partition spec: the mesh axes of each dimension, `–` for an unsharded one."""
     if not entries or not any(entries):
         return "\N{EN DASH}"
-    axes = [(one,) if isinstance(one, str) else tuple(one or ()) for one in entries]
-    return ", ".join("\N{MULTIPLICATION SIGN}".join(one) or "\N{EN DASH}" for one in axes)
+    axes = [(axis,) if isinstance(axis, str) else tuple(axis or ()) for axis in entries]
+    return ", ".join("\N{MULTIPLICATION SIGN}".join(axis) or "\N{EN DASH}" for axis in axes)

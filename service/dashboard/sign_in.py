@@ -21,11 +21,11 @@ Next = Annotated[str, Query(alias="next", max_length=4096)]
 
 
 @router.get(SIGN_IN)
-def sign_in_page(request: Request, wanted: Next = "/") -> Response:
+def sign_in_page(request: Request, target: Next = "/") -> Response:
     """Show the form that asks for a key. A server without keys redirects to the page at once."""
     if not _has_keys(request):
-        return RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
-    return _form(request, wanted)
+        return RedirectResponse(own_path(target), HTTPStatus.SEE_OTHER)
+    return _form(request, target)
 
 
 @router.post(SIGN_IN)
@@ -35,20 +35,24 @@ async def sign_in(request: Request) -> Response:
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
     # There is no CSRF token yet: this keeps other sites from signing a browser in (login CSRF).
     require_own_page(request.scope)
-    form = _fields((await request.body()).decode("utf-8", "replace"))
-    key, wanted = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
+    body = (await request.body()).decode("utf-8", "replace")
+    try:
+        form = parse_qs(body, max_num_fields=8)
+    except ValueError:  # more fields than the form has
+        form = {}
+    key, target = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
     if not is_local(request.scope) and request.headers["origin"].lower().startswith("http:"):
         return _form(
-            request, wanted, "Browsers keep a session by https only: ask for that address."
+            request, target, "Browsers keep a session by https only: ask for that address."
         )
     authenticator = cast(Authenticator, request.app.state.authenticator)
     try:
         secret = await authenticator.sign_in(key, peer_name(request.scope))
     except UnauthenticatedError as exc:
-        return _form(request, wanted, "That key does not count here.", exc)
+        return _form(request, target, "That key does not count here.", exc)
     except TooManyRequestsError as exc:
-        return _form(request, wanted, "Not now.", exc)
-    answer = RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
+        return _form(request, target, "Not now.", exc)
+    answer = RedirectResponse(own_path(target), HTTPStatus.SEE_OTHER)
     set_cookie(answer, request.scope, secret)
     return answer
 
@@ -64,23 +68,16 @@ async def sign_out(request: Request) -> Response:
     return answer
 
 
-def own_path(wanted: str) -> str:
+def own_path(target: str) -> str:
     """Return `wanted` if it is a path on this server, else `/`: this prevents open redirects."""
     try:
-        split = urlsplit(wanted)
+        split = urlsplit(target)
     except ValueError:
         return "/"
     # Browsers take a backslash for a slash, and drop tabs and newlines: `/\evil` means `//evil`.
-    plain = wanted.isascii() and wanted.isprintable() and " " not in wanted and "\\" not in wanted
-    ours = wanted.startswith("/") and not wanted.startswith("//")
-    return wanted if plain and ours and not split.scheme and not split.netloc else "/"
-
-
-def _fields(body: str) -> dict[str, list[str]]:
-    try:
-        return parse_qs(body, max_num_fields=8)
-    except ValueError:  # more fields than the form has
-        return {}
+    plain = target.isascii() and target.isprintable() and " " not in target and "\\" not in target
+    is_path = target.startswith("/") and not target.startswith("//")
+    return target if plain and is_path and not split.scheme and not split.netloc else "/"
 
 
 def _has_keys(request: Request) -> bool:
@@ -88,11 +85,11 @@ def _has_keys(request: Request) -> bool:
 
 
 def _form(
-    request: Request, wanted: str, problem: str = "", exc: ProblemError | None = None
+    request: Request, target: str, problem: str = "", exc: ProblemError | None = None
 ) -> Response:
     status = HTTPStatus.OK if not problem else HTTPStatus.UNAUTHORIZED
     detail = "" if exc is None else exc.detail
-    answer = page(request, "sign_in.html", wanted=own_path(wanted), problem=problem, detail=detail)
+    answer = page(request, "sign_in.html", wanted=own_path(target), problem=problem, detail=detail)
     answer.status_code = status if exc is None else exc.status
     answer.headers.update({} if exc is None else exc.headers)
     return answer

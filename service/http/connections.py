@@ -111,10 +111,10 @@ class BoundedConnection(H11Protocol):
 
     def _look(self) -> None:
         """Set the deadline for what the client has to send next; single bytes do not extend it."""
-        theirs = self.conn.their_state
-        if theirs is h11.SEND_BODY:
+        client_state = self.conn.their_state
+        if client_state is h11.SEND_BODY:
             self._expect("body", self.body_seconds)
-        elif theirs is not h11.IDLE:  # the request is complete: the answer may take long
+        elif client_state is not h11.IDLE:  # the request is complete: the answer may take long
             self._expect("", 0)
         elif self.timeout_keep_alive_task is None:  # the first bytes of a new request are there
             self._expect("head", self.head_seconds)
@@ -135,16 +135,24 @@ class BoundedConnection(H11Protocol):
         self.transport.abort()  # `close` would wait for a client that reads nothing
 
     def _make_room(self) -> bool:
-        others = [one for one in self.connections if isinstance(one, BoundedConnection)]
-        idle = {one: one.idle_since for one in others if one.idle_since is not None}
+        others = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedConnection)
+        ]
+        idle = {
+            connection: connection.idle_since
+            for connection in others
+            if connection.idle_since is not None
+        }
         latest = time.monotonic() - self.head_seconds
         stalled = {
-            one: one.stalled_since
-            for one in others
-            if one.stalled_since is not None and one.stalled_since < latest
+            connection: connection.stalled_since
+            for connection in others
+            if connection.stalled_since is not None and connection.stalled_since < latest
         }
         waiting = idle or stalled
         if not waiting:
             return False
-        min(waiting, key=lambda one: waiting[one])._end()
+        min(waiting, key=lambda connection: waiting[connection])._end()
         return True

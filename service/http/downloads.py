@@ -197,23 +197,23 @@ def _confirm(file: StoredFile) -> None:
     _keep(_confirmed, file.key)
 
 
-def _keep(known: dict[_Key, None], key: _Key) -> None:
-    known[key] = None
-    for old in list(known)[:-_MOST_KEPT]:
-        known.pop(old, None)
+def _keep(recent: dict[_Key, None], key: _Key) -> None:
+    recent[key] = None
+    for old in list(recent)[:-_MOST_KEPT]:
+        recent.pop(old, None)
 
 
 def _whole(file: StoredFile) -> Iterator[bytes]:
     """Yield all blocks of a file, the last one only after the checksum is right."""
-    checksum, held = google_crc32c.Checksum(), b""
+    checksum, last = google_crc32c.Checksum(), b""
     for block in _blocks(file, ByteRange(0, file.size, file.size)):
         checksum.update(block)
-        if held:
-            yield held
-        held = block
-    found = checksum.digest().hex()
-    if file.crc32c not in (None, found):
+        if last:
+            yield last
+        last = block
+    actual = checksum.digest().hex()
+    if file.crc32c not in (None, actual):
         _keep(_damaged, file.key)
-        raise file.changed(f"crc32c {file.crc32c}", found)
+        raise file.changed(f"crc32c {file.crc32c}", actual)
     _damaged.pop(file.key, None)
-    yield held
+    yield last

@@ -12,8 +12,8 @@ def etag(sequence: int) -> str:
 
 def names_etag(if_none_match: str | None, tag: str) -> bool:
     """Return whether an `If-None-Match` header names an ETag."""
-    given = [part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")]
-    return "*" in given or tag in given
+    tags = [part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")]
+    return "*" in tags or tag in tags
 
 
 def body_etag(body: BaseModel) -> str:

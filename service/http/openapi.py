@@ -39,7 +39,7 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 
 def _without_null(schema: dict[str, Any]) -> None:
     """Remove null from a parameter's schema: in a query, `null` would be text."""
-    kinds = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
+    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) == 1:
         del schema["anyOf"]
         schema.update(kinds[0])
@@ -47,7 +47,7 @@ def _without_null(schema: dict[str, Any]) -> None:
         schema["anyOf"] = kinds
 
 
-def _of(method: str, operation: dict[str, Any]) -> set[int]:
+def _problem_statuses(method: str, operation: dict[str, Any]) -> set[int]:
     """Return the statuses of problems that every operation of this method can answer with."""
     with_body = {400, 413} if "requestBody" in operation else set()
     return with_body if method == "get" else with_body | {409}
@@ -60,7 +60,7 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
         app: Application with all of its routes.
         needs_keys: The server answers nobody without a key.
     """
-    found = get_openapi(
+    document = get_openapi(
         title=app.title,
         summary=app.summary,
         version=app.version,
@@ -68,19 +68,21 @@ def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
         routes=app.routes,
     )
     _, problems = models_json_schema([(Problem, "serialization")], ref_template=_REFERENCE)
-    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
-    found["components"]["securitySchemes"] = _SECURITY
+    document["components"]["securitySchemes"] = _SECURITY
     security: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
     if not needs_keys:
         security.append({})
-    for path, item in found["paths"].items():
+    for path, item in document["paths"].items():
         for method, operation in item.items():
             needed = path.startswith(PROTECTED)
             operation["security"] = security if needed else []
             for parameter in operation.get("parameters", []):
                 _without_null(parameter["schema"])
-            declared = problem_responses(*_of(method, operation))
-            operation["responses"] |= {str(status): one for status, one in declared.items()}
-    return found
+            declared = problem_responses(*_problem_statuses(method, operation))
+            operation["responses"] |= {
+                str(status): response for status, response in declared.items()
+            }
+    return document

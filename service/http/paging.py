@@ -26,7 +26,7 @@ def encode_token(listing: str, last: Sequence[Any]) -> str:
         listing: Description of the list, filters included; the token is valid for this list only.
         last: Sort key of the last entry that was sent.
     """
-    parts = [one.isoformat() if isinstance(one, datetime) else one for one in last]
+    parts = [key.isoformat() if isinstance(key, datetime) else key for key in last]
     body = json.dumps([listing, *parts], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
 
@@ -76,21 +76,21 @@ class CountedList:
     after: int
 
     @classmethod
-    def at(cls, kind: str, asked: Iterable[object], token: str | None) -> "CountedList":
+    def at(cls, kind: str, parameters: Iterable[object], token: str | None) -> "CountedList":
         """Decode the token of a request into a position.
 
         Args:
             kind: Kind of list.
-            asked: Subject of the list, filters included.
+            parameters: Subject of the list, filters included.
             token: Token from the client.
 
         Raises:
             InvalidRequestError: The token is invalid, or belongs to another list.
         """
-        text = "\n".join(map(str, asked))
+        text = "\n".join(map(str, parameters))
         listing = f"{kind} {hashlib.sha256(text.encode()).hexdigest()}"
-        (known,) = decode_token(listing, token, kinds=(int,)) or (0,)
-        return cls(listing, max(0, int(known)))
+        (count,) = decode_token(listing, token, kinds=(int,)) or (0,)
+        return cls(listing, max(0, int(count)))
 
     def token(self, count: int, *, more: bool) -> str | None:
         """Encode the token of the page after one of `count` entries; None: it is the last page."""

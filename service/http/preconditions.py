@@ -151,11 +151,11 @@ async def seen(if_match: Tags = None) -> Seen:
             "expected If-Match with the ETag of the resource as last seen, or `If-Match: *` to "
             "change it whatever it is; found none. GET it for its ETag."
         )
-    given = if_match.strip()
-    if re.fullmatch(_TAGS, given) is None:
+    tags = if_match.strip()
+    if re.fullmatch(_TAGS, tags) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
     # Not split at commas, which ETags may have.
-    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))
+    return Seen(None if tags == "*" else frozenset(_TAG.findall(tags)))
 
 
 async def maybe_seen(if_match: Tags = None) -> Seen | None:

@@ -187,16 +187,19 @@ async def _on_error(request: Request, exc: Exception) -> JSONResponse:
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)  # as registered
     more = sum(error["ctx"]["count"] for error in exc.errors() if error["type"] == MORE_ERRORS)
-    found = [error for error in exc.errors() if error["type"] != MORE_ERRORS]
+    invalid = [error for error in exc.errors() if error["type"] != MORE_ERRORS]
     errors = [
-        {"field": ".".join(_clipped(str(part)) for part in one["loc"]), "detail": _complaint(one)}
-        for one in found[:MAX_ERRORS]
+        {
+            "field": ".".join(_clipped(str(part)) for part in error["loc"]),
+            "detail": _error_detail(error),
+        }
+        for error in invalid[:MAX_ERRORS]
     ]
-    count = len(found) + more
+    count = len(invalid) + more
     detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
     detail += f"; and {count - len(errors)} more" * (count > len(errors))
     kind: tuple[int, str, str] = (422, "invalid-request", "Invalid request")
-    if any(error["type"] == "json_invalid" for error in found):
+    if any(error["type"] == "json_invalid" for error in invalid):
         kind = (400, "malformed", "Not JSON")
     return _respond(_problem(*kind, detail, request.url.path, errors=errors, error_count=count))
 
@@ -206,8 +209,8 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
     phrase = HTTPStatus(exc.status_code).phrase
     detail = exc.detail
     if detail == phrase:
-        asked = f"{request.method} {request.url.path}"
-        detail = f"{asked}: {phrase}. /openapi.json lists what there is."
+        request_line = f"{request.method} {request.url.path}"
+        detail = f"{request_line}: {phrase}. /openapi.json lists what there is."
     slug = phrase.lower().replace(" ", "-").replace("'", "")
     headers = dict(exc.headers or {})
     if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -236,19 +239,19 @@ def _database_problem(
     if any(text in cause for text in _FULL):
         detail = f"{where} no space left. Free space where it is (CAIRN_DATA_DIR), then try again."
         return _problem(507, "database-full", "The database is full", detail, instance)
-    found = {503: "no answer. Try again", 409: "what another request just wrote. Look, then ask"}
-    detail = f"{where} {found.get(status, 'an error')}; the server's log has the cause."
+    causes = {503: "no answer. Try again", 409: "what another request just wrote. Look, then ask"}
+    detail = f"{where} {causes.get(status, 'an error')}; the server's log has the cause."
     return _problem(status, slug, title, detail, instance)
 
 
-def _complaint(error: Mapping[str, Any]) -> str:
+def _error_detail(error: Mapping[str, Any]) -> str:
     """Return a validator's message, with the value that it found unless that is a container."""
     if error["type"] == "json_invalid":
         return f"expected JSON, found text that is none: {error['ctx']['error']}"
-    found = error.get("input")
-    plain = isinstance(found, str | int | float | None) and error["type"] != "missing"
-    found = found[:_SHOWN] if isinstance(found, str) else found
-    return f"{error['msg']}, found {repr(found)[:_SHOWN]}" if plain else str(error["msg"])
+    actual = error.get("input")
+    plain = isinstance(actual, str | int | float | None) and error["type"] != "missing"
+    actual = actual[:_SHOWN] if isinstance(actual, str) else actual
+    return f"{error['msg']}, found {repr(actual)[:_SHOWN]}" if plain else str(error["msg"])
 
 
 def _clipped(text: str, most: int = _SHOWN) -> str:
@@ -258,7 +261,7 @@ def _clipped(text: str, most: int = _SHOWN) -> str:
 def _clipped_lines(value: Any) -> Any:
     """Clip a member of a problem: the entries of a list, the characters of a text."""
     if isinstance(value, list):
-        return [_clipped_lines(one) for one in value[:_MAX_LINES]]
+        return [_clipped_lines(line) for line in value[:_MAX_LINES]]
     return _clipped(value, _MAX_TEXT) if isinstance(value, str) else value
 
 
@@ -291,7 +294,7 @@ def _problem(
         status=status,
         detail=_clipped(detail, _MAX_TEXT),
         instance=instance,
-        errors=None if errors is None else [FieldProblem(**one) for one in errors[:MAX_ERRORS]],
+        errors=None if errors is None else [FieldProblem(**error) for error in errors[:MAX_ERRORS]],
         error_count=count if count > MAX_ERRORS else None,
         **members,
     )

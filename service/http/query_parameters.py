@@ -34,22 +34,22 @@ async def refuse_unknown_parameters(request: Request) -> None:
             "msg": "expected text without NUL and without half of a surrogate pair",
             "input": value,
         }
-        for place, given in (("path", request.path_params), ("query", request.query_params))
-        for name, value in given.items()
+        for place, parameters in (("path", request.path_params), ("query", request.query_params))
+        for name, value in parameters.items()
         if not is_plain(value)
     ]
     if odd:
         raise RequestValidationError(odd)
     if not request.query_params:
         return
-    known = _parameters(request.scope["route"])
-    unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
+    names = _parameters(request.scope["route"])
+    unknown = [name for name in dict.fromkeys(request.query_params) if name not in names]
     if unknown:
         errors: list[dict[str, Any]] = [
             {
                 "type": "unknown_parameter",
                 "loc": ("query", name),
-                "msg": _expected(name, known),
+                "msg": _expected(name, names),
                 "input": request.query_params[name],
             }
             for name in unknown[:MAX_ERRORS]  # bounded: a search for close matches is slow
@@ -69,14 +69,18 @@ def _parameters(route: APIRoute) -> list[str]:
     if key not in _known:
         (item,) = get_openapi(title="", version="", routes=[route])["paths"].values()
         (operation,) = item.values()
-        found = (one["name"] for one in operation.get("parameters", []) if one["in"] == "query")
-        _known[key] = sorted(found)
+        names = (
+            parameter["name"]
+            for parameter in operation.get("parameters", [])
+            if parameter["in"] == "query"
+        )
+        _known[key] = sorted(names)
     return _known[key]
 
 
-def _expected(name: str, known: list[str]) -> str:
-    if not known:
+def _expected(name: str, names: list[str]) -> str:
+    if not names:
         return "unknown parameter; this operation has none in the query"
-    meant = get_close_matches(name, known, n=1)
+    meant = get_close_matches(name, names, n=1)
     hint = f" (did you mean {meant[0]}?)" if meant else ""
-    return f"unknown parameter{hint}; expected {', '.join(known)}"
+    return f"unknown parameter{hint}; expected {', '.join(names)}"

@@ -46,8 +46,8 @@ class ValueStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the values, and send them."""
         async with self._slot():
-            begun = await run_in_threadpool(_begun, self._blocks())
-            self.body_iterator = iterate_in_threadpool(begun)
+            content = await run_in_threadpool(_with_first_blocks, self._blocks())
+            self.body_iterator = iterate_in_threadpool(content)
             await super().__call__(scope, receive, send)
 
 
@@ -86,8 +86,8 @@ class ValueRead(Response):
         """Read the values, then make and send the answer."""
         with nullcontext() if self._is_long else deadline_after(ANSWER_SECONDS):
             async with self._slot():
-                made = await run_in_threadpool(self._make)
-        await made(scope, receive, send)
+                response = await run_in_threadpool(self._make)
+        await response(scope, receive, send)
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def _slot(
         yield
 
 
-def _begun(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _with_first_blocks(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Read the head and the first values, and return all blocks."""
     first = [next(blocks, b""), next(blocks, b"")]
     return chain(first, blocks)

@@ -43,12 +43,12 @@ def get_alias(
     if_none_match: Condition = None,
 ) -> Alias | Response:
     """Get an alias. Send its ETag as the `If-Match` of a promotion."""
-    found = aliases_actions.get_alias(plane, root, run, alias, refresh=refresh)
-    tag = etag(found.sequence)
+    body = aliases_actions.get_alias(plane, root, run, alias, refresh=refresh)
+    tag = etag(body.sequence)
     if names_etag(if_none_match, tag):
         return Response(status_code=304, headers={"ETag": tag})
     response.headers["ETag"] = tag
-    return found
+    return body
 
 
 @router.delete("/{alias}", status_code=204, responses=problem_responses(404, 412, 428))

@@ -94,10 +94,10 @@ def list_checkpoints(
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
     if state is None:
         state = "all" if search.names("state") else AVAILABLE
-    found = page_of_checkpoints(
+    page = page_of_checkpoints(
         plane, root, run, state, page_size, page_token, search=search, refresh=refresh
     )
-    return json_answer(found)
+    return json_answer(page)
 
 
 def page_of_checkpoints(
@@ -179,8 +179,8 @@ def get_checkpoint(
     A step that is still being written has no size yet, and no other field that comes from its
     manifest.
     """
-    found = checkpoints_actions.get_checkpoint(plane, root, run, step, refresh=refresh)
-    return tagged_answer(found, if_none_match)
+    checkpoint = checkpoints_actions.get_checkpoint(plane, root, run, step, refresh=refresh)
+    return tagged_answer(checkpoint, if_none_match)
 
 
 @router.patch(

@@ -43,8 +43,8 @@ def list_events(
     `after=0` the list starts at the oldest event that is kept.
     """
     listing = f"events, {root}, {run}, {kind}"
-    known = decode_token(listing, page_token, kinds=(int,))
-    since = max(after, int(known[0]) if known else 0)
+    key = decode_token(listing, page_token, kinds=(int,))
+    since = max(after, int(key[0]) if key else 0)
     page, more = listing_actions.list_events(
         plane, caller, after=since, limit=page_size, root=root, run=run, kind=kind
     )

@@ -55,9 +55,9 @@ def list_checkpoint_files(
 
     The list leaves out `cairn.index`, Cairn's own file that holds this list.
     """
-    found = tensors.open_step(plane, root, run, step)
-    listed = CountedList.at("files", (found.uri, found.manifest_digest), page_token)
-    page, more = files.list_files(found, after=listed.after, limit=page_size)
+    opened = tensors.open_step(plane, root, run, step)
+    listed = CountedList.at("files", (opened.uri, opened.manifest_digest), page_token)
+    page, more = files.list_files(opened, after=listed.after, limit=page_size)
     token = listed.token(len(page), more=more)
     return json_answer(StepFileList(files=page, next_page_token=token))
 

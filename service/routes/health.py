@@ -83,15 +83,15 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
 def _index_lag(plane: ControlPlane, roots: Mapping[str, StoreURI]) -> dict[str, str]:
     """Describe how long ago each root was indexed. A late index does not make a server unready."""
     with plane.catalog.read() as session:
-        known = queries.root_sums(session)
+        sums_by_root = queries.root_sums(session)
     lags = {}
     for name, uri in roots.items():
-        found = known.get(name)
-        lag = None if found is None else found.lag(uri)
-        if found is None or lag is None:
+        sums = sums_by_root.get(name)
+        lag = None if sums is None else sums.lag(uri)
+        if sums is None or lag is None:
             lags[f"index {name}"] = "not looked at yet"
             continue
-        failed = "; the last look failed" if found.problem is not None else ""
+        failed = "; the last look failed" if sums.problem is not None else ""
         lags[f"index {name}"] = f"looked at {lag:.1f} s ago{failed}"
     return lags
 

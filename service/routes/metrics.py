@@ -95,20 +95,20 @@ def parts(app: FastAPI) -> Mapping[str, Part]:
 def _index(plane: ControlPlane) -> Iterator[Reading]:
     index = plane.index
     with plane.catalog.read() as session:
-        known = queries.root_sums(session)
+        sums_by_root = queries.root_sums(session)
     for root, uri in plane.roots.items():
-        found = known.get(root)
-        if found is None or found.uri != str(uri):
+        sums = sums_by_root.get(root)
+        if sums is None or sums.uri != str(uri):
             continue  # never indexed, or under another URI: the numbers are not this root's
         labels = {"root": root}
-        if (lag := found.lag(uri)) is not None:
+        if (lag := sums.lag(uri)) is not None:
             yield Reading("cairn_index_lag_seconds", labels, lag)
         if root in index.scan_seconds:
             yield Reading("cairn_index_scan_seconds", labels, index.scan_seconds[root])
-        yield Reading("cairn_index_problem", labels, found.problem is not None)
-        yield Reading("cairn_index_runs", labels, found.runs)
-        yield Reading("cairn_index_checkpoints", labels, found.checkpoints)
-        yield Reading("cairn_index_damaged_checkpoints", labels, found.damaged)
+        yield Reading("cairn_index_problem", labels, sums.problem is not None)
+        yield Reading("cairn_index_runs", labels, sums.runs)
+        yield Reading("cairn_index_checkpoints", labels, sums.checkpoints)
+        yield Reading("cairn_index_damaged_checkpoints", labels, sums.damaged)
 
 
 def _outside(plane: ControlPlane) -> Iterator[Reading]:
@@ -135,7 +135,7 @@ def _events(plane: ControlPlane) -> Iterator[Reading]:
 
 
 def _workers(plane: ControlPlane) -> Iterator[Reading]:
-    known = known_workers(plane.catalog)
-    alive = [worker_name(plane.settings, row.name).is_held() for row in known]
-    for held in (True, False):
-        yield Reading("cairn_workers", {"alive": str(held).lower()}, alive.count(held))
+    workers = known_workers(plane.catalog)
+    alive = [worker_name(plane.settings, row.name).is_held() for row in workers]
+    for is_alive in (True, False):
+        yield Reading("cairn_workers", {"alive": str(is_alive).lower()}, alive.count(is_alive))

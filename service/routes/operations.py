@@ -121,16 +121,16 @@ async def watch_operation(
 
 
 async def _events(
-    current: Operation | None, states: AsyncGenerator[Operation | None], told: str | None
+    current: Operation | None, states: AsyncGenerator[Operation | None], last_id: str | None
 ) -> AsyncIterator[bytes]:
     async with aclosing(states):
         while True:
             if current is None:
                 yield format_sse_event(comment="ping")
-            elif _event_id(current) != told:
-                told = _event_id(current)
+            elif _event_id(current) != last_id:
+                last_id = _event_id(current)
                 yield format_sse_event(
-                    data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
+                    data_str=current.model_dump_json(), id=last_id, retry=RETRY_MILLISECONDS
                 )
             try:
                 current = await anext(states)

@@ -35,8 +35,8 @@ def add_root(
     The folder or bucket must exist and must not overlap another root. Nothing is written to it.
     Only administrators of all roots may add one.
     """
-    made = roots.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
-    return created_answer(made, f"{request.url.path}/{made.name}")
+    added = roots.add_root(plane, caller, body.name, body.uri, adopt_from=body.adopt_from)
+    return created_answer(added, f"{request.url.path}/{added.name}")
 
 
 @router.get("/{root}", response_model=Root, responses={304: NOT_CHANGED, **problem_responses(404)})

@@ -59,8 +59,8 @@ def list_all_runs(
     """
     search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = caller.visible(plane.roots)
-    found = page_of_runs(plane, roots, page_size, page_token, search=search, refresh=refresh)
-    return json_answer(found)
+    page = page_of_runs(plane, roots, page_size, page_token, search=search, refresh=refresh)
+    return json_answer(page)
 
 
 @router.get("/roots/{root}/runs", response_model=RunList, responses=problem_responses(404))
@@ -80,10 +80,10 @@ def list_runs(
     """
     search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = {root: plane.root(root)}
-    found = page_of_runs(
+    page = page_of_runs(
         plane, roots, page_size, page_token, of=root, search=search, refresh=refresh
     )
-    return json_answer(found)
+    return json_answer(page)
 
 
 @router.post(
@@ -103,8 +103,8 @@ def create_run(
 
     `Location` has the path of the run. The run lists no step until a job saves one.
     """
-    made = runs_actions.create_run(plane, caller, root, body.name, body.labels)
-    return created_answer(made, f"{request.url.path}/{made.name}")
+    created = runs_actions.create_run(plane, caller, root, body.name, body.labels)
+    return created_answer(created, f"{request.url.path}/{created.name}")
 
 
 @router.get(

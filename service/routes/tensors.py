@@ -130,11 +130,11 @@ def list_tensors(
     page_token: PageToken = None,
 ) -> Response:
     """List the leaves of a listed step, by item and path. No values are read."""
-    found = tensors.open_step(plane, root, run, step)
-    asked = found.uri, found.manifest_digest, item, prefix
-    listed = CountedList.at("tensors", asked, page_token)
+    opened = tensors.open_step(plane, root, run, step)
+    parameters = opened.uri, opened.manifest_digest, item, prefix
+    listed = CountedList.at("tensors", parameters, page_token)
     page, more = tensors.list_tensors(
-        found, item=item, prefix=prefix, after=listed.after, limit=page_size
+        opened, item=item, prefix=prefix, after=listed.after, limit=page_size
     )
     return json_answer(TensorList(tensors=page, next_page_token=listed.token(len(page), more=more)))
 
@@ -170,12 +170,12 @@ def diff_checkpoints(
     that = diffs.Side.open(plane, root_of_other, other_run or run, other)
     listed = CountedList.at("diff", (this.name, that.name, item, prefix), page_token)
     most = diffs.MOST_COMPARED_BYTES
-    wanted = diffs.DiffSelection(item, prefix, values, listed.after, page_size, most)
+    selection = diffs.DiffSelection(item, prefix, values, listed.after, page_size, most)
 
     def answer() -> Response:
-        found, more = diffs.diff_steps(this, that, wanted)
-        token = listed.token(len(found.differences), more=more)
-        return json_answer(found.model_copy(update={"next_page_token": token}))
+        diff, more = diffs.diff_steps(this, that, selection)
+        token = listed.token(len(diff.differences), more=more)
+        return json_answer(diff.model_copy(update={"next_page_token": token}))
 
     if not values:
         return answer()
@@ -200,12 +200,12 @@ def plan_checkpoint(
     The request changes nothing and reads only the step's index. Leaves that do not fit the mesh
     come first.
     """
-    found = tensors.open_step(plane, root, run, step)
-    asked = found.uri, found.manifest_digest, body.model_dump_json()
-    listed = CountedList.at("plan", asked, page_token)
+    opened = tensors.open_step(plane, root, run, step)
+    parameters = opened.uri, opened.manifest_digest, body.model_dump_json()
+    listed = CountedList.at("plan", parameters, page_token)
     name = StepName(root=root, run=run, step=step)
     uri = f"{plane.place(root, run)}/steps/{step}"
-    plan, more = plans.plan_step(found, name, uri, body, after=listed.after, limit=page_size)
+    plan, more = plans.plan_step(opened, name, uri, body, after=listed.after, limit=page_size)
     token = listed.token(len(plan.leaves), more=more)
     return json_answer(plan.model_copy(update={"next_page_token": token}))
 
@@ -246,13 +246,13 @@ def read_tensor(
     long answer is damaged, the answer ends short of its `Content-Length`. Typed PRNG keys are
     returned as their uint32 words, along one more axis.
     """
-    found = tensors.open_step(plane, root, run, step)
-    asked = tensors.open_part(found.reader(), item, leaf, part)
+    opened = tensors.open_step(plane, root, run, step)
+    tensor_part = tensors.open_part(opened.reader(), item, leaf, part)
     if stats and format not in {None, "json"}:
         raise InvalidRequestError(f"format={format}: statistics are JSON; leave it away")
     kind = "stats" if stats else format or "npy"
     headers = {
-        "ETag": f'"{tensors.version_of(found, item, leaf, part, kind)}"',
+        "ETag": f'"{tensors.version_of(opened, item, leaf, part, kind)}"',
         "Cache-Control": "private, no-cache",
         "X-Content-Type-Options": "nosniff",
     }
@@ -260,20 +260,20 @@ def read_tensor(
         return Response(status_code=304, headers=headers)
     if kind == "stats":
         return ValueRead(
-            lambda: json_answer(tensors.tensor_statistics(plane, found, asked), headers),
+            lambda: json_answer(tensors.tensor_statistics(plane, opened, tensor_part), headers),
             request,
             root,
-            asked.held_bytes,
+            tensor_part.held_bytes,
         )
     if kind == "json":
         return ValueRead(
-            lambda: json_answer(tensors.tensor_values(asked), headers),
+            lambda: json_answer(tensors.tensor_values(tensor_part), headers),
             request,
             root,
-            asked.held_bytes,
+            tensor_part.held_bytes,
             is_long=False,
         )
-    file = asked.file(kind)
+    file = tensor_part.file(kind)
     name = quote(f"{leaf.rpartition('/')[2] or item}.{kind}", safe="")
     headers |= {
         "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
@@ -282,15 +282,15 @@ def read_tensor(
     media_type = "application/octet-stream"
     if request.method == "HEAD":
         return Response(headers=headers, media_type=media_type)
-    if file.nbytes <= WHOLE_BYTES and asked.stored_bytes <= MOST_READ_BYTES:
+    if file.nbytes <= WHOLE_BYTES and tensor_part.stored_bytes <= MOST_READ_BYTES:
         return ValueRead(
             lambda: Response(b"".join(file.blocks()), headers=headers, media_type=media_type),
             request,
             root,
-            asked.held_bytes,
+            tensor_part.held_bytes,
             is_long=False,
         )
-    return ValueStream(file.blocks, request, root, asked.held_bytes, headers)
+    return ValueStream(file.blocks, request, root, tensor_part.held_bytes, headers)
 
 
 # HEAD has the name of GET, since it is the same operation without a body.

@@ -28,9 +28,9 @@ class ChangeBar:
 def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
     """Return a bar per leaf whose values were compared, the largest change first."""
     return _bars(
-        (one.item, one.path, one.values.relative)
-        for one in differences
-        if one.values is not None and one.values.relative is not None
+        (leaf.item, leaf.path, leaf.values.relative)
+        for leaf in differences
+        if leaf.values is not None and leaf.values.relative is not None
     )
 
 
@@ -40,11 +40,11 @@ def layers_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
     The norms of a layer are over all of its leaves whose values differ.
     """
     squares: dict[tuple[str, str], tuple[float, float]] = {}
-    for one in differences:
-        values = one.values
+    for leaf in differences:
+        values = leaf.values
         if values is None or not values.relative or not isinstance(values.norm, float):
             continue
-        key = (one.item, layer_of(one.path))
+        key = (leaf.item, layer_of(leaf.path))
         changed, whole = squares.get(key, (0.0, 0.0))
         norm = values.norm / values.relative  # of this step's elements: `relative` is the quotient
         squares[key] = (changed + values.norm**2, whole + norm**2)
@@ -63,9 +63,9 @@ def layer_of(path: str) -> str:
     return "/".join(keys[: last + 1]) or path
 
 
-def _bars(found: Iterable[tuple[str, str, float]]) -> list[ChangeBar]:
-    known = sorted(found, key=lambda one: -one[2])
-    most = known[0][2] if known else 0.0
+def _bars(changes: Iterable[tuple[str, str, float]]) -> list[ChangeBar]:
+    ranked = sorted(changes, key=lambda change: -change[2])
+    most = ranked[0][2] if ranked else 0.0
     return [
-        ChangeBar(name, item, value, value / most if most else 0.0) for item, name, value in known
+        ChangeBar(name, item, value, value / most if most else 0.0) for item, name, value in ranked
     ]

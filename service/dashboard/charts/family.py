@@ -73,10 +73,10 @@ def family(before: Sequence[Node], here: Node, after: Sequence[Node]) -> Family:
         Placed(node, _column(len(chain)), _MARGIN + at * (_NODE[1] + _GAP[1]))
         for at, node in enumerate(after)
     ]
-    edges = [_edge(one, other) for one, other in pairwise(placed)]
-    edges += [_edge(placed[-1], one) for one in ends]
+    edges = [_edge(node, other) for node, other in pairwise(placed)]
+    edges += [_edge(placed[-1], end) for end in ends]
     nodes = (*placed, *ends)
-    width = max(one.x for one in nodes) + _NODE[0] + _MARGIN
+    width = max(node.x for node in nodes) + _NODE[0] + _MARGIN
     return Family(nodes, tuple(edges), width, height)
 
 
@@ -84,8 +84,8 @@ def _column(at: int) -> int:
     return _MARGIN + at * (_NODE[0] + _GAP[0])
 
 
-def _edge(one: Placed, other: Placed) -> str:
-    x, y = one.x + _NODE[0], one.y + _NODE[1] // 2
+def _edge(node: Placed, other: Placed) -> str:
+    x, y = node.x + _NODE[0], node.y + _NODE[1] // 2
     to_x, to_y = other.x, other.y + _NODE[1] // 2
     half = (to_x - x) // 2
     return f"M{x} {y}C{x + half} {y} {to_x - half} {to_y} {to_x} {to_y}"

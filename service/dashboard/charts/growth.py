@@ -40,10 +40,10 @@ def growth(steps: Sequence[StepUsage]) -> Growth | None:
     Return None if fewer than two steps have a time, if all have the same one, or if they add no
     bytes.
     """
-    saved = [(one.created, one.added) for one in steps if one.created is not None]
+    saved = [(step.created, step.added) for step in steps if step.created is not None]
     if len(saved) < 2:
         return None
-    saved.sort(key=lambda one: one[0])
+    saved.sort(key=lambda step: step[0])
     first, last = saved[0][0], saved[-1][0]
     span = (last - first).total_seconds()
     total = sum(size for _, size in saved)

@@ -35,11 +35,11 @@ class Bars:
     full_height: int = HEIGHT
 
 
-def bars_of(found: Histogram) -> Bars | None:
+def bars_of(histogram: Histogram) -> Bars | None:
     """Draw a histogram; return None if it is empty, or if its numbers exceed float64."""
-    if isinstance(found.start, str):
+    if isinstance(histogram.start, str):
         return None
-    counts: Sequence[int] = found.counts
+    counts: Sequence[int] = histogram.counts
     most = max(counts, default=0)
     if most == 0:
         return None
@@ -50,10 +50,10 @@ def bars_of(found: Histogram) -> Bars | None:
             round(_FLOOR - high, 2),
             round(max(1.0, wide - 1), 2),
             round(high, 2),
-            f"{left:.4g} to {left + found.width:.4g}: {count}",
+            f"{left:.4g} to {left + histogram.width:.4g}: {count}",
         )
         for at, count in enumerate(counts)
-        for left in [found.start + at * found.width]
+        for left in [histogram.start + at * histogram.width]
         for high in [max(1.0, (_FLOOR - 10) * count / most) if count else 0.0]
     ]
-    return Bars(tuple(bars), found.start, found.start + len(counts) * found.width, most)
+    return Bars(tuple(bars), histogram.start, histogram.start + len(counts) * histogram.width, most)

@@ -15,8 +15,8 @@ _BAR: Final = 3
 
 def sparkline(steps: Sequence[RecentStep]) -> Markup:
     """Draw a bar per recent step: its place is the time of the save, its height the size."""
-    known = [(one.created, one.nbytes) for one in steps]
-    saved = [(when, size) for when, size in known if when is not None and size is not None]
+    points = [(step.created, step.nbytes) for step in steps]
+    saved = [(when, size) for when, size in points if when is not None and size is not None]
     if len(saved) < 2:
         return Markup("")
     places = _places([when for when, _ in saved])
@@ -39,4 +39,4 @@ def _places(moments: Sequence[datetime]) -> list[float]:
     room = _WIDTH - _BAR
     if span <= 0:
         return [room * at / (len(moments) - 1) for at in range(len(moments))]
-    return [room * (one.timestamp() - first) / span for one in moments]
+    return [room * (moment.timestamp() - first) / span for moment in moments]

@@ -56,7 +56,7 @@ class Splitting:
 def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) -> Splitting:
     """Compute the sharding of a tensor; without a spec it is replicated on all devices."""
     padded = [*(spec or ()), *([None] * len(shape))][: len(shape)]
-    named = [_axes(one) for one in padded]
+    named = [_axes(entry) for entry in padded]
     parts = tuple(math.prod(mesh.get(axis, 1) for axis in axes) for axes in named)
     devices = math.prod(mesh.values())
     across, down = (parts[-1] if parts else 1), (parts[-2] if len(parts) > 1 else 1)
@@ -79,8 +79,8 @@ def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
     sizes = config.get("sharding_axis_dims")
     if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
         return {}
-    known = all(isinstance(size, int) and size > 0 for size in sizes)
-    return {str(name): size for name, size in zip(names, sizes, strict=True)} if known else {}
+    is_mesh = all(isinstance(size, int) and size > 0 for size in sizes)
+    return {str(name): size for name, size in zip(names, sizes, strict=True)} if is_mesh else {}
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

@@ -15,9 +15,9 @@ _MISSING: Final = np.array([255, 196, 0], np.uint8)
 def png_of(values: np.ndarray[Any, Any]) -> bytes:
     """Encode a matrix of floats as a PNG; elements that are not finite are yellow."""
     finite = np.isfinite(values)
-    known = np.where(finite, values, 0.0)
-    most = float(np.max(np.abs(known), initial=0.0)) or 1.0
-    share = np.clip(known / most, -1.0, 1.0)[..., None]
+    drawn = np.where(finite, values, 0.0)
+    most = float(np.max(np.abs(drawn), initial=0.0)) or 1.0
+    share = np.clip(drawn / most, -1.0, 1.0)[..., None]
     end = np.where(share < 0, _LOW, _HIGH)
     pixels = np.round(_ZERO + (end - _ZERO) * np.abs(share)).astype(np.uint8)
     pixels[~finite] = _MISSING

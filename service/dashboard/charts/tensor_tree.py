@@ -58,13 +58,13 @@ def branches(leaves: Sequence[LeafRecord], prefix: str) -> list[Branch]:
 
 
 def _branch(name: str, prefix: str, group: Sequence[LeafRecord]) -> Branch:
-    nbytes = sum(one.nbytes for one in group)
+    nbytes = sum(leaf.nbytes for leaf in group)
     if len(group) == 1:
         return Branch(group[0].path[len(prefix) :], group[0].path, 1, nbytes, group[0])
     common = f"{prefix}{name}/"
     while True:  # join levels with a single child: they offer nothing to choose from
-        ways = {one.path[len(common) :].split("/", 1)[0] for one in group}
-        if len(ways) > 1 or any("/" not in one.path[len(common) :] for one in group):
+        ways = {leaf.path[len(common) :].split("/", 1)[0] for leaf in group}
+        if len(ways) > 1 or any("/" not in leaf.path[len(common) :] for leaf in group):
             break
         common += f"{ways.pop()}/"
     return Branch(common[len(prefix) : -1], common, len(group), nbytes)

@@ -82,14 +82,16 @@ def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
     """Draw steps on a line; return None if there are none."""
     if not checkpoints:
         return None
-    steps = sorted(checkpoints, key=lambda one: (one.step, one.attempt))
+    steps = sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     first, last = steps[0].step, steps[-1].step
     room = WIDTH - 2 * _MARGIN
     marks = []
-    for one in steps:
-        x = _MARGIN + room * ((one.step - first) / (last - first) if last > first else 0.5)
-        kind = kind_of(one)
-        marks.append(Mark(one, round(x, 1), kind, f"Step {one.step}: {kind.replace('_', ' ')}"))
+    for checkpoint in steps:
+        x = _MARGIN + room * ((checkpoint.step - first) / (last - first) if last > first else 0.5)
+        kind = kind_of(checkpoint)
+        marks.append(
+            Mark(checkpoint, round(x, 1), kind, f"Step {checkpoint.step}: {kind.replace('_', ' ')}")
+        )
     radius = max(_SMALLEST, min(_RADIUS, 0.4 * room / len(marks)))
     return Timeline(tuple(marks), tuple(_names(marks)), first, last, round(radius, 1))
 

@@ -31,15 +31,15 @@ def create_key_form(
 ) -> HTMLResponse:
     """Create a key, and show it once."""
     days = form.decimal("expires_days")
-    wanted = body_of(
+    body = body_of(
         KeyRequest,
         name=form.text("name"),
         scope=form.text("scope") or "read",
         roots=form.texts("roots") or None,
         expires_seconds=None if days is None else days * _DAY,
     )
-    made = keys_actions.create_key(plane, caller, wanted)
-    return page(request, "administration/new_key.html", made=made)
+    new_key = keys_actions.create_key(plane, caller, body)
+    return page(request, "administration/new_key.html", made=new_key)
 
 
 @router.post("/keys/{key}/revoke")
@@ -56,15 +56,15 @@ def create_webhook_form(
     request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> HTMLResponse:
     """Create a webhook, and show its secret once."""
-    wanted = body_of(
+    body = body_of(
         WebhookRequest,
         url=form.text("url"),
         kinds=form.texts("kinds") or None,
         roots=form.texts("roots") or None,
         runs=form.text("runs") or "*",
     )
-    made = webhooks_actions.create_webhook(plane, caller, wanted)
-    return page(request, "administration/new_webhook.html", made=made)
+    new_webhook = webhooks_actions.create_webhook(plane, caller, body)
+    return page(request, "administration/new_webhook.html", made=new_webhook)
 
 
 @router.post("/webhooks/{webhook}/delete")
@@ -102,8 +102,8 @@ def add_root_form(
     caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
 ) -> Response:
     """Add a root while the server runs."""
-    wanted = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
-    roots.add_root(plane, caller, wanted.name, wanted.uri)
+    body = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
+    roots.add_root(plane, caller, body.name, body.uri)
     return _to("/health")
 
 

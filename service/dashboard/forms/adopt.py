@@ -28,14 +28,14 @@ def adopt_form(
     form: FormDependency,
 ) -> HTMLResponse:
     """Start to import the checkpoints of a folder as a run of the root."""
-    wanted = body_of(
+    body = body_of(
         AdoptRequest,
         folder=form.text("folder"),
         run=form.text("run"),
         step=form.number("step"),
         model=_model(form),
     )
-    started = adopt.adopt_folder(plane, caller, root, wanted, idempotency_key=None)
+    started = adopt.adopt_folder(plane, caller, root, body, idempotency_key=None)
     return page(request, "operations/card.html", operation=started)
 
 
@@ -45,20 +45,20 @@ def _model(form: Form) -> dict[str, Any] | None:
     Raises:
         InvalidRequestError: Only one of the two is filled in, or one is not a JSON object.
     """
-    given = [name for name in ("config", "map") if form.text(name)]
-    if not given:
+    names = [name for name in ("config", "map") if form.text(name)]
+    if not names:
         return None
-    if len(given) == 1:
-        missing = "map" if given == ["config"] else "config"
-        raise invalid(missing, f"expected one, as there is a {given[0]}: they go together")
-    return {name: _json(form, name) for name in given}
+    if len(names) == 1:
+        missing = "map" if names == ["config"] else "config"
+        raise invalid(missing, f"expected one, as there is a {names[0]}: they go together")
+    return {name: _json(form, name) for name in names}
 
 
 def _json(form: Form, name: str) -> dict[str, Any]:
     try:
-        found = loads(form.text(name))
+        document = loads(form.text(name))
     except (ValueError, RecursionError) as exc:
         raise invalid(name, f"expected a JSON object, found none: {exc}") from exc
-    if not isinstance(found, dict):
-        raise invalid(name, f"expected a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(document, dict):
+        raise invalid(name, f"expected a JSON object, found {type(document).__name__}")
+    return document

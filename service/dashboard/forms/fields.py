@@ -25,7 +25,7 @@ class Form:
 
     def texts(self, name: str) -> list[str]:
         """Return every non-empty value of a field that may be repeated."""
-        return [one.strip() for one in self._fields.get(name, []) if one.strip()]
+        return [text.strip() for text in self._fields.get(name, []) if text.strip()]
 
     def number(self, name: str) -> int | None:
         """Parse a field as a whole number; None if it is empty.
@@ -70,10 +70,10 @@ def body_of(kind: type[Body], **values: object) -> Body:
         return kind.model_validate(values)
     except ValidationError as exc:
         errors = [
-            {"field": ".".join(map(str, one["loc"])) or "form", "detail": str(one["msg"])}
-            for one in exc.errors()
+            {"field": ".".join(map(str, error["loc"])) or "form", "detail": str(error["msg"])}
+            for error in exc.errors()
         ]
-        detail = "; ".join(f"{one['field']}: {one['detail']}" for one in errors)
+        detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
         raise InvalidRequestError(detail, errors=errors) from exc
 
 

@@ -49,5 +49,5 @@ def policy_of(fields: PolicyFields) -> RetentionPolicy:
         keep_every=form.number("keep_every"),
         keep_within_seconds=None if days is None else days * _DAY,
         keep_best=[best] if fields.best else [],
-        keep_labelled=[one.strip() for one in fields.labelled.split(",") if one.strip()],
+        keep_labelled=[label.strip() for label in fields.labelled.split(",") if label.strip()],
     )

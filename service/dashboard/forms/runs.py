@@ -37,12 +37,12 @@ def labels_form(
     caller: Operator, request: RunRequestDependency, form: FormDependency
 ) -> HTMLResponse:
     """Set a label of the run, or remove it."""
-    wanted = body_of(AnnotateRunRequest, labels={form.text("name"): form.text("value") or None})
+    body = body_of(AnnotateRunRequest, labels={form.text("name"): form.text("value") or None})
     changed = runs.annotate_run_labels(
         request.plane,
         caller,
         *request.names,
-        wanted.labels,
+        body.labels,
         seen=Seen(None),  # only one label is set, so no concurrent change of others is overwritten
     )
     return request.render("run/labels.html", run=changed)
@@ -67,9 +67,9 @@ def retention_form(
 ) -> HTMLResponse:
     """Start to delete the steps that a policy does not keep."""
     policy = policy_of(PolicyFields.of(form))
-    wanted = body_of(ApplyRetentionRequest, policy=policy, dry_run=False)
+    body = body_of(ApplyRetentionRequest, policy=policy, dry_run=False)
     started = clean_up.apply_retention(
-        request.plane, caller, *request.names, wanted, idempotency_key=None
+        request.plane, caller, *request.names, body, idempotency_key=None
     )
     return request.render("operations/card.html", operation=started)
 
@@ -88,9 +88,9 @@ def verify_run_form(
     caller: Operator, request: RunRequestDependency, form: FormDependency
 ) -> HTMLResponse:
     """Start to verify the run: all of its steps, or those that the form names."""
-    wanted = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
+    body = body_of(VerifyRunRequest, steps=form.text("steps") or "all")
     started = verify.verify_run(
-        request.plane, caller, *request.names, steps=wanted.steps, idempotency_key=None
+        request.plane, caller, *request.names, steps=body.steps, idempotency_key=None
     )
     return request.render("operations/card.html", operation=started)
 
@@ -102,6 +102,6 @@ def take_over_form(
     """Take the run over from the writer that the page showed, if the box is ticked."""
     if not form.checked("sure"):
         raise invalid("sure", "expected it to be ticked, found that it is not")
-    wanted = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
-    taken = writers.take_run_over(request.plane, caller, *request.names, wanted)
+    body = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
+    taken = writers.take_run_over(request.plane, caller, *request.names, body)
     return request.render("run/taken_over.html", root=request.root, name=request.run, taken=taken)

@@ -82,8 +82,8 @@ def promote_form(
 
 def seen_sequence(form: Form, alias: str) -> int | None:
     """Return the sequence number at which the page showed an alias; None if it did not show it."""
-    for one in form.texts("seen"):
-        name, _, number = one.partition("=")
+    for entry in form.texts("seen"):
+        name, _, number = entry.partition("=")
         if name == alias and number.isascii() and number.isdigit():
             return int(number)
     return None
@@ -96,15 +96,15 @@ def notes_form(
     """Set a label or a metric of the step, or remove it."""
     name, text = form.text("name"), form.text("value")
     if form.text("kind") == "metric":
-        wanted = body_of(AnnotateRequest, metrics={name: form.decimal("value")})
+        body = body_of(AnnotateRequest, metrics={name: form.decimal("value")})
     else:
-        wanted = body_of(AnnotateRequest, labels={name: text or None})
+        body = body_of(AnnotateRequest, labels={name: text or None})
     changed = checkpoints.annotate_checkpoint(
         request.plane,
         caller,
         *request.names,
-        labels=wanted.labels,
-        metrics=wanted.metrics,
+        labels=body.labels,
+        metrics=body.metrics,
         better={},
         seen=Seen(None),  # only one entry is set, so no concurrent change of others is overwritten
         attempt=form.number("attempt"),
@@ -118,7 +118,7 @@ def convert_form(
 ) -> HTMLResponse:
     """Start an export of the step."""
     request.require_shown(form.number("attempt"))
-    wanted = body_of(
+    body = body_of(
         ConvertRequest,
         format=form.text("format") or "huggingface",
         dtype=form.text("dtype") or None,
@@ -129,7 +129,7 @@ def convert_form(
         despite_damage=form.text("despite_damage") or None,
     )
     started = convert.convert_checkpoint(
-        request.plane, caller, *request.names, wanted, idempotency_key=None
+        request.plane, caller, *request.names, body, idempotency_key=None
     )
     return request.render("operations/card.html", operation=started)
 
@@ -140,14 +140,14 @@ def fork_form(
 ) -> HTMLResponse:
     """Start a new run from the step."""
     request.require_shown(form.number("attempt"))
-    wanted = body_of(
+    body = body_of(
         RestoreRequest,
         mode=RestoreMode.FORK,
         run=form.text("run"),
         despite_damage=form.text("despite_damage") or None,
     )
     started = restore.restore_checkpoint(
-        request.plane, caller, *request.names, wanted, seen=None, idempotency_key=None
+        request.plane, caller, *request.names, body, seen=None, idempotency_key=None
     )
     return request.render("operations/card.html", operation=started)
 
@@ -158,21 +158,21 @@ def rollback_form(
 ) -> HTMLResponse:
     """Supersede later steps of the run, unless a step was saved since the page showed the run."""
     request.require_shown(form.number("attempt"))
-    wanted = body_of(
+    body = body_of(
         RestoreRequest,
         mode=RestoreMode.ROLLBACK,
         strand=form.texts("strand"),
         despite_damage=form.text("despite_damage") or None,
     )
-    known = runs.get_run(request.plane, request.root, request.run, refresh=True)
-    if known.latest_step != form.number("latest"):
+    current = runs.get_run(request.plane, request.root, request.run, refresh=True)
+    if current.latest_step != form.number("latest"):
         raise InvalidRequestError(
             f"{request.run}: expected step {form.text('latest')} as the latest, as the page "
-            f"showed, found {known.latest_step}. Reload the page to see what would be set aside."
+            f"showed, found {current.latest_step}. Reload the page to see what would be set aside."
         )
-    seen = Seen(frozenset({body_etag(known)}))
+    seen = Seen(frozenset({body_etag(current)}))
     started = restore.restore_checkpoint(
-        request.plane, caller, *request.names, wanted, seen=seen, idempotency_key=None
+        request.plane, caller, *request.names, body, seen=seen, idempotency_key=None
     )
     return request.render("operations/card.html", operation=started)
 

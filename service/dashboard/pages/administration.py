@@ -38,12 +38,12 @@ def audit_page(
     search = Search.parse(filter, "", AUDIT_FIELDS)
     listing = f"audit events{search.mark}"
     after = decode_token(listing, page_token, kinds=(int,))
-    found, more = audit_actions.list_audit_events(plane, search, after=after, limit=ROWS)
+    entries, more = audit_actions.list_audit_events(plane, search, after=after, limit=ROWS)
     return page(
         request,
         "administration/audit.html",
-        events=found,
-        next_page_token=encode_token(listing, (found[-1].id,)) if more else None,
+        events=entries,
+        next_page_token=encode_token(listing, (entries[-1].id,)) if more else None,
         filter=filter,
     )
 
@@ -57,7 +57,7 @@ def webhooks_page(
         request,
         "administration/webhooks.html",
         webhooks=webhooks_actions.list_webhooks(plane),
-        kinds=[one.value for one in EventKind if one is not EventKind.WEBHOOK_TEST],
+        kinds=[kind.value for kind in EventKind if kind is not EventKind.WEBHOOK_TEST],
         roots=list(plane.roots),
     )
 
@@ -72,18 +72,18 @@ def webhook_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Show a webhook and its deliveries."""
-    wanted = DeliveryState(state) if state in list(DeliveryState) else None
-    found = webhooks.list_deliveries(caller, webhook, plane, wanted, ROWS, page_token)
-    known = [one for one in webhooks_actions.list_webhooks(plane) if one.id == webhook]
-    if not known:
+    delivery_state = DeliveryState(state) if state in list(DeliveryState) else None
+    deliveries = webhooks.list_deliveries(caller, webhook, plane, delivery_state, ROWS, page_token)
+    rows = [row for row in webhooks_actions.list_webhooks(plane) if row.id == webhook]
+    if not rows:
         raise UnknownWebhookError(f"webhook {webhook!r}: expected one that is entered, found none")
     return page(
         request,
         "administration/webhook.html",
-        webhook=known[0],
-        deliveries=found.deliveries,
-        next_page_token=found.next_page_token,
-        state=wanted,
+        webhook=rows[0],
+        deliveries=deliveries.deliveries,
+        next_page_token=deliveries.next_page_token,
+        state=delivery_state,
         states=list(DeliveryState),
     )
 

@@ -58,16 +58,16 @@ def compare_page(
         number = _number(plane, caller, root, run, step)
         that_root, that_run = other_root or root, other_run or run
         that = _number(plane, caller, that_root, that_run, other)
-        wanted = {"other_root": that_root, "other_run": that_run, "other": str(that)}
+        query = {"other_root": that_root, "other_run": that_run, "other": str(that)}
         target = addresses.step(root, run, number, "compare")
-        return RedirectResponse(addresses.with_query(target, wanted), HTTPStatus.SEE_OTHER)
+        return RedirectResponse(addresses.with_query(target, query), HTTPStatus.SEE_OTHER)
     roots = caller.visible(plane.roots)
-    known = page_of_runs(plane, roots, _RUNS, None).runs
+    visible = page_of_runs(plane, roots, _RUNS, None).runs
     first = next(iter(roots), "")
     return page(
         request,
         "compare/choose.html",
-        runs=sorted({one.name for one in known}),
+        runs=sorted({other.name for other in visible}),
         roots=list(roots),
         picked=pick is not None,
         asked={
@@ -110,17 +110,17 @@ Other = Annotated[OtherStep, Depends(_other_step)]
 def comparison_page(caller: Reader, request: StepRequestDependency, other: Other) -> HTMLResponse:
     """Show the differences of two steps by their digests, without reading values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
-    wanted = DiffSelection(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
-    found, more = diffs.diff_steps(this, that, wanted)
+    selection = DiffSelection(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
+    diff, more = diffs.diff_steps(this, that, selection)
     item = _weighed(this)
     changed = [
-        one for one in found.differences if one.change == "values" and item in (None, one.item)
+        leaf for leaf in diff.differences if leaf.change == "values" and item in (None, leaf.item)
     ]
-    nbytes = sum(one.this.bytes for one in changed if one.this is not None)
+    nbytes = sum(leaf.this.bytes for leaf in changed if leaf.this is not None)
     kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(that.name.step)}
     return request.render(
         "compare/comparison.html",
-        diff=found,
+        diff=diff,
         more=more,
         rows=ROWS,
         prefix=other.prefix,
@@ -139,16 +139,16 @@ def values_part(caller: Reader, request: StepRequestDependency, other: Other) ->
     """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
     most = diffs.MOST_COMPARED_BYTES
-    wanted = DiffSelection(
+    selection = DiffSelection(
         _weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most
     )
 
     def answer() -> Response:
-        found, more = diffs.diff_steps(this, that, wanted)
+        diff, more = diffs.diff_steps(this, that, selection)
         return request.render(
             "compare/bars.html",
-            layers=layers_of(found.differences),
-            bars=bars_of(found.differences),
+            layers=layers_of(diff.differences),
+            bars=bars_of(diff.differences),
             more=more,
         )
 
@@ -212,11 +212,11 @@ def _metrics(this: Side, that: Side) -> list[dict[str, Any]]:
     `good` says whether this step is the better one; it is None if the values are equal, one is
     missing, or nobody has said which direction is better.
     """
-    ours, theirs = this.annotation.metrics, that.annotation.metrics
+    metrics, other_metrics = this.annotation.metrics, that.annotation.metrics
     better = {**that.annotation.better, **this.annotation.better}
     rows = []
-    for name in sorted({*ours, *theirs}):
-        left, right = ours.get(name), theirs.get(name)
+    for name in sorted({*metrics, *other_metrics}):
+        left, right = metrics.get(name), other_metrics.get(name)
         change = None if left is None or right is None else right - left
         good = None
         if change and name in better:

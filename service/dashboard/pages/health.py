@@ -26,7 +26,7 @@ def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTM
     try:
         checks = health.ready(request, plane).checks
     except NotReadyError as exc:
-        problems = {one["field"]: one["detail"] for one in exc.errors or ()}
+        problems = {error["field"]: error["detail"] for error in exc.errors or ()}
         problems = problems or {"service": exc.detail}
     return page(
         request,

@@ -36,14 +36,14 @@ def operations_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Show all jobs, newest first, and the workers that execute them."""
-    wanted = OperationState(state) if state in list(OperationState) else None
-    found = operations.list_operations(caller, plane, wanted, ROWS, page_token)
+    operation_state = OperationState(state) if state in list(OperationState) else None
+    listed = operations.list_operations(caller, plane, operation_state, ROWS, page_token)
     return page(
         request,
         "operations/operations.html",
-        operations=found.operations,
-        next_page_token=found.next_page_token,
-        state=wanted,
+        operations=listed.operations,
+        next_page_token=listed.next_page_token,
+        state=operation_state,
         states=list(OperationState),
         workers=workers.list_workers(plane, caller),
     )
@@ -52,29 +52,29 @@ def operations_page(
 @router.get("/operations/{operation}")
 def operation_page(caller: Reader, request: OperationRequestDependency) -> HTMLResponse:
     """Show a job: its progress, request and result."""
-    found = operations_actions.get_operation(request.plane, caller, request.operation)
-    return request.render("operations/operation.html", operation=found)
+    operation = operations_actions.get_operation(request.plane, caller, request.operation)
+    return request.render("operations/operation.html", operation=operation)
 
 
 @router.get("/operations/{operation}/card")
 def operation_card(caller: Reader, request: OperationRequestDependency) -> HTMLResponse:
     """Show a job as a card of the list."""
-    found = operations_actions.get_operation(request.plane, caller, request.operation)
-    return request.render("operations/card.html", operation=found)
+    operation = operations_actions.get_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=operation)
 
 
 @router.post("/operations/{operation}/cancel")
 def cancel_form(caller: Operator, request: OperationRequestDependency) -> HTMLResponse:
     """Cancel a job."""
-    found = operations_actions.cancel_operation(request.plane, caller, request.operation)
-    return request.render("operations/card.html", operation=found)
+    operation = operations_actions.cancel_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=operation)
 
 
 @router.post("/operations/{operation}/resume")
 def resume_form(caller: Operator, request: OperationRequestDependency) -> HTMLResponse:
     """Run a failed or cancelled job again."""
-    found = operations_actions.resume_operation(request.plane, caller, request.operation)
-    return request.render("operations/card.html", operation=found)
+    operation = operations_actions.resume_operation(request.plane, caller, request.operation)
+    return request.render("operations/card.html", operation=operation)
 
 
 @router.get("/artifacts/{artifact}")
@@ -82,11 +82,11 @@ def artifact_page(
     request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
 ) -> HTMLResponse:
     """Show an artifact: its files with checksums and downloads, and how to load them."""
-    found = artifacts.get_artifact(plane, caller, artifact)
+    description = artifacts.get_artifact(plane, caller, artifact)
     return page(
         request,
         "operations/artifact.html",
-        artifact=found,
-        is_gguf=any(file.name.endswith(".gguf") for file in found.files),
+        artifact=description,
+        is_gguf=any(file.name.endswith(".gguf") for file in description.files),
         origin=str(request.base_url).rstrip("/"),
     )

@@ -65,20 +65,20 @@ def runs_page(
     """Show the runs of all roots."""
     roots = caller.visible(plane.roots)
     search = Search.parse(run_filter(q, owner, label, state), order_by, RUN_FIELDS)
-    found = page_of_runs(plane, roots, ROWS, page_token, search=search)
-    activities = activity.run_activity(plane, found.runs)
-    failures = failures_actions.run_failures(plane, found.runs)
-    freed = reclaimable.reclaimable(plane, found.runs, RetentionPolicy(keep_last=keep_last))
-    asked: dict[str, Any] = {"q": q, "owner": owner, "label": label, "state": state}
+    listed = page_of_runs(plane, roots, ROWS, page_token, search=search)
+    activities = activity.run_activity(plane, listed.runs)
+    failures = failures_actions.run_failures(plane, listed.runs)
+    freed = reclaimable.reclaimable(plane, listed.runs, RetentionPolicy(keep_last=keep_last))
+    filters: dict[str, Any] = {"q": q, "owner": owner, "label": label, "state": state}
     return page(
         request,
         "runs/runs.html",
-        runs=list(zip(found.runs, activities, failures, freed, strict=True)),
-        next_page_token=found.next_page_token,
+        runs=list(zip(listed.runs, activities, failures, freed, strict=True)),
+        next_page_token=listed.next_page_token,
         roots={name: str(uri) for name, uri in roots.items()},
         several_roots=len(roots) > 1,
         searched=search.filter is not None or page_token is not None,
-        asked=asked | {"order_by": order_by},
+        asked=filters | {"order_by": order_by},
         states=STATES,
         orders=ORDERS,
         keep_last=keep_last,

@@ -23,15 +23,15 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/aliases")
 def aliases_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Show the aliases of a run, and who moved them and why."""
-    found = aliases_actions.list_aliases(request.plane, *request.names, refresh=True)
+    aliases = aliases_actions.list_aliases(request.plane, *request.names, refresh=True)
     histories = {
-        one.alias: aliases_actions.alias_history(request.plane, *request.names, one.alias)
-        for one in found[:AT_ONCE]
+        alias.alias: aliases_actions.alias_history(request.plane, *request.names, alias.alias)
+        for alias in aliases[:AT_ONCE]
     }
     return request.render(
         "run/aliases.html",
         run=runs.get_run(request.plane, *request.names, refresh=False),
-        aliases=found,
+        aliases=aliases,
         histories=histories,
     )
 

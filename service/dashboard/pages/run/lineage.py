@@ -32,13 +32,13 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/lineage")
 def lineage_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     """Show the forks, exports, rollbacks and imported steps of a run."""
-    known = runs.get_run(request.plane, *request.names, refresh=False)
-    found = lineage.run_lineage(request.plane, caller.visible(request.plane.roots), known)
+    run = runs.get_run(request.plane, *request.names, refresh=False)
+    ancestry = lineage.run_lineage(request.plane, caller.visible(request.plane.roots), run)
     aside = page_of_checkpoints(
         request.plane, *request.names, CheckpointState.SET_ASIDE, _STEPS, None
     )
     listed = page_of_checkpoints(request.plane, *request.names, AVAILABLE, _STEPS, None)
-    adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
+    adopted = [step for step in listed.checkpoints if not step.uri.startswith(f"{run.uri}/")]
     exports: list[Artifact] = []
     more, problem = False, None
     try:  # only artifacts are read from the store: if it fails, the rest of the page still shows
@@ -47,12 +47,12 @@ def lineage_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
         problem = str(exc)
     return request.render(
         "run/lineage.html",
-        run=known,
-        lineage=found,
-        drawing=_drawing(known, found, adopted, exports, aside.checkpoints),
+        run=run,
+        lineage=ancestry,
+        drawing=_drawing(run, ancestry, adopted, exports, aside.checkpoints),
         aside=aside.checkpoints,
         adopted=adopted,
-        exports=[(one, formats.export_name(one)) for one in exports],
+        exports=[(artifact, formats.export_name(artifact)) for artifact in exports],
         more_exports=more,
         export_problem=problem,
     )
@@ -60,39 +60,41 @@ def lineage_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
 
 def _drawing(
     run: Run,
-    found: RunLineage,
+    ancestry: RunLineage,
     adopted: Sequence[Checkpoint],
     exports: Sequence[Artifact],
     aside: Sequence[Checkpoint],
 ) -> Family | None:
-    before = _before(run, found, adopted)
-    forks = [Node(one.name, _from(one), addresses.run(one.root, one.name)) for one in found.forks]
-    made = [
+    before = _before(run, ancestry, adopted)
+    forks = [
+        Node(fork.name, _from(fork), addresses.run(fork.root, fork.name)) for fork in ancestry.forks
+    ]
+    artifacts = [
         Node(
-            formats.export_name(one),
-            f"of step {one.step}",
-            addresses.artifact(one.id),
+            formats.export_name(artifact),
+            f"of step {artifact.step}",
+            addresses.artifact(artifact.id),
             kind="export",
         )
-        for one in exports
+        for artifact in exports
     ]
-    after = [*_cut(forks), *_cut(made), *_cut(_gone_back(aside))]
+    after = [*_cut(forks), *_cut(artifacts), *_cut(_gone_back(aside))]
     if not before and not after:
         return None
     return family(before, Node(run.name, "this run", None, here=True), after)
 
 
-def _before(run: Run, found: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
+def _before(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
     """Return the ancestors, the nearest first; without one, the folders of imported steps."""
-    children = [run, *found.parents]
+    children = [run, *ancestry.parents]
     before = [
         Node(parent.name, _from(child), addresses.run(parent.root, parent.name))
-        for parent, child in zip(found.parents, children, strict=False)
+        for parent, child in zip(ancestry.parents, children, strict=False)
     ]
-    if found.unknown is not None:
-        before.append(Node(found.unknown.rsplit("/", 1)[-1], "not in these roots", None))
+    if ancestry.unknown is not None:
+        before.append(Node(ancestry.unknown.rsplit("/", 1)[-1], "not in these roots", None))
     if adopted and not before:
-        folders = sorted({one.uri.rpartition("/")[0] for one in adopted})
+        folders = sorted({checkpoint.uri.rpartition("/")[0] for checkpoint in adopted})
         name = folders[0].rpartition("/")[2] if len(folders) == 1 else f"{len(folders)} folders"
         before.append(Node(name, f"{len(adopted)} steps adopted", None, kind="adopted"))
     return before
@@ -100,10 +102,10 @@ def _before(run: Run, found: RunLineage, adopted: Sequence[Checkpoint]) -> list[
 
 def _gone_back(aside: Sequence[Checkpoint]) -> list[Node]:
     """Return a node per attempt for its superseded steps."""
-    by_attempt = sorted(aside, key=lambda one: (-one.attempt, one.step))
+    by_attempt = sorted(aside, key=lambda checkpoint: (-checkpoint.attempt, checkpoint.step))
     nodes = []
-    for attempt, group in groupby(by_attempt, key=lambda one: one.attempt):
-        steps = [one.step for one in group]
+    for attempt, group in groupby(by_attempt, key=lambda checkpoint: checkpoint.attempt):
+        steps = [checkpoint.step for checkpoint in group]
         name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
         nodes.append(Node(name, f"set aside, attempt {attempt}", None, kind="aside"))
     return nodes

@@ -54,28 +54,30 @@ def run_page(
 ) -> HTMLResponse:
     """Show the steps of a run, and the curves of its metrics."""
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
-    found = page_of_checkpoints(
+    listed = page_of_checkpoints(
         request.plane, *request.names, state, ROWS, page_token, search=search
     )
     last = page_of_checkpoints(request.plane, *request.names, "all", MARKS, None).checkpoints
-    known = runs.get_run(request.plane, *request.names, refresh=False)
+    run = runs.get_run(request.plane, *request.names, refresh=False)
     damaged = []
-    if known.damaged_count:
+    if run.damaged_count:
         wrong = CheckpointState.DAMAGED
         damaged = page_of_checkpoints(
             request.plane, *request.names, wrong, DAMAGED, None
         ).checkpoints
-    names = metric_names([*found.checkpoints, *last])
-    better = {name: mode for one in reversed(last) for name, mode in one.better.items()}
+    names = metric_names([*listed.checkpoints, *last])
+    better = {
+        name: mode for checkpoint in reversed(last) for name, mode in checkpoint.better.items()
+    }
     return request.render(
         "run/steps.html",
-        run=known,
-        activity=activity.run_activity(request.plane, [known])[0],
-        failures=failures.run_failures(request.plane, [known])[0],
-        damaged=[(one, known_job(request, caller, one)) for one in damaged],
+        run=run,
+        activity=activity.run_activity(request.plane, [run])[0],
+        failures=failures.run_failures(request.plane, [run])[0],
+        damaged=[(checkpoint, known_job(request, caller, checkpoint)) for checkpoint in damaged],
         sound=newest_sound(request) if damaged else None,
-        checkpoints=found.checkpoints,
-        next_page_token=found.next_page_token,
+        checkpoints=listed.checkpoints,
+        next_page_token=listed.next_page_token,
         timeline=timeline(last),
         columns=[(name, f"metrics.{quote(name)}") for name in names[:COLUMNS]],
         curves=names[:CURVES],
@@ -88,20 +90,27 @@ def run_page(
 @router.get("/ui/{root}/{run}/curves")
 def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
     """Answer with the metrics of listed steps and the places of aliases, as numbers to draw."""
-    steps = sorted(_listed(request.plane, *request.names), key=lambda one: one.step)
+    steps = sorted(_listed(request.plane, *request.names), key=lambda checkpoint: checkpoint.step)
     names = metric_names(reversed(steps))
     shown = thinned(steps, POINTS)
-    series = {name: [_finite(one.metrics.get(name)) for one in shown] for name in names[:CURVES]}
-    aliases = [[one.step, name] for one in steps for name in one.aliases]
-    drawn = {"steps": [one.step for one in shown], "series": series, "aliases": aliases}
+    series = {
+        name: [_finite(checkpoint.metrics.get(name)) for checkpoint in shown]
+        for name in names[:CURVES]
+    }
+    aliases = [[checkpoint.step, name] for checkpoint in steps for name in checkpoint.aliases]
+    drawn = {
+        "steps": [checkpoint.step for checkpoint in shown],
+        "series": series,
+        "aliases": aliases,
+    }
     return JSONResponse(drawn, headers=HEADERS)
 
 
 def metric_names(checkpoints: Any) -> list[str]:
     """Return the names of metrics, those that most steps have first, then by name."""
     counted: dict[str, int] = {}
-    for one in checkpoints:
-        for name in one.metrics:
+    for checkpoint in checkpoints:
+        for name in checkpoint.metrics:
             counted[name] = counted.get(name, 0) + 1
     return sorted(counted, key=lambda name: (-counted[name], name))
 
@@ -112,7 +121,7 @@ def thinned(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
         return list(steps)
     apart = math.ceil(len(steps) / most)
     last = len(steps) - 1
-    return [one for at, one in enumerate(steps) if at % apart == 0 or at == last or one.aliases]
+    return [step for at, step in enumerate(steps) if at % apart == 0 or at == last or step.aliases]
 
 
 def _finite(value: float | None) -> float | None:
@@ -122,9 +131,9 @@ def _finite(value: float | None) -> float | None:
 def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
     token, read = None, 0
     while read < _MOST_READ:
-        found = page_of_checkpoints(plane, root, run, AVAILABLE, 1000, token)
-        yield from found.checkpoints
-        read += len(found.checkpoints)
-        token = found.next_page_token
+        listed = page_of_checkpoints(plane, root, run, AVAILABLE, 1000, token)
+        yield from listed.checkpoints
+        read += len(listed.checkpoints)
+        token = listed.next_page_token
         if token is None:
             return

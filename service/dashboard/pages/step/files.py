@@ -20,14 +20,14 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/steps/{step}/files")
 def files_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the files of a step with their checksums, and its exports to download."""
-    found = request.opened()
-    objects = found.contents.objects
+    step = request.opened()
+    objects = step.contents.objects
     return request.render(
         "step/files.html",
         checkpoint=request.checkpoint(),
         artifacts=artifacts.list_artifacts(request.plane, *request.names),
         files=objects[:MOST_ROWS],
         file_count=len(objects),
-        nbytes=sum(one.size for one in objects),
+        nbytes=sum(record.size for record in objects),
         most=MOST_ROWS,
     )

@@ -14,13 +14,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     Raises:
         InvalidRequestError: The text is not a mesh, or names an axis twice.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         match = _AXIS.fullmatch(part.strip())
-        if match is None or match[1] in found:
+        if match is None or match[1] in sizes:
             detail = (
                 f"mesh: expected axes such as fsdp=4,tp=2, each once; found {part.strip()[:60]!r}"
             )
             raise InvalidRequestError(detail, errors=[{"field": "mesh", "detail": detail}])
-        found[match[1]] = int(match[2])
-    return found
+        sizes[match[1]] = int(match[2])
+    return sizes

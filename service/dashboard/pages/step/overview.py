@@ -31,24 +31,24 @@ router: Final = APIRouter(
 @router.get("/ui/{root}/{run}/steps/{step}")
 def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show a step: its metrics, how to load it, its exports and its actions."""
-    found = request.checkpoint()
+    checkpoint = request.checkpoint()
     aliases = aliases_actions.list_aliases(request.plane, request.root, request.run, refresh=False)
-    later = [one for one in aliases if one.step > request.step]
+    later = [alias for alias in aliases if alias.step > request.step]
     return request.render(
         "step/overview.html",
-        checkpoint=found,
-        sound=newest_sound(request) if found.damaged else None,
-        damage_job=known_job(request, caller, found),
+        checkpoint=checkpoint,
+        sound=newest_sound(request) if checkpoint.damaged else None,
+        damage_job=known_job(request, caller, checkpoint),
         aliases=aliases,
         stranded=later,
         run=runs.get_run(request.plane, request.root, request.run, refresh=False),
         uri=request.uri,
         operations=operations_of(request.plane, caller, *request.names),
-        refused=_refused(request.plane.place(request.root, request.run), found.uri),
+        refused=_source_problem(request.plane.place(request.root, request.run), checkpoint.uri),
     )
 
 
-def _refused(run: StoreURI, files: str) -> str | None:
+def _source_problem(run: StoreURI, files: str) -> str | None:
     """Return what an administrator can do if the server refuses to open a folder; else None.
 
     Imported steps have their files in other folders, which the settings must permit.
@@ -71,4 +71,4 @@ def operations_of(
     except NotReadyError:
         return []
     place = {"root": root, "run": run, "step": step}
-    return [one for one in recent if place.items() <= one.request.items()][:SHOWN]
+    return [operation for operation in recent if place.items() <= operation.request.items()][:SHOWN]

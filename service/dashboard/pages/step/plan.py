@@ -33,12 +33,12 @@ def plan_page(
     dtype: Text = "",
 ) -> HTMLResponse:
     """Show bytes per device, leaves that do not divide evenly, and how to load on a mesh."""
-    found = request.opened()
-    model = found.manifest.model
+    step = request.opened()
+    model = step.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {}) or {"fsdp": 8}
-    wanted = body_of(PlanRequest, mesh={"axes": axes, "processes": processes}, dtype=dtype or None)
+    body = body_of(PlanRequest, mesh={"axes": axes, "processes": processes}, dtype=dtype or None)
     name = StepName(root=request.root, run=request.run, step=request.step)
-    plan, more = plans.plan_step(found, name, request.uri, wanted, after=0, limit=ROWS)
+    plan, more = plans.plan_step(step, name, request.uri, body, after=0, limit=ROWS)
     return request.render(
         "step/plan.html",
         checkpoint=request.checkpoint(),

@@ -22,7 +22,7 @@ from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http.value_streams import ValueRead
-from cairn.service.schemas import PLAIN_PATTERN, PlannedLeaf, PlanRequest
+from cairn.service.schemas import PLAIN_PATTERN, PlanRequest
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
 from cairn.storage.reading.tensor_parts import MOST_READ_BYTES, TensorPart
 from cairn.storage.runs.records.manifest import LeafRecord
@@ -48,14 +48,17 @@ def tensor_page(
     part: Part = "",
 ) -> HTMLResponse:
     """Show the shape, sharding, statistics and values of a tensor."""
-    found = request.opened()
-    leaf = _leaf(found, item, path)
-    model = found.manifest.model
+    step = request.opened()
+    leaf = _leaf(step, item, path)
+    model = step.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
     named = {"item": item, "path": path}
     shown = part or _corner(leaf)
     drawable = bool(leaf.shape) and math.prod(leaf.shape) > 0 and not leaf.is_key
-    planned = _planned(found, leaf, axes) if axes else None
+    planned = None
+    if axes:
+        body = body_of(PlanRequest, mesh={"axes": axes})
+        planned = plans.plan_leaf(step, leaf.item, leaf.path, body)
     return request.render(
         "step/tensor.html",
         checkpoint=request.checkpoint(),
@@ -66,7 +69,7 @@ def tensor_page(
         trail=_trail(leaf.path),
         drawable=drawable,
         part=shown,
-        part_problem=_part_problem(found, item, path, part) if drawable and part else None,
+        part_problem=_part_problem(step, item, path, part) if drawable and part else None,
         statistics_url=f"{addresses.step(*request.names, 'tensor/statistics')}?{urlencode(named)}",
         picture_url=f"{addresses.step(*request.names, 'tensor/picture')}?"
         + urlencode({**named, "slice": shown}),
@@ -79,15 +82,15 @@ def statistics_part(
     caller: Reader, request: StepRequestDependency, item: Text, path: Text
 ) -> Response:
     """Show statistics and a histogram of a tensor's elements."""
-    found = request.opened()
-    looked_at = tensors.open_part(found.reader(), item, path)
+    step = request.opened()
+    tensor_part = tensors.open_part(step.reader(), item, path)
 
     def answer() -> Response:
-        statistics = tensors.tensor_statistics(request.plane, found, looked_at)
+        statistics = tensors.tensor_statistics(request.plane, step, tensor_part)
         bars = None if statistics.histogram is None else bars_of(statistics.histogram)
         return request.render("step/statistics.html", statistics=statistics, bars=bars)
 
-    return ValueRead(answer, request.http, request.root, looked_at.held_bytes)
+    return ValueRead(answer, request.http, request.root, tensor_part.held_bytes)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
@@ -95,20 +98,14 @@ def picture(
     caller: Reader, request: StepRequestDependency, item: Text, path: Text, part: Part = ""
 ) -> Response:
     """Answer with a PNG of a slice of a tensor, one pixel per element."""
-    found = request.opened()
-    looked_at = tensors.open_part(found.reader(), item, path, part)
+    step = request.opened()
+    tensor_part = tensors.open_part(step.reader(), item, path, part)
 
     def answer() -> Response:
-        values = matrix_of(looked_at)
+        values = matrix_of(tensor_part)
         return Response(png_of(values), headers=HEADERS, media_type="image/png")
 
-    return ValueRead(answer, request.http, request.root, looked_at.held_bytes)
-
-
-def _planned(step: OpenStep, leaf: LeafRecord, axes: dict[str, int]) -> PlannedLeaf | None:
-    """Plan the sharding of a leaf on a mesh; None if the model's layout is not known."""
-    wanted = body_of(PlanRequest, mesh={"axes": axes})
-    return plans.plan_leaf(step, leaf.item, leaf.path, wanted)
+    return ValueRead(answer, request.http, request.root, tensor_part.held_bytes)
 
 
 def _part_problem(step: OpenStep, item: str, path: str, part: str) -> str | None:

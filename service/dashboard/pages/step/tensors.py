@@ -26,14 +26,14 @@ def tensors_page(
     caller: Reader, request: StepRequestDependency, item: Text = "", prefix: Text = "", q: Text = ""
 ) -> HTMLResponse:
     """Show a level of a step's tensor tree, or the results of a search in it."""
-    found = request.opened()
+    step = request.opened()
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
-    for leaf in found.leaves:
+    for leaf in step.leaves:
         sizes[leaf.item] = sizes.get(leaf.item, 0) + leaf.nbytes
         counts[leaf.item] = counts.get(leaf.item, 0) + 1
     shown = item or ("model" if "model" in sizes else next(iter(sizes), ""))
-    own = [leaf for leaf in found.leaves if leaf.item == shown]
+    own = [leaf for leaf in step.leaves if leaf.item == shown]
     prefix = place(own, prefix)
     words = q.lower().split()
     matches = [leaf for leaf in own if all(word in leaf.path.lower() for word in words)]
