@@ -2,7 +2,11 @@
 
 from typing import ClassVar
 
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
 from cairn.service.http.limited_routes import StoreReadRoute, StoreRoute
+from cairn.service.http.permitted_routes import PermittedRoute
 
 
 class CatalogPage(StoreRoute):
@@ -18,3 +22,10 @@ class CatalogPage(StoreRoute):
 
 class StorePage(StoreReadRoute):
     """Route of a page that always reads from the store."""
+
+
+def page_router(route_class: type[PermittedRoute] = CatalogPage) -> APIRouter:
+    """Return a router of pages, which the API's document leaves out."""
+    return APIRouter(
+        include_in_schema=False, default_response_class=HTMLResponse, route_class=route_class
+    )

@@ -3,20 +3,18 @@
 from json import loads
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Operator
 from cairn.service.actions import adopt
 from cairn.service.dashboard.forms.fields import Form, FormDependency, body_of, invalid
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName
 from cairn.service.schemas import AdoptRequest
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 
 @router.post("/adopt/{root}")

@@ -1,9 +1,10 @@
 """Fields that a form of a page sends."""
 
+from http import HTTPStatus
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from cairn.service.errors import InvalidRequestError
@@ -96,3 +97,8 @@ FormDependency = Annotated[Form, Depends(read_form)]
 def invalid(name: str, detail: str) -> InvalidRequestError:
     """Create the error for an invalid field."""
     return InvalidRequestError(f"{name}: {detail}", errors=[{"field": name, "detail": detail}])
+
+
+def redirect(path: str) -> Response:
+    """Return the answer that has htmx open another page."""
+    return Response(status_code=HTTPStatus.OK, headers={"HX-Redirect": path})

@@ -2,17 +2,15 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 
 @router.get("/adopt")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from cairn.service.access.callers import Caller, Scope
@@ -14,7 +14,7 @@ from cairn.service.actions.diffs import DiffSelection, Side
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.changes import bars_of, layers_of
-from cairn.service.dashboard.page_routes import CatalogPage, StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.dependencies import MAX_STEP, PlaneDependency
@@ -28,9 +28,7 @@ AT_ONCE_BYTES: Final = 256 << 20
 """Largest total of differing leaves whose values the page compares without a click."""
 _RUNS: Final = 200
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 Name = Annotated[str, Query(pattern=rf"^$|{RUN_PATTERN}", max_length=128)]
 Chosen = Annotated[str, Query(pattern=rf"^([0-9]{{1,15}})?$|{ALIAS_PATTERN}", max_length=128)]

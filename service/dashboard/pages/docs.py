@@ -2,16 +2,15 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.http.permitted_routes import PermittedRoute
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
-)
+router: Final = page_router(PermittedRoute)
 
 
 @router.get("/docs")

@@ -2,20 +2,19 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import automations, root_health, schedules
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.routes import health
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
-)
+router: Final = page_router(PermittedRoute)
 
 
 @router.get("/health")

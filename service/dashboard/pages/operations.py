@@ -2,12 +2,13 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Operator, Reader
 from cairn.service.actions import artifacts, workers
 from cairn.service.actions import operations as operations_actions
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dashboard.requests import OperationRequestDependency
 from cairn.service.dependencies import PageToken, PlaneDependency
@@ -18,9 +19,7 @@ from cairn.service.schemas import OperationState
 
 ROWS: Final = 30
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=PermittedRoute
-)
+router: Final = page_router(PermittedRoute)
 
 State = Annotated[OperationState | None, Query()]
 OperationId = Annotated[str, Path(pattern=operations.OPERATION_PATTERN)]

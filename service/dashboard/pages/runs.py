@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import activity, reclaimable
 from cairn.service.actions import failures as failures_actions
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
 from cairn.service.filters.fields import RUN_FIELDS
@@ -41,9 +41,7 @@ MOST_ALIASES: Final = 4
 KEPT: Final = (1, 3, 5, 10, 25, 100)
 """Choices of `keep_last` for the reclaimable bytes of runs that no schedule cleans up."""
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 Kept = Annotated[int, Query(ge=1, le=1_000_000)]
 PageRequest = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]

@@ -2,22 +2,19 @@
 
 from typing import Final
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases as aliases_actions
 from cairn.service.actions import runs
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.dependencies import AliasName
 
 AT_ONCE: Final = 10
 """Number of histories that are read with the page; the others load when they are opened."""
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 
 @router.get("/ui/{root}/{run}/aliases")

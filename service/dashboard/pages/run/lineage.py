@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
@@ -12,7 +11,7 @@ from cairn.service.actions import artifacts, lineage, runs
 from cairn.service.actions.lineage import RunLineage
 from cairn.service.dashboard import addresses, formats
 from cairn.service.dashboard.charts.family import Family, Node, family
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.routes.checkpoints import page_of_checkpoints
 from cairn.service.schemas import AVAILABLE, Artifact, Checkpoint, CheckpointState, Run
@@ -24,9 +23,7 @@ _DRAWN: Final = 12
 _STEPS: Final = 100
 _EXPORTS: Final = 50
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 
 @router.get("/ui/{root}/{run}/lineage")

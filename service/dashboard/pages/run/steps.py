@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from cairn.service.access.permission import Reader
@@ -12,7 +12,7 @@ from cairn.service.actions import activity, failures, runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.charts.timeline import timeline
 from cairn.service.dashboard.damage import known_job, newest_sound
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.dependencies import (
@@ -36,9 +36,7 @@ CURVES: Final = 12
 POINTS: Final = 1000
 _MOST_READ: Final = 20_000
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 StateFilter = Annotated[States, Query(alias="state")]
 

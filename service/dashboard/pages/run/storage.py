@@ -2,23 +2,21 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import clean_up, runs
 from cairn.service.actions import usage as usage_actions
 from cairn.service.dashboard.charts.growth import growth
-from cairn.service.dashboard.forms.policies import PolicyFields, policy_of
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.forms.clean_up import PolicyFields, policy_of
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
 
 ROWS: Final = 100
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 Field = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
 

@@ -4,16 +4,13 @@ import math
 from collections import Counter
 from typing import Final
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 
 @router.get("/ui/{root}/{run}/steps/{step}/config")

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.callers import Caller
@@ -11,7 +10,7 @@ from cairn.service.actions import aliases as aliases_actions
 from cairn.service.actions import operations, runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.damage import known_job, newest_sound
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.schemas import Operation
@@ -23,9 +22,7 @@ LOOKED_THROUGH: Final = 200
 """Number of newest operations that are searched for those of the step."""
 SHOWN: Final = 8
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
-)
+router: Final = page_router()
 
 
 @router.get("/ui/{root}/{run}/steps/{step}")

@@ -2,14 +2,14 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.actions import plans
 from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text
 from cairn.service.dashboard.forms.fields import body_of
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN, PlanRequest, StepName
@@ -17,9 +17,7 @@ from cairn.service.schemas import PLAIN_PATTERN, PlanRequest, StepName
 ROWS: Final = 100
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 Text = Annotated[str, Query(max_length=1000, pattern=PLAIN_PATTERN)]
 

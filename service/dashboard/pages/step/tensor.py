@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
 import numpy as np
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
@@ -16,7 +16,7 @@ from cairn.service.dashboard.charts.histogram import bars_of
 from cairn.service.dashboard.charts.mesh import mesh_of, mesh_text, splitting
 from cairn.service.dashboard.charts.picture import png_of
 from cairn.service.dashboard.forms.fields import body_of
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import StepRequestDependency
@@ -30,9 +30,7 @@ from cairn.storage.runs.records.manifest import LeafRecord
 SIDE: Final = 128
 """Largest side of a picture, in elements."""
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 Text = Annotated[str, Query(max_length=4000, pattern=PLAIN_PATTERN)]
 Part = Annotated[str, Query(alias="slice", max_length=1000, pattern=PLAIN_PATTERN)]

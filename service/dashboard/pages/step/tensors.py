@@ -3,20 +3,18 @@
 import math
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse
 
 from cairn.service.access.permission import Reader
 from cairn.service.dashboard.charts.tensor_tree import branches, place
-from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.schemas import PLAIN_PATTERN
 
 MAX_ROWS: Final = 150
 
-router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
-)
+router: Final = page_router(StorePage)
 
 Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
 

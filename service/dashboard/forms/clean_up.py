@@ -1,10 +1,23 @@
-"""Retention policy from the fields of a form."""
+"""Form routes that clean a run up: retention, garbage. The policy from a form's fields."""
 
 from dataclasses import asdict, dataclass
+from typing import Final
 
-from cairn.service.dashboard.forms.fields import Form, body_of
+from fastapi.responses import HTMLResponse
+
+from cairn.service.access.permission import Operator
+from cairn.service.actions import clean_up
+from cairn.service.dashboard.forms.fields import Form, FormDependency, body_of
+from cairn.service.dashboard.page_routes import page_router
+from cairn.service.dashboard.requests import RunRequestDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.schemas import RetentionPolicy
+from cairn.service.schemas import (
+    ApplyRetentionRequest,
+    RetentionPolicy,
+)
+
+router: Final = page_router()
+
 
 _DAY = 86_400.0
 
@@ -51,3 +64,25 @@ def policy_of(fields: PolicyFields) -> RetentionPolicy:
         keep_best=[best] if fields.best else [],
         keep_labelled=[label.strip() for label in fields.labelled.split(",") if label.strip()],
     )
+
+
+@router.post("/ui/{root}/{run}/retention")
+def retention_form(
+    caller: Operator, request: RunRequestDependency, form: FormDependency
+) -> HTMLResponse:
+    """Start to delete the steps that a policy does not keep."""
+    policy = policy_of(PolicyFields.of(form))
+    body = body_of(ApplyRetentionRequest, policy=policy, dry_run=False)
+    started = clean_up.apply_retention(
+        request.plane, caller, *request.names, body, idempotency_key=None
+    )
+    return request.render("operations/card.html", operation=started)
+
+
+@router.post("/ui/{root}/{run}/gc")
+def collect_garbage_form(caller: Operator, request: RunRequestDependency) -> HTMLResponse:
+    """Start to remove the garbage of the run."""
+    started = clean_up.collect_garbage(
+        request.plane, caller, *request.names, dry_run=False, idempotency_key=None
+    )
+    return request.render("operations/card.html", operation=started)

@@ -1,0 +1,46 @@
+"""Form routes of keys: create, revoke."""
+
+from typing import Final
+
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
+
+from cairn.service.access.permission import ServerAdministrator
+from cairn.service.actions import keys as keys_actions
+from cairn.service.dashboard.forms.fields import FormDependency, body_of, redirect
+from cairn.service.dashboard.page_routes import page_router
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency
+from cairn.service.routes import keys
+from cairn.service.schemas import KeyRequest
+
+router: Final = page_router()
+
+
+_DAY: Final = 86_400.0
+
+
+@router.post("/keys")
+def create_key_form(
+    request: Request, caller: ServerAdministrator, plane: PlaneDependency, form: FormDependency
+) -> HTMLResponse:
+    """Create a key, and show it once."""
+    days = form.decimal("expires_days")
+    body = body_of(
+        KeyRequest,
+        name=form.text("name"),
+        scope=form.text("scope") or "read",
+        roots=form.texts("roots") or None,
+        expires_seconds=None if days is None else days * _DAY,
+    )
+    new_key = keys_actions.create_key(plane, caller, body)
+    return page(request, "administration/new_key.html", made=new_key)
+
+
+@router.post("/keys/{key}/revoke")
+def revoke_key_form(
+    caller: ServerAdministrator, key: keys.KeyId, plane: PlaneDependency
+) -> Response:
+    """Revoke a key."""
+    keys_actions.revoke_key(plane, caller, key)
+    return redirect("/keys")
