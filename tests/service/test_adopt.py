@@ -164,7 +164,7 @@ def test_run_that_a_job_writes_is_left_to_it(http, store):
 
 def test_cancelled_adoption_keeps_whole_steps_and_goes_on_where_it_was(http, store, monkeypatch):
     looked, opened = threading.Event(), threading.Event()
-    real = adopt_job.adoption.adopt
+    real = adopt_job.adopt
 
     def slow(*args, progress, **options):
         def told(done, total):
@@ -174,7 +174,7 @@ def test_cancelled_adoption_keeps_whole_steps_and_goes_on_where_it_was(http, sto
 
         return real(*args, progress=told, **options)
 
-    monkeypatch.setattr(adopt_job.adoption, "adopt", slow)
+    monkeypatch.setattr(adopt_job, "adopt", slow)
     started = http.post(ADOPT, json={"folder": "old", "run": "adopted"}).json()
     assert looked.wait(PATIENCE)
     assert http.post(f"/v1/operations/{started['id']}:cancel").is_success

@@ -321,12 +321,8 @@ def test_partition_axes_that_the_mesh_lacks_are_problems_of_the_load(http, root)
 def test_planning_loads_no_array_framework(trained):
     program = f"""
 import sys
-<<<<<<< HEAD
-from cairn.service.actions.looked_into import OpenSteps
-from cairn.service.actions.looking.plans import plan_step
-=======
-from cairn.service.actions import StepCache, plan_step
->>>>>>> b0a5dd34 (service: one name for a resource in every layer)
+from cairn.service.actions.caches import StepCache
+from cairn.service.actions.plans import plan_step
 from cairn.service.schemas import PlanRequest, StepName
 from cairn import resolve_checkpoint
 
