@@ -106,7 +106,7 @@ class StorageError(Exception):
         lead = _compose(message, self.path, self.expected, self.found, next_step)
         super().__init__("\n  - ".join((lead, *self.problems)))
 
-    def to_keep(self) -> Self:
+    def without_traceback(self) -> Self:
         """Drop traceback and causes, whose frames keep data in memory; return the error."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)

@@ -39,9 +39,7 @@ def take_stamp(run: StoreURI) -> str | None:
 
 def record_stamps(run: Run) -> dict[str, str | None]:
     """Return the stamps of all manifests, annotations and tombstones of a run, by name."""
-    return {
-        name: stamp for folder in _RECORDS for name, stamp in run.objects.stamps(folder).items()
-    }
+    return {name: stamp for folder in _RECORDS for name, stamp in run.objects.etags(folder).items()}
 
 
 def _times(run: StoreURI) -> str | None:
@@ -76,7 +74,7 @@ def _look(path: str) -> tuple[int, int] | None:
 
 def _generations(run: Run) -> str:
     info = run.objects.read(RUN_FILE)
-    listed = [list(run.objects.stamps(folder).items()) for folder in _FOLDERS]
+    listed = [list(run.objects.etags(folder).items()) for folder in _FOLDERS]
     steps = [run.objects.folders(attempt) for attempt in run.objects.folders(ATTEMPTS)]
     return _digest([info and info.generation, listed, steps])
 

@@ -225,7 +225,7 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
         try:
             manifest = parse_record(run.objects, name, Manifest, found)
         except UNREADABLE as exc:
-            unreadable[name] = exc.to_keep()
+            unreadable[name] = exc.without_traceback()
             continue
         read[name] = {
             "created": from_rfc3339(manifest.created),

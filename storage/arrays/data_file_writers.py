@@ -130,7 +130,7 @@ class UploadMemory:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taken(self, nbytes: int) -> Iterator[None]:
+    def reserve(self, nbytes: int) -> Iterator[None]:
         """Count `nbytes` as used within the context; wait until there is room."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + nbytes <= self.most)
@@ -299,7 +299,7 @@ def _with_room(memory: bytearray, filled: int, size: int) -> bytearray:
 
 
 def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if uploads is None else uploads.taken(nbytes)
+    return contextlib.nullcontext() if uploads is None else uploads.reserve(nbytes)
 
 
 def _blocks(pieces: FileContents) -> Iterator[bytes]:

@@ -105,7 +105,7 @@ class PagedTable:
         skipped = first * self._step
         return rows[start - skipped : stop - skipped]
 
-    def taken(self, numbers: Sequence[int]) -> list[Any]:
+    def take(self, numbers: Sequence[int]) -> list[Any]:
         """Return some rows, in ascending order, as Python values; cheapest for many at once.
 
         Raises:

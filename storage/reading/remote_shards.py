@@ -147,7 +147,7 @@ class RangeReads:
                     memory = next(filling)
                     while True:
                         memory = filling.send(data.read_into(memory))
-                        self._progress.made()
+                        self._progress.record_answer()
 
     def _began(self, piece: Piece, start: int, stop: int) -> "_Range":
         """Start the stream of the range that begins with a piece."""

@@ -188,7 +188,7 @@ def _kept(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
         try:
             hold.enter_context(held(run, key, by=by, reason=reason))
         except StepChangedError:
-            if run.objects.present([trash_file(*key), manifest_file(*key)]) != {
+            if run.objects.existing([trash_file(*key), manifest_file(*key)]) != {
                 manifest_file(*key)
             }:
                 raise

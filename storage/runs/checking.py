@@ -193,7 +193,7 @@ class _RunCheck:
         numbers.update(self._history.attempts.unknown)
         published = self._history.published
         markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in published}
-        committed = self._objects.present(markers.values())
+        committed = self._objects.existing(markers.values())
         assets: dict[str, tuple[str, AssetRecord]] = {}
         names = {manifest_file(*key): key for key in published}
         for name, value in self._objects.read_each(names):

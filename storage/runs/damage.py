@@ -195,7 +195,7 @@ def shared_problems(
     if files and run.uri.scheme == "file":
         folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
         held = []
-        for file in run.files.held(ATTEMPTS):
+        for file in run.files.usage(ATTEMPTS):
             *folder, name = f"{ATTEMPTS}{file.name}".split("/", 3)
             if file.identity is not None and "/".join(folder) in folders:
                 held.append((folders["/".join(folder)], name, file.identity))

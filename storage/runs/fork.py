@@ -112,7 +112,7 @@ def fork_run(
         StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
         StoreFullError: no space or quota left.
     """
-    manifest, damage = source.objects.at_once(
+    manifest, damage = source.objects.gather(
         lambda: source.manifest(step), lambda: damage_of(source, (step.step, step.attempt))
     )
     lineage = Lineage(

@@ -303,7 +303,7 @@ def _sized(run: Run, found: list[Garbage]) -> list[Garbage]:
     if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
         sizes = [sum(_bytes_below(run, place) for place in _places(one)) for one in found]
     else:
-        sizes = _unlinked(run.files.held(), [_places(one) for one in found]) if found else []
+        sizes = _unlinked(run.files.usage(), [_places(one) for one in found]) if found else []
     return [replace(one, nbytes=size) for one, size in zip(found, sizes, strict=True)]
 
 

@@ -222,7 +222,7 @@ def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
 def saved_among(objects: ObjectStore, keys: Collection[StepKey]) -> list[StepKey]:
     """Return those of the steps that have a manifest or a tombstone."""
     names = [name for key in keys for name in (manifest_file(*key), trash_file(*key))]
-    present = objects.present(names)
+    present = objects.existing(names)
     return [key for key in keys if present.intersection((manifest_file(*key), trash_file(*key)))]
 
 
@@ -325,7 +325,7 @@ def seen_in(
 
 def look_at(objects: ObjectStore) -> Look:
     """Read the lease and list manifests and attempts in one round; nothing is parsed."""
-    lease, published, entries = objects.at_once(
+    lease, published, entries = objects.gather(
         lambda: objects.read(LEASE_FILE),
         lambda: published_steps(objects),
         lambda: objects.entries(ATTEMPTS),
@@ -341,7 +341,7 @@ def read_history(objects: ObjectStore, look: Look | None = None) -> History:
         look: a look taken just now: it saves two rounds of three, for one more request.
     """
     if look is None:
-        lease, published = objects.at_once(
+        lease, published = objects.gather(
             lambda: objects.read(LEASE_FILE), lambda: published_steps(objects)
         )
         look = Look(lease, published, None, [])
@@ -363,7 +363,7 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
     # The lease names a step that the listing lacks: it may be lost, or the listing stale.
     if problems or (noted is not None and noted not in look.published):
         return None
-    deleted, attempts, again = objects.at_once(
+    deleted, attempts, again = objects.gather(
         lambda: trashed_steps(objects),
         lambda: judge_attempts(objects, begun, look.published, look.attempts),
         lambda: None if look.attempts is None else objects.children(ATTEMPTS),

@@ -128,7 +128,7 @@ class _Look(NamedTuple):
     @classmethod
     def at(cls, run: Run, step: int, alias: str, opened: bool) -> "_Look":
         objects = run.objects
-        there, lease, stored, attempts, manifests, trash = objects.at_once(
+        there, lease, stored, attempts, manifests, trash = objects.gather(
             lambda: opened or read_run_info(objects) is not None,
             partial(objects.read, LEASE_FILE),
             partial(objects.read, alias_file(alias)),
@@ -167,7 +167,7 @@ def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: 
     info = damage = None
     # Hold and judge the likely step in one round; if it is not certain, judge by the whole history.
     if look.candidate is not None:
-        info, damage = run.objects.at_once(
+        info, damage = run.objects.gather(
             partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
         )
     if not isinstance(info, StepInfo):
@@ -193,10 +193,10 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         return None
     numbers = {number for name in look.attempts if (number := parse_attempt_file(name)) is not None}
     later = [(look.step, number) for number in sorted(numbers) if number >= key[1]]
-    described, manifests, tombstones, attempts, names = objects.at_once(
+    described, manifests, tombstones, attempts, names = objects.gather(
         lambda: run.described([(key, StepState.LISTED)]),
-        lambda: objects.present(manifest_file(*one) for one in later if one != key),
-        lambda: objects.present(trash_file(*one) for one in later),
+        lambda: objects.existing(manifest_file(*one) for one in later if one != key),
+        lambda: objects.existing(trash_file(*one) for one in later),
         lambda: judge_attempts(objects, lease.begun, listed=look.attempts),
         lambda: _attempts(run),
     )

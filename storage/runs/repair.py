@@ -262,7 +262,7 @@ class _Mender:
         times = self._times()
         info = RunInfo(
             name=self._run.uri.name, created=min(times, default=rfc3339(self._clock()))
-        ).placed(RecordLocation(run_id, RUN_FILE))
+        ).with_location(RecordLocation(run_id, RUN_FILE))
         action = (
             f"begin it anew with the id {run_id!r} that the other records have, created "
             f"{info.created}; labels, lineage, environment and the folder it adopts are lost"

@@ -171,7 +171,7 @@ def _noted(
     run: Run, key: StepKey, describe: Callable[[], StepInfo]
 ) -> tuple[StepInfo, Damage | None]:
     """Describe a step and read its damage, in the same round of requests."""
-    info, damage = run.objects.at_once(describe, lambda: known_damage(run, key))
+    info, damage = run.objects.gather(describe, lambda: known_damage(run, key))
     return info, damage
 
 

@@ -296,7 +296,7 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = N
 def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]:
     """Return those of the folders, by name, that have one of their markers."""
     names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
-    return sorted({names[name] for name in ObjectStore.open(folder).present(names)})
+    return sorted({names[name] for name in ObjectStore.open(folder).existing(names)})
 
 
 def _unless_absent(ask: Callable[[], T]) -> T | None:
@@ -394,7 +394,7 @@ class Run:
             RunNotFoundError: there is none.
         """
         run = cls(uri, clock=clock)
-        _, run._look = run.objects.at_once(
+        _, run._look = run.objects.gather(
             run.info, lambda: _unless_absent(lambda: look_at(run.objects))
         )
         return run
@@ -461,7 +461,7 @@ class Run:
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
         # One round, before anything is written.
-        _, known, look, entries, recalled = run.objects.at_once(
+        _, known, look, entries, recalled = run.objects.gather(
             lambda: refuse_inside_checkpoint(uri),
             lambda: read_run_info(run.objects),
             lambda: _unless_absent(lambda: look_at(run.objects)),
@@ -743,7 +743,7 @@ class Run:
             for one in judge_attempts(self.objects, begun).known
         }
         # Manifests that do not count are not read: only their existence matters.
-        stored = self.objects.present(names)
+        stored = self.objects.existing(names)
         published = [(number, names[name]) for name in names if name in stored]
         if lease is None or problems or not published:
             return None
@@ -751,7 +751,7 @@ class Run:
         attempts = judge_attempts(self.objects, begun)
         newest = max(published)
         later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
-        tombstones = self.objects.present(trash_file(*key) for key in later)
+        tombstones = self.objects.existing(trash_file(*key) for key in later)
         deleted = [key for key in later if trash_file(*key) in tombstones]
         published += saved_among(self.objects, overwriting(min(published), attempts.known))
         attempt = certain_holder(number, lease, attempts, published, deleted)
@@ -873,8 +873,8 @@ def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str]
     ]
     objects = ObjectStore.open(parsed)
     unknown = [name for name in names if name not in known]
-    begun = objects.present(f"{name}/{RUN_FILE}" for name in unknown)
+    begun = objects.existing(f"{name}/{RUN_FILE}" for name in unknown)
     others = [name for name in unknown if f"{name}/{RUN_FILE}" not in begun]
-    held = objects.present(f"{name}/{LEASE_FILE}" for name in others)
+    held = objects.existing(f"{name}/{LEASE_FILE}" for name in others)
     no_runs = {name for name in others if f"{name}/{LEASE_FILE}" not in held}
     return sorted(set(names) - no_runs)

@@ -459,7 +459,7 @@ def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple
     removed only once the manifest is gone and nobody holds the step, see `end_removal`.
     """
     objects = run.objects
-    intent, tombstone, manifest, *result = objects.at_once(
+    intent, tombstone, manifest, *result = objects.gather(
         lambda: read_record(objects, intent_file(*key), Intent),
         lambda: objects.read(trash_file(*key)),
         lambda: objects.read(manifest_file(*key)),

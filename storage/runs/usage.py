@@ -78,7 +78,7 @@ def run_usage(run: Run) -> RunUsage:
         StoreUnavailableError: the store gives no answer.
     """
     known = {(info.step, info.attempt): info for info in run.all_states()}
-    held = run.files.held()
+    held = run.files.usage()
     of_step: dict[StepKey, list[FileUsage]] = {}
     for one in held:
         key = _step_of(one.name)

@@ -248,7 +248,7 @@ class Writer:
         step = manifest.step
         self._refuse_unclaimed(manifest)
         if self._probe is not None:
-            self._probe.ensure_over()
+            self._probe.ensure_finished()
 
         def annotate() -> None:
             if annotation is not None:
@@ -257,7 +257,7 @@ class Writer:
         # One round trip instead of three. A local disk gains nothing by that, and checks the fence
         # later.
         if self._objects.is_remote:
-            self._objects.at_once(before, annotate, self._fence)
+            self._objects.gather(before, annotate, self._fence)
         else:
             before()
             annotate()

@@ -90,27 +90,27 @@ class Progress:
     def __init__(self) -> None:
         """Start the clock now."""
         self._at = time.monotonic()
-        self._elsewhere = 0
+        self._pauses = 0
         self._lock = threading.Lock()
 
-    def made(self) -> None:
+    def record_answer(self) -> None:
         """Record that a call was answered."""
         self._at = time.monotonic()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Detect progress that no call reported; `wait_for` calls this now and then."""
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Stop the clock while the caller waits for something that has limits of its own."""
         with self._lock:
-            self._elsewhere += 1
+            self._pauses += 1
         try:
             yield
         finally:
-            self.made()
+            self.record_answer()
             with self._lock:
-                self._elsewhere -= 1
+                self._pauses -= 1
 
     def end_within(self, seconds: float) -> None:
         """Shorten the time that is left to `seconds`."""
@@ -123,7 +123,7 @@ class Progress:
             began: start of the wait, on the clock of `time.monotonic`.
         """
         now = time.monotonic()
-        since = now if self._elsewhere else max(began, self._at)
+        since = now if self._pauses else max(began, self._at)
         return max(0.0, min(since + DEADLINE_SECONDS, _ends.get()) - now)
 
 
@@ -135,12 +135,12 @@ class ReadProgress(Progress):
         super().__init__()
         self._bytes = _bytes_read()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count the bytes that this process has read as progress."""
         count = _bytes_read()
         if count - self._bytes >= _READ_STEP_BYTES:
             self._bytes = count
-            self.made()
+            self.record_answer()
 
 
 def _bytes_read() -> int:
@@ -172,13 +172,13 @@ def wait_for(future: Any, progress: Progress | None = None) -> Any:
         try:
             result = future.result(timeout=min(left, DEADLINE_SECONDS / _LOOKS))
         except TimeoutError:
-            shared.look()
+            shared.poll()
             if shared.seconds_left(began) > 0:
                 continue
             future.cancel()
             seconds = time.monotonic() - began
             raise TimeoutError(f"no answer within {seconds:.3g} s") from None
-        shared.made()
+        shared.record_answer()
         return result
 
 
@@ -198,7 +198,7 @@ class WatchedCall(Generic[T]):
         threading.Thread(target=self._run, args=(call,), name="cairn-call", daemon=True).start()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """True while the call runs, abandoned or not."""
         return not self._outcome.done()
 

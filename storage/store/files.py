@@ -146,11 +146,11 @@ class Files(abc.ABC):
     def walk(self, rel: str = "") -> builtins.list[FileEntry]:
         """List every file below the folder `rel`, by path; empty if it does not exist."""
 
-    def room(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Return the bytes that can be written before the store is full; None if unknown."""
         return None
 
-    def held(self, rel: str = "") -> builtins.list[FileUsage]:
+    def usage(self, rel: str = "") -> builtins.list[FileUsage]:
         """List everything that occupies space below the folder `rel`, hidden files included."""
         return [FileUsage(entry.name, entry.size, None) for entry in self.walk(rel)]
 
@@ -195,7 +195,7 @@ class Files(abc.ABC):
         """Remove the file or folder `rel` and all below it, if it exists."""
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold this folder's lock while a set of files is written; wait for other holders.
 
         The lock of a process that died is free. Only on a disk with locks: elsewhere there is none.

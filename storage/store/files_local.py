@@ -74,7 +74,7 @@ class LocalFiles(Files):
                 return []
         return sorted(entries)
 
-    def stamps(self, rel: str = "") -> dict[str, str | None]:
+    def etags(self, rel: str = "") -> dict[str, str | None]:
         """Return by name a stamp of each file in a folder, which changes whenever the file does.
 
         Reads no file. None for a file that changed too recently for its timestamp to be reliable.
@@ -85,7 +85,7 @@ class LocalFiles(Files):
             try:
                 with self._handle(rel) as folder, os.scandir(folder.path) as items:
                     for item in items:
-                        if self._is_shown(item) and (known := _stamp(item, newest)):
+                        if self._is_shown(item) and (known := _etag(item, newest)):
                             found[item.name] = known[0]
             except (FileNotFoundError, NotADirectoryError):
                 return {}
@@ -97,7 +97,7 @@ class LocalFiles(Files):
             return sorted(self._files_below(self._checked_folder(rel), PurePosixPath()))
 
     @override
-    def room(self) -> int | None:
+    def free_bytes(self) -> int | None:
         folder = self.uri.local_path
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
@@ -106,7 +106,7 @@ class LocalFiles(Files):
         return found.f_bavail * found.f_frsize
 
     @override
-    def held(self, rel: str = "") -> builtins.list[FileUsage]:
+    def usage(self, rel: str = "") -> builtins.list[FileUsage]:
         folder = self._folder(rel)
         found = []
         with translated_errors(folder, "list"):
@@ -189,7 +189,7 @@ class LocalFiles(Files):
 
     @override
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         with translated_errors(self.uri):
             descriptor = _locked_folder(self._folder(""))
         try:
@@ -297,7 +297,7 @@ def _sweep(item: os.DirEntry[str]) -> None:
             os.close(descriptor)
 
 
-def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
+def _etag(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
     """Return the stamp of a file; None if it is a folder, or no longer exists."""
     try:
         if item.is_dir():

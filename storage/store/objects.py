@@ -224,7 +224,7 @@ class ObjectStore:
         """True if requests go over a network."""
         return self.uri.scheme not in _WITHOUT_A_NETWORK
 
-    def at_once(self, *calls: Callable[[], Any]) -> list[Any]:
+    def gather(self, *calls: Callable[[], Any]) -> list[Any]:
         """Make independent calls concurrently, in one round trip; return their results.
 
         Without a network it makes them in turn: starting a thread would take longer. All calls have
@@ -257,7 +257,7 @@ class ObjectStore:
                 name, reading = reads.pop(0)
                 yield name, self._versioned(name, *reading)
 
-    def present(self, keys: Iterable[str]) -> set[str]:
+    def existing(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that have an object, or a link out of confinement; reads no value."""
         names, found = [self._named(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
@@ -722,7 +722,7 @@ class ObjectStore:
         names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
         return sorted(name for name in names if not name.endswith("/"))
 
-    def stamps(self, prefix: str) -> dict[str, str | None]:
+    def etags(self, prefix: str) -> dict[str, str | None]:
         """Return stamps of the objects directly in a folder, which change whenever they do.
 
         Reads no object.
@@ -736,7 +736,7 @@ class ObjectStore:
         """
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
-            found = LocalFiles(self.uri).stamps(folder)
+            found = LocalFiles(self.uri).etags(folder)
             return {f"{folder}{name}": stamp for name, stamp in found.items()}
         if self.uri.scheme != "gs":
             return dict.fromkeys(self.children(folder))

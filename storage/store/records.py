@@ -1,4 +1,4 @@
-"""Base of the store's JSON records: format, version, place, checksum and canonical encoding."""
+"""Base of the store's JSON records: format, version, location, checksum and canonical encoding."""
 
 import contextlib
 import hashlib
@@ -108,7 +108,7 @@ def _memory_for(data: bytes) -> contextlib.AbstractContextManager[object]:
 
 
 def stored_location(data: bytes) -> RecordLocation | None:
-    """Return the place that a stored record of any kind names; None if the record is damaged."""
+    """Return the location that a stored record of any kind names; None if the record is damaged."""
     match = _CHECKSUM.search(data)
     if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
         return None
@@ -124,7 +124,7 @@ class Record(BaseModel):
 
     A subclass sets `FORMAT`, which every object contains. Parsing refuses unknown keys, and any
     other version than `VERSION`, as its fields may mean something else. Beside the fields, the JSON
-    has `checksum`, the SHA-256 of the same JSON without that key. A `placed` record also has `run`
+    has `checksum`, the SHA-256 of the same JSON without that key. A located record also has `run`
     and `key`, so that a copy under another name is refused.
 
     The value of a field whose name sorts before "checksum" must not contain such a key: the first
@@ -136,21 +136,21 @@ class Record(BaseModel):
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int] = 1
 
-    _place: RecordLocation | None = PrivateAttr(None)
+    _location: RecordLocation | None = PrivateAttr(None)
 
     def __eq__(self, other: object) -> bool:
-        """Compare type and fields; the place does not count."""
+        """Compare type and fields; the location does not count."""
         return type(other) is type(self) and other.__dict__ == self.__dict__
 
     @property
-    def place(self) -> RecordLocation | None:
+    def location(self) -> RecordLocation | None:
         """Place that the record belongs to; None if it belongs to no run, or is not placed yet."""
-        return self._place
+        return self._location
 
-    def placed(self, place: RecordLocation) -> Self:
-        """Return a copy of this record that belongs to `place`."""
+    def with_location(self, location: RecordLocation) -> Self:
+        """Return a copy of this record that belongs to `location`."""
         copy = self.model_copy()
-        copy._place = place
+        copy._location = location
         return copy
 
     def to_bytes(self) -> bytes:
@@ -160,8 +160,8 @@ class Record(BaseModel):
             UnsupportedFormatError: a value is not JSON.
         """
         body = self.model_dump(by_alias=True) | {"format": self.FORMAT, "version": self.VERSION}
-        if self._place is not None:
-            body |= {"key": self._place.key, "run": self._place.run}
+        if self._location is not None:
+            body |= {"key": self._location.key, "run": self._location.run}
         return canonical_json(body | {"checksum": sha256_of(canonical_json(body))})
 
     def digest(self) -> str:
@@ -169,24 +169,24 @@ class Record(BaseModel):
         return sha256_of(self.to_bytes())
 
     @classmethod
-    def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
+    def parse(cls, data: bytes, path: object, location: RecordLocation | None = None) -> Self:
         """Parse what `to_bytes` wrote.
 
         Args:
             data: the stored bytes.
             path: where they were read, for the error.
-            place: the place that was read; a record that names another one is refused.
+            location: the location that was read; a record that names another one is refused.
 
         Raises:
             UnsupportedFormatError: another format, another version, or fields that don't fit.
             CorruptionError: the bytes are not what was written, are absent, or exceed their bound.
         """
         with _memory_for(data):
-            return cls._parsed(data, path, place)
+            return cls._parsed(data, path, location)
 
     @classmethod
-    def _parsed(cls, data: bytes, path: object, place: RecordLocation | None) -> Self:
-        body, stored = cls._read(data, path, place)
+    def _parsed(cls, data: bytes, path: object, location: RecordLocation | None) -> Self:
+        body, stored = cls._read(data, path, location)
         try:
             record = cls.model_validate(body, context=free_json_context(data))
         except ValidationError as exc:
@@ -210,25 +210,27 @@ class Record(BaseModel):
                 found=problems,
                 next_step=_NOT_OURS_NEXT,
             ) from exc
-        record._place = stored
+        record._location = stored
         return record
 
     @classmethod
-    def body(cls, data: bytes, path: object, place: RecordLocation | None = None) -> dict[str, Any]:
-        """Return the fields in `data`; checks format, version, checksum and place, but no field.
+    def body(
+        cls, data: bytes, path: object, location: RecordLocation | None = None
+    ) -> dict[str, Any]:
+        """Return the fields in `data`; checks format, version, checksum and location, but no field.
 
         Raises:
             UnsupportedFormatError: no JSON, another format, or another version.
             CorruptionError: the bytes are not what was written, or are absent.
         """
         with _memory_for(data):
-            return cls._read(data, path, place)[0]
+            return cls._read(data, path, location)[0]
 
     @classmethod
     def _read(
-        cls, data: bytes, path: object, place: RecordLocation | None
+        cls, data: bytes, path: object, location: RecordLocation | None
     ) -> tuple[dict[str, Any], RecordLocation | None]:
-        """Return the fields, and the place that the record names."""
+        """Return the fields, and the location that the record names."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
@@ -248,22 +250,22 @@ class Record(BaseModel):
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
         cls._check_stored(data, body.pop("checksum", None), path)
-        stored = cls._stored_place(body, path)
-        if place is not None:
-            cls._check_place(stored, place, path)
+        stored = cls._stored_location(body, path)
+        if location is not None:
+            cls._check_location(stored, location, path)
         return body, stored
 
     @classmethod
-    def _stored_place(cls, body: dict[str, Any], path: object) -> RecordLocation | None:
+    def _stored_location(cls, body: dict[str, Any], path: object) -> RecordLocation | None:
         if not {"run", "key"} & body.keys():
             return None
         run, key = body.pop("run", None), body.pop("key", None)
         if not isinstance(run, str) or not isinstance(key, str):
-            raise cls._placeless(path, f"run {run!r}, key {key!r}"[:200])
+            raise cls._missing_location(path, f"run {run!r}, key {key!r}"[:200])
         return RecordLocation(run, key)
 
     @classmethod
-    def _placeless(cls, path: object, found: str) -> UnsupportedFormatError:
+    def _missing_location(cls, path: object, found: str) -> UnsupportedFormatError:
         return UnsupportedFormatError(
             "a record without its place",
             path=path,
@@ -273,25 +275,25 @@ class Record(BaseModel):
         )
 
     @classmethod
-    def _check_place(
-        cls, stored: RecordLocation | None, place: RecordLocation, path: object
+    def _check_location(
+        cls, stored: RecordLocation | None, location: RecordLocation, path: object
     ) -> None:
         what = cls.FORMAT.rpartition(".")[2]
         if stored is None:
-            raise cls._placeless(path, "neither")
-        if stored.key != place.key:
+            raise cls._missing_location(path, "neither")
+        if stored.key != location.key:
             raise CorruptionError(
                 f"the {what} of another place",
                 path=path,
-                expected=f"the record {place.key}",
+                expected=f"the record {location.key}",
                 found=f"the record {stored.key}",
                 next_step="Put each back in its place, or see what `cairn repair` can do.",
             )
-        if place.run is not None and stored.run != place.run:
+        if location.run is not None and stored.run != location.run:
             raise CorruptionError(
                 f"the {what} of another run",
                 path=path,
-                expected=f"a record of the run with id {place.run!r}",
+                expected=f"a record of the run with id {location.run!r}",
                 found=f"one of the run with id {stored.run!r}",
                 next_step="Put each back in its place, or see what `cairn repair` can do.",
             )

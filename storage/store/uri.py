@@ -46,15 +46,15 @@ class Confinement:
 
     Attributes:
         folder: path of the folder.
-        place: its path with symbolic links resolved, as `real_prefix` returns it.
+        real_prefix: its path with symbolic links resolved, as `real_prefix` returns it.
         sources: folders that may hold the files of imported steps.
-        above: confinement of the folder's parent; None if the parent has none.
+        parent: confinement of the folder's parent; None if the parent has none.
     """
 
     folder: str
-    place: str
+    real_prefix: str
     sources: "tuple[StoreURI, ...]"
-    above: "Confinement | None" = None
+    parent: "Confinement | None" = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class StoreURI:
             )
         confinement = self.confinement
         if confinement is not None and self.path == confinement.folder:
-            confinement = confinement.above
+            confinement = confinement.parent
         return StoreURI(self.scheme, self.bucket, self.path.rpartition("/")[0], confinement)
 
     @property

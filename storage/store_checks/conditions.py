@@ -48,7 +48,7 @@ class Conditions:
         Raises:
             StorageError: the store gives no answer, or has no room.
         """
-        made = self._objects.at_once(
+        made = self._objects.gather(
             lambda: self._done(self._created, self._first, None),
             lambda: self._done(self._replaced, self._first, None),
             lambda: self._done(self._kept, self._late, None),
@@ -56,7 +56,7 @@ class Conditions:
         if None in made:
             return [f"a write of what is not there yet: {_NOT_DONE}"]
         self._old = made[1]
-        refused, now, kept = self._objects.at_once(
+        refused, now, kept = self._objects.gather(
             lambda: self._objects.refuses_write(self._created, self._late, generation=None),
             lambda: self._done(self._replaced, self._second, self._old),
             # `made[1]` is another object's generation: not that of `_kept`
@@ -84,7 +84,7 @@ class Conditions:
         """
         if not self._now:
             return []
-        kept, write_refused, deletion_refused = self._objects.at_once(
+        kept, write_refused, deletion_refused = self._objects.gather(
             lambda: self._objects.read(self._created),
             lambda: self._objects.refuses_write(self._replaced, self._late, generation=self._old),
             lambda: self._objects.refuses_deletion(self._replaced, generation=self._old),

@@ -92,15 +92,15 @@ class Probe:
         self._root = root
         self._answer = answer
 
-    def ensure_creates(self) -> None:
+    def ensure_exclusive_create(self) -> None:
         """Wait until it is known that only one of two writers can create an object.
 
         Raises:
-            StorageError: as `ensure_sound`.
+            StorageError: as `ensure_passed`.
         """
         self._wait(self._answer.creates)
 
-    def ensure_sound(self) -> None:
+    def ensure_passed(self) -> None:
         """Wait for the answer; call it before the first promise to anybody.
 
         Raises:
@@ -109,7 +109,7 @@ class Probe:
         """
         self._wait(self._answer.sound)
 
-    def ensure_over(self) -> None:
+    def ensure_finished(self) -> None:
         """Wait for the end of the probe; call it before publishing anything.
 
         Raises:

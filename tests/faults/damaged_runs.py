@@ -289,7 +289,7 @@ def _foreign(template: Template, rng: Random) -> tuple[str, dict[str, bytes | No
     """Of another run that has a record of the same name."""
     name, value = rng.choice(list(template.records.items()))
     record = KINDS[_kind(name)].parse(value, name)
-    other = record.placed(RecordLocation("f" * 32, name)).to_bytes()
+    other = record.with_location(RecordLocation("f" * 32, name)).to_bytes()
     return f"{name} of another run", {name: other}
 
 

@@ -345,7 +345,9 @@ def test_large_run_is_indexed_whole(index, catalog, root):
     manifest = run.manifest(run.step(0))
     for step in range(1, 1500):
         other = manifest.model_copy(update={"step": step})
-        body = other.placed(RecordLocation(run.info().id, f"manifests/{step}.1.json")).to_bytes()
+        body = other.with_location(
+            RecordLocation(run.info().id, f"manifests/{step}.1.json")
+        ).to_bytes()
         (root / "run" / "manifests" / f"{step}.1.json").write_bytes(body)
     index.refresh_run("default", Run.open(run.uri))
     with catalog.read() as session:

@@ -70,7 +70,7 @@ def forge(folder):
             }
         )
         assert manifest.place is not None
-        path.write_bytes(other.placed(manifest.place).to_bytes())
+        path.write_bytes(other.with_location(manifest.location).to_bytes())
         return run.name
 
     yield forged

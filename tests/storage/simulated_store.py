@@ -131,7 +131,7 @@ class Scheduler:
         actor = getattr(self._current, "actor", None)
         return "" if actor is None else actor.name
 
-    def at_once(self, calls):
+    def gather(self, calls):
         """What the calls return; the store serves what each of them asks at any moment.
 
         Raises what the first of those that failed raised, once all have ended.
@@ -249,7 +249,7 @@ class _NoMoves:
     def turn(self, call):
         pass
 
-    def at_once(self, calls):
+    def gather(self, calls):
         return [call() for call in calls]
 
 
@@ -301,11 +301,11 @@ class SimulatedStore:
     def read_many(self, keys):
         return dict(self.read_each(keys))
 
-    def present(self, keys):
+    def existing(self, keys):
         return {key for key, stored in self.read_each(keys) if stored is not None}
 
-    def at_once(self, *calls):
-        return self._scheduler.at_once(calls)
+    def gather(self, *calls):
+        return self._scheduler.gather(calls)
 
     def write(self, key, value):
         self._scheduler.turn(f"write {key}")

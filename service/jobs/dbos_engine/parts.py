@@ -103,7 +103,7 @@ class Parts:
                 "app_version": APPLICATION_VERSION,
                 "attributes": self._origin,
             },
-            {**self._job, "part": part, "at_once": at_once},
+            {**self._job, "part": part, "gather": at_once},
         )
 
     def _failure(

@@ -244,7 +244,7 @@ class Worker:
         if own is None:
             raise RuntimeError(f"jobs of the kind {kind.name!r} have no parts")
         limits = {PART: LIMITS[PART]}
-        if (at_once := job.get("at_once")) is not None:
+        if (at_once := job.get("gather")) is not None:
             limits[f"parts of {operation_id}"] = at_once
         with observed_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
             execution = self._execution(kind.name, operation_id, _Steps(), is_part=True)

@@ -164,7 +164,7 @@ def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> lis
             {**shard, "number": number, "planned": planned}
             for number, shard in enumerate(planned["shards"])
         ]
-        return context.parts(planned["parts"], parts, at_once=planned["at_once"])
+        return context.parts(planned["parts"], parts, at_once=planned["gather"])
     records, done = [], 0  # a single file
     for number, shard in enumerate(planned["shards"]):
         write = functools.partial(job.write_shard, planned, number, done)
@@ -248,7 +248,7 @@ class _ExportJob:
         return {
             "folder": f"{self._context.operation_id}-{token}",
             "parts": token if len(shards) > 1 else None,
-            "at_once": self._at_once(shards),
+            "gather": self._at_once(shards),
             "total_bytes": sum(shard.nbytes for shard in shards),
             "shards": [
                 {"name": shard.file_name, "nbytes": shard.nbytes, "left": left.get(shard.file_name)}
@@ -573,7 +573,7 @@ def _require_room(files: Files, name: str, nbytes: int) -> None:
     Raises:
         StoreFullError: It would.
     """
-    room = files.room()
+    room = files.free_bytes()
     if room is not None and room < RESERVE_BYTES + nbytes:
         raise StoreFullError(
             "the store is full",

@@ -172,13 +172,13 @@ class StepWrite:
         """
         if self._folder.scheme == "file":
             return call()
-        self._progress.made()
+        self._progress.record_answer()
         watched = WatchedCall(call, path=self._folder)
         try:
             return watched.result(self._progress)
         except StoreUnavailableError:
-            self.given_up = watched.running
-            exit_guard.outlast(lambda: watched.running)
+            self.given_up = watched.is_running
+            exit_guard.outlast(lambda: watched.is_running)
             if self._failure is not None:
                 raise self._failure from None
             raise
@@ -220,7 +220,7 @@ class StepWrite:
 
     def _write_watched(self, folder: StoreURI) -> None:
         try:
-            with self._progress.elsewhere():  # our own waits have deadlines
+            with self._progress.paused():  # our own waits have deadlines
                 self._write(folder)
         except Exception as exc:
             self._failure = exc

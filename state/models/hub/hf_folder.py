@@ -129,7 +129,7 @@ def write_folder(
         folder.check()
 
     with ExitStack() as held:
-        _on_first(partial(held.enter_context, folder.files.alone()))
+        _on_first(partial(held.enter_context, folder.files.exclusive()))
         for shard in shards:
             if jax.process_count() > 1:
                 # Gathering is collective: every process does it, in one order, outside of threads.

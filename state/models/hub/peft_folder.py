@@ -91,7 +91,7 @@ def write_adapter(
     def write() -> None:
         sources = tuple(array_source(name, array) for name, array in tensors.items())
         nbytes = sum(source.nbytes for source in sources)
-        with folder.files.alone():
+        with folder.files.exclusive():
             folder.write_shard(Shard(WEIGHTS_FILE, sources, nbytes))
             content = json.dumps(config, indent=2, sort_keys=True) + "\n"
             folder.write(CONFIG_FILE, content.encode())

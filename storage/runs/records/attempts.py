@@ -353,7 +353,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
         FencedError: a later attempt exists, or this attempt's record is gone because the run was
             removed.
     """
-    newest, is_there = objects.at_once(
+    newest, is_there = objects.gather(
         lambda: newest_number(objects), lambda: is_begun(objects, attempt)
     )
     if newest > attempt.number:
@@ -383,7 +383,7 @@ def run_removed(objects: ObjectStore, attempt: Attempt) -> FencedError:
 
 def is_begun(objects: ObjectStore, attempt: Attempt) -> bool:
     """Return True if the run and the attempt's record still exist and were not replaced."""
-    run, stored = objects.at_once(
+    run, stored = objects.gather(
         lambda: objects.read(RUN_FILE),
         lambda: read_record(objects, attempt_file(attempt.number), AttemptRecord),
     )
@@ -408,7 +408,7 @@ def free_number(objects: ObjectStore, saved: Iterable[tuple[int, int]]) -> int:
 
 def saved_steps(objects: ObjectStore) -> list[tuple[int, int]]:
     """List (step, attempt) of every manifest and tombstone, by names alone."""
-    manifests, trash = objects.at_once(lambda: objects.list(MANIFESTS), lambda: objects.list(TRASH))
+    manifests, trash = objects.gather(lambda: objects.list(MANIFESTS), lambda: objects.list(TRASH))
     keys = [*map(parse_manifest_file, manifests), *map(parse_trash_file, trash)]
     return [key for key in keys if key is not None]
 

@@ -167,7 +167,7 @@ def _assembled(
         files=places[0],
         values=places[1],
         digests=places[2],
-    ).placed(place)
+    ).with_location(place)
     plain = directory.to_bytes()
     # The fastest level: the step can't be published before this is done.
     stored = zlib.compress(plain, 1)

@@ -184,7 +184,7 @@ def begin_attempt(
         ends=ends,
     )
     try:
-        started.probe.ensure_over()
+        started.probe.ensure_finished()
     except BaseException:
         with contextlib.suppress(StorageError):
             release(objects, started.attempt, clock=clock)
@@ -271,9 +271,9 @@ def start_attempt(
                 kept = base_step() if callable(base_step) else base_step
             keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
             if seen is None:
-                probe.ensure_sound()
+                probe.ensure_passed()
             else:  # it keeps every step, so it does no harm while the probe goes on
-                probe.ensure_creates()
+                probe.ensure_exclusive_create()
             begun = create_attempt(
                 objects,
                 replace(
@@ -302,7 +302,7 @@ def start_attempt(
 def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clock) -> None:
     """Wait for the probe; give the lease back if the store failed it."""
     try:
-        probe.ensure_sound()
+        probe.ensure_passed()
     except BaseException:
         with contextlib.suppress(StorageError):  # else it expires by itself
             release(objects, begun, clock=clock)

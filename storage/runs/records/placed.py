@@ -119,7 +119,7 @@ def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
     Raises:
         PreconditionFailedError: there is a `run.json` already.
     """
-    placed = info.placed(RecordLocation(uuid4().hex, RUN_FILE))
+    placed = info.with_location(RecordLocation(uuid4().hex, RUN_FILE))
     objects.write_if(RUN_FILE, placed.to_bytes(), generation=None, same_is_success=True)
     _ids.note(objects, placed)
 
@@ -228,7 +228,7 @@ def _parser(
         try:
             return parse(data, path, RecordLocation(run, path.path.removeprefix(above)))
         except UNREADABLE as exc:
-            return exc.to_keep()
+            return exc.without_traceback()
 
     return parsed
 
@@ -240,7 +240,7 @@ def put_record(objects: ObjectStore, name: str, record: Record) -> None:
         StoreFullError: no space or quota left.
         RunNotFoundError: as in `write_record`.
     """
-    data = record.placed(RecordLocation(_ids.get(objects) or "", name)).to_bytes()
+    data = record.with_location(RecordLocation(_ids.get(objects) or "", name)).to_bytes()
     _ensure_in_a_run(objects, name, objects.write(name, data))
 
 
@@ -266,7 +266,7 @@ def write_record(
         StoreFullError: no space or quota left.
         RunNotFoundError: the run's folder was moved or removed meanwhile; nothing is left there.
     """
-    placed = record.placed(RecordLocation(_ids.get(objects) or "", name))
+    placed = record.with_location(RecordLocation(_ids.get(objects) or "", name))
     written = objects.write_if(
         name, placed.to_bytes(), generation=generation, same_is_success=same_is_success
     )

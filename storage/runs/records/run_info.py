@@ -58,4 +58,4 @@ class RunInfo(Record):
     @property
     def id(self) -> str:
         """Id of the run, which stands in all its records; "" before it is stored."""
-        return "" if self.place is None or self.place.run is None else self.place.run
+        return "" if self.location is None or self.location.run is None else self.location.run

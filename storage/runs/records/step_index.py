@@ -521,8 +521,8 @@ class StepIndex(StepContents):
         wanted = list(rows)
         # In the table's order, so that each page is taken once.
         order = sorted(range(len(wanted)), key=lambda number: wanted[number].value)
-        values = self._values.taken([wanted[number].value for number in order])
-        digests = self._digests.taken([wanted[number].digest for number in order])
+        values = self._values.take([wanted[number].value for number in order])
+        digests = self._digests.take([wanted[number].digest for number in order])
         found: list[tuple[ValueRef, int] | None] = [None] * len(wanted)
         for number, (file, offset, length), digest in zip(order, values, digests, strict=True):
             found[number] = ValueRef(self._file(file), offset, length), digest

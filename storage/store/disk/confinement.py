@@ -65,10 +65,10 @@ def safe_join(root: StoreURI, *segments: str) -> StoreURI:
         child = child / check_name(segment)
     if root.confinement is None:
         return safe_join(with_confinement(root), *segments)
-    place = real_prefix(child)
-    if not place.startswith(root.confinement.place):
+    prefix = real_prefix(child)
+    if not prefix.startswith(root.confinement.real_prefix):
         raise _leads_out(child, root)
-    confinement = Confinement(child.path, place, root.confinement.sources, root.confinement)
+    confinement = Confinement(child.path, prefix, root.confinement.sources, root.confinement)
     return replace(child, confinement=confinement)
 
 
@@ -87,8 +87,8 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
     folder = parse_uri(source)
     if uri.confinement is None:
         return folder
-    place = real_prefix(folder)
-    if not _lies_within(place, folder.scheme, uri.confinement.sources):
+    prefix = real_prefix(folder)
+    if not _starts_within(prefix, folder.scheme, uri.confinement.sources):
         raise SourceRefusedError(
             "the files of an adopted step lie outside the root of its run",
             path=uri,
@@ -97,7 +97,7 @@ def source_folder(uri: StoreURI, source: str) -> StoreURI:
             next_step="Start the server with --adopt-from FOLDER (or set CAIRN_ADOPT_FROM), or "
             "fork the run with `cairn fork`, which copies the files.",
         )
-    return replace(folder, confinement=Confinement(folder.path, place, (folder,)))
+    return replace(folder, confinement=Confinement(folder.path, prefix, (folder,)))
 
 
 def real_prefix(uri: StoreURI) -> str:
@@ -109,11 +109,11 @@ def real_prefix(uri: StoreURI) -> str:
 
 def is_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
     """Return True if an address is one of these folders, or below one."""
-    return _lies_within(real_prefix(uri), uri.scheme, folders)
+    return _starts_within(real_prefix(uri), uri.scheme, folders)
 
 
-def _lies_within(place: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
-    return any(one.scheme == scheme and place.startswith(real_prefix(one)) for one in folders)
+def _starts_within(prefix: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
+    return any(one.scheme == scheme and prefix.startswith(real_prefix(one)) for one in folders)
 
 
 def check_below(uri: StoreURI, path: str) -> None:
@@ -131,7 +131,7 @@ def check_below(uri: StoreURI, path: str) -> None:
         real = os.path.realpath(path)
     except OSError:  # a link on the path changed while it was resolved
         real = ""
-    if not f"{real}/".startswith(_place(uri)):
+    if not f"{real}/".startswith(_allowed_prefix(uri)):
         raise _leads_out(path, uri)
     if uri.confinement is not None:
         _check_kind(path)
@@ -172,7 +172,7 @@ class PathHandle:
             raise
         try:
             self.path = f"{_DESCRIPTORS}/{self._descriptor}"
-            if not f"{os.readlink(self.path)}/".startswith(uri.confinement.place):
+            if not f"{os.readlink(self.path)}/".startswith(uri.confinement.real_prefix):
                 raise _leads_out(path, uri)
             _check_kind(self.path)
         except BaseException:
@@ -266,9 +266,9 @@ def check_tree(uri: StoreURI) -> None:
                     raise _leads_out(entry.path, uri)
 
 
-def _place(uri: StoreURI) -> str:
+def _allowed_prefix(uri: StoreURI) -> str:
     """Return the address that everything opened in a folder has to lie in."""
-    return real_prefix(uri) if uri.confinement is None else uri.confinement.place
+    return real_prefix(uri) if uri.confinement is None else uri.confinement.real_prefix
 
 
 def _check_kind(path: str) -> None:
@@ -293,7 +293,7 @@ def _leads_out(path: object, uri: StoreURI) -> ConfinementError:
     return ConfinementError(
         "leads out of its root",
         path=path,
-        expected=f"a path below {_place(uri)}",
+        expected=f"a path below {_allowed_prefix(uri)}",
         found="a symbolic link to somewhere else",
         next_step="Replace the link by what it leads to.",
     )

@@ -16,6 +16,6 @@ def test_pages_show_a_step_with_an_odd_environment_and_config(http, root, odd):
     model = ModelInfo(model_type="llama", config=config)
     environment = {"packages": odd, "python": odd}
     forged = manifest.model_copy(update={"environment": environment, "model": model})
-    path.write_bytes(forged.placed(manifest.place).to_bytes())
+    path.write_bytes(forged.with_location(manifest.location).to_bytes())
     for page in ("", "/config", "/plan", "/files", "/tensors"):
         assert http.get(f"/ui/default/run/steps/1{page}").status_code == 200, page

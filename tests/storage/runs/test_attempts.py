@@ -54,7 +54,7 @@ class SetClock:
 def objects(objects):
     """Those of a run that exists."""
     info = RunInfo(name="run", created="2026-01-01T00:00:00Z")
-    objects.write(RUN_FILE, info.placed(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
+    objects.write(RUN_FILE, info.with_location(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
     return objects
 
 

@@ -151,7 +151,7 @@ def test_labels_of_a_run_beyond_what_can_be_kept_are_damaged(run):
 
 
 def test_free_json_beyond_its_bound_is_damaged():
-    record = made()[1].placed(RecordLocation("r", "manifests/3.1.json"))
+    record = made()[1].with_location(RecordLocation("r", "manifests/3.1.json"))
     deep: object = "x"
     for _ in range(70):
         deep = [deep]
@@ -164,7 +164,7 @@ def test_free_json_beyond_its_bound_is_damaged():
 
 
 def test_a_leaf_of_more_axes_than_an_array_has_is_damaged():
-    record = random_manifest(Random(0)).placed(RecordLocation("r", "manifests/3.1.json"))
+    record = random_manifest(Random(0)).with_location(RecordLocation("r", "manifests/3.1.json"))
     axes = {"item": "model", "path": "a", "shape": [1] * 65, "dtype": "int8"}
     with pytest.raises(CorruptionError, match=r"leaves\.0\.shape"):
         Manifest.parse(sealed(record, leaves=[axes]), "p")

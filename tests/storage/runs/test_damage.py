@@ -55,7 +55,7 @@ def test_damage_that_is_noted_while_a_step_is_promoted_is_seen(run):
         return at_once(*calls)
 
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(run.objects, "at_once", noting)
+    monkeypatch.setattr(run.objects, "gather", noting)
     with pytest.raises(StepDamagedError):
         promote(run, 9)
     assert run.aliases.list() == []

@@ -218,7 +218,7 @@ def world(switches, **limits):
     scheduler = Scheduler(switches, clock, pause_seconds=JUMP, **limits)
     store = SimulatedStore(scheduler)
     info = RunInfo(name="run", created=rfc3339(clock()))
-    store.write(RUN_FILE, info.placed(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
+    store.write(RUN_FILE, info.with_location(RecordLocation("1" * 32, RUN_FILE)).to_bytes())
     return World(scheduler, clock, store)
 
 

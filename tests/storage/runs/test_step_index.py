@@ -111,9 +111,9 @@ def test_an_index_holds_what_it_was_made_of(seed, leaves):
 def test_the_manifest_can_be_made_of_the_index(seed):
     data, indexed, _ = made(seed)
     name = RecordLocation("some-run", manifest_file(indexed.step, indexed.attempt))
-    published = indexed.placed(name).to_bytes()
+    published = indexed.with_location(name).to_bytes()
     found, _ = parse_index(data, "p", PLACE)
-    assert found.placed(name).to_bytes() == published
+    assert found.with_location(name).to_bytes() == published
     assert Manifest.parse(published, "p", name) == found
 
 

@@ -109,7 +109,7 @@ def test_a_bucket_is_not_asked_for_what_its_listing_tells_to_be_too_large(gcs, s
     objects = ObjectStore.open(f"{gcs.bucket_uri}/run")
     name = "annotations/1.1.json"
     unbounded_write(objects, name, b" " * 1_000_000)
-    objects.stamps("annotations")
+    objects.etags("annotations")
     sent = []
     objects._kv = Counted(objects._kv, sent)
     assert objects.read(name).value.size == 1_000_000
@@ -149,7 +149,7 @@ def test_of_many_large_objects_few_are_held(tmp_path, monkeypatch, read):
         for _, stored in objects.read_each(names):
             parsed(stored.value, None)
     assert max(begun - done for done, begun in enumerate(held)) == 3
-    assert objects.present([*names, "manifests/none.json"]) == set(names)
+    assert objects.existing([*names, "manifests/none.json"]) == set(names)
 
 
 def test_what_could_not_be_read_again_is_not_written(objects, small_bounds):

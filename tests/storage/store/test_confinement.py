@@ -97,7 +97,7 @@ OF_FILES = {
     "stat": lambda files, rel: files.stat(f"{rel}file"),
     "list": lambda files, rel: files.list(f"{rel}below"),
     "walk": lambda files, rel: files.walk(f"{rel}below"),
-    "held": lambda files, rel: files.held(f"{rel}below"),
+    "held": lambda files, rel: files.usage(f"{rel}below"),
     "exists": lambda files, rel: files.exists(f"{rel}file"),
     "open_read": lambda files, rel: files.open_read(f"{rel}file").read(),
     "read_range": lambda files, rel: files.read_range(f"{rel}file", 0, 9),
@@ -121,7 +121,7 @@ OF_OBJECTS = {
     "delete_prefix": lambda objects, rel: objects.delete_prefix(f"{rel}below/"),
     "list": lambda objects, rel: objects.list(f"{rel}below/"),
     "children": lambda objects, rel: objects.children(f"{rel}below"),
-    "stamps": lambda objects, rel: objects.stamps(f"{rel}below"),
+    "stamps": lambda objects, rel: objects.etags(f"{rel}below"),
     "entries": lambda objects, rel: objects.entries(f"{rel}below"),
     "folders": lambda objects, rel: objects.folders(f"{rel}below"),
 }
@@ -159,7 +159,7 @@ def test_no_operation_on_objects_follows_a_link_out_of_the_run(run, outside, pla
 
 
 def test_folder_that_leads_out_is_not_locked(run, outside):
-    with pytest.raises(ConfinementError), open_files(run / "folder").alone():
+    with pytest.raises(ConfinementError), open_files(run / "folder").exclusive():
         pass
 
 

@@ -64,7 +64,7 @@ def test_a_future_is_waited_for_while_others_that_belong_to_it_are_answered(endl
     def answered():
         for _ in range(6):
             time.sleep(SECONDS / 2)
-            progress.made()
+            progress.record_answer()
         promise.set_result(7)
 
     threading.Thread(target=answered).start()
@@ -99,14 +99,14 @@ def test_a_call_that_waits_for_good_is_given_up_and_named(never):
     told = r"gs://bucket/step: expected an answer within [\d.]+ s, found none"
     with pytest.raises(StoreUnavailableError, match=told):
         watched.result()
-    assert watched.running
+    assert watched.is_running
 
 
 def test_a_call_is_waited_for_while_what_it_does_elsewhere_goes_on():
     progress = Progress()
 
     def call():
-        with progress.elsewhere():
+        with progress.paused():
             time.sleep(3 * SECONDS)
         return 7
 

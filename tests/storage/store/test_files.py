@@ -250,10 +250,10 @@ def test_a_folder_is_written_by_one_at_a_time_and_also_if_it_is_removed_meanwhil
     order = []
 
     def second():
-        with open_files(tmp_path / "folder").alone():
+        with open_files(tmp_path / "folder").exclusive():
             order.append("second")
 
-    with files.alone():
+    with files.exclusive():
         other = threading.Thread(target=second)
         other.start()
         time.sleep(0.1)

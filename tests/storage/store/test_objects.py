@@ -108,23 +108,23 @@ def test_stamps_tell_what_has_changed_without_reading_it(objects, monkeypatch):
     for key in ("a/one", "a/two", "a/b/deep"):
         objects.write(key, b"1")
     later = time.time_ns() + 60_000_000_000
-    assert set(objects.stamps("a/")) == {"a/one", "a/two"}
+    assert set(objects.etags("a/")) == {"a/one", "a/two"}
     monkeypatch.setattr("cairn.storage.store.files_local.time.time_ns", lambda: later)
-    before = objects.stamps("a")
-    assert objects.stamps("a") == before
+    before = objects.etags("a")
+    assert objects.etags("a") == before
     objects.write("a/two", b"2")
-    after = objects.stamps("a")
+    after = objects.etags("a")
     assert after["a/one"] == before["a/one"]
     tells = objects.uri.scheme in ("file", "gs")
     assert (after["a/two"] != before["a/two"]) is tells
     assert (None in before.values()) is not tells
-    assert objects.stamps("none") == {}
+    assert objects.etags("none") == {}
 
 
 def test_a_stamp_taken_just_after_a_change_tells_nothing(tmp_path):
     objects = ObjectStore.open(tmp_path)
     objects.write("a/one", b"1")
-    assert objects.stamps("a") == {"a/one": None}
+    assert objects.etags("a") == {"a/one": None}
 
 
 def test_deleting_a_prefix_leaves_its_neighbours(objects):
@@ -407,7 +407,7 @@ def test_what_is_asked_at_once_waits_for_nothing_else_and_has_its_callers_deadli
         return deadlines.deadline_seconds_left()
 
     with deadlines.deadline_after(50):
-        left = objects.at_once(seconds, seconds, seconds)
+        left = objects.gather(seconds, seconds, seconds)
     assert all(0 < one <= 50 for one in left)
 
 
@@ -424,7 +424,7 @@ def test_calls_that_are_made_at_once_have_ended_when_one_of_them_raises(gcs):
         return objects.write("b", b"two")
 
     with pytest.raises(StoreUnavailableError, match="no answer"):
-        objects.at_once(fails, writes)
+        objects.gather(fails, writes)
     assert objects.read("b").value == b"two"
 
 

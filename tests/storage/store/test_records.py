@@ -147,7 +147,7 @@ def test_object_is_refused_in_the_place_of_another(record):
     place = RecordLocation("0" * 32, key)
     with pytest.raises(UnsupportedFormatError, match="without its place"):
         type(record).parse(record.to_bytes(), "p", place)
-    placed = record.placed(place).to_bytes()
+    placed = record.with_location(place).to_bytes()
     assert type(record).parse(placed, "p", place) == record
     for other in (RecordLocation("1" * 32, key), RecordLocation("0" * 32, "a/2.json")):
         with pytest.raises(CorruptionError, match="of another"):
