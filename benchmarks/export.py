@@ -214,7 +214,7 @@ def save(store: str, gigabytes: str) -> Measure:
     """Saves a step as a training job does, of random numbers, which nothing compresses."""
     import numpy as np
 
-    from cairn.interop.config.decoder_parts import leaf_shapes
+    from cairn.interop.config.decoder_layers import leaf_shapes
     from cairn.state.checkpointing.checkpointer import Checkpointer
     from cairn.state.checkpointing.trees import nest
     from cairn.storage.runs.records.manifest import ModelInfo

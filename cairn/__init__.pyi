@@ -15,7 +15,7 @@ from .interop.names import EasyDeLPlatforms as EasyDeLPlatforms
 from .interop.names import EasyDeLQuantizationMethods as EasyDeLQuantizationMethods
 from .interop.names import TaskType as TaskType
 from .interop.partition_axis import PartitionAxis as PartitionAxis
-from .interop.weights.adoption import model_map as model_map
+from .interop.weights.model_map import model_map as model_map
 from .service.app import create_app as create_app
 from .service.client.asynchronous.client import AsyncClient as AsyncClient
 from .service.client.client import Client as Client

@@ -1,4 +1,4 @@
-"""Floating dtypes, from their names or as NumPy and JAX have them; JAX-free."""
+"""Floating dtypes, from their names or as NumPy and JAX have them."""
 
 from typing import Any
 
@@ -20,21 +20,21 @@ def floating_dtype(value: Any, *, argument: str) -> np.dtype[Any]:
     Raises:
         ArgumentError: there is no such dtype, or it is not floating.
     """
-    found: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] | None = None
     try:
         # NumPy takes None for float64.
         if value is not None:
             named = getattr(ml_dtypes, value, value) if isinstance(value, str) else value
-            found = np.dtype(named)
-        ml_dtypes.finfo(found)
-        if found is not None and found.kind == "c":
+            dtype = np.dtype(named)
+        ml_dtypes.finfo(dtype)
+        if dtype is not None and dtype.kind == "c":
             raise ValueError("complex")
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             path=argument,
             expected="a floating dtype",
-            found=repr(value) if found is None else found.name,
+            found=repr(value) if dtype is None else dtype.name,
             next_step="give one such as float32, float16 or bfloat16",
         ) from error
-    assert found is not None
-    return found
+    assert dtype is not None
+    return dtype

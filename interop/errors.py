@@ -81,17 +81,17 @@ class UnknownModelError(InteropError, ValueError):
     """A checkpoint of a model class that this process has not defined."""
 
 
-def with_nearest(name: str, known: Iterable[str]) -> str:
+def with_nearest(name: str, names: Iterable[str]) -> str:
     """Return an unknown name for a message, with the most similar known one, if any."""
-    nearest = get_close_matches(name, list(known), n=1)
+    nearest = get_close_matches(name, list(names), n=1)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
-def require_known(argument: str, value: Any, known: Sequence[str]) -> None:
+def require_known(argument: str, value: Any, names: Sequence[str]) -> None:
     """Check that a value is among the known ones.
 
     Raises:
         ArgumentError: if it is not; names the argument and lists the known values.
     """
-    if value not in known:
-        raise ArgumentError(path=argument, expected="one of " + ", ".join(known), found=repr(value))
+    if value not in names:
+        raise ArgumentError(path=argument, expected="one of " + ", ".join(names), found=repr(value))

@@ -13,8 +13,8 @@ __all__ = [
 
 
 def _refuse(argument: str, names: type[StrEnum], value: object) -> ArgumentError:
-    known = ", ".join(repr(str(name)) for name in names)
-    return ArgumentError(path=argument, expected=f"one of {known}", found=repr(value))
+    listed = ", ".join(repr(str(name)) for name in names)
+    return ArgumentError(path=argument, expected=f"one of {listed}", found=repr(value))
 
 
 class TaskType(StrEnum):

@@ -1,4 +1,4 @@
-"""Mesh axes that carry each logical axis of a model; JAX-free."""
+"""Mesh axes that carry each logical axis of a model."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class PartitionAxis:
 
     def unknown_axes(self, mesh_axes: Iterable[str]) -> list[str]:
         """Return a line for each mesh axis that a field names and that is not among these."""
-        known = tuple(mesh_axes)
-        found = []
+        axes = tuple(mesh_axes)
+        problems = []
         for field, entry in self.to_dict().items():
             names = (entry,) if isinstance(entry, str) else entry or ()
-            found += [f"{field} names mesh axis {name!r}" for name in names if name not in known]
-        return found
+            problems += [f"{field} names mesh axis {name!r}" for name in names if name not in axes]
+        return problems
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name."""
@@ -107,12 +107,12 @@ class PartitionAxis:
         Raises:
             ArgumentError: a field is unknown, or names no mesh axes; the known ones are listed.
         """
-        known = [entry.name for entry in dataclasses.fields(cls)]
-        unknown = sorted(set(data) - set(known))
+        names = [entry.name for entry in dataclasses.fields(cls)]
+        unknown = sorted(set(data) - set(names))
         if unknown:
             raise ArgumentError(
                 path="partition_axis",
-                expected=f"fields among {', '.join(known)}",
+                expected=f"fields among {', '.join(names)}",
                 found=f"unknown: {', '.join(unknown)}",
             )
         return cls(**data)

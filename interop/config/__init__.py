@@ -1,1 +1,1 @@
-"""Model configs: frozen, JSON in and out, without JAX."""
+"""Model configs: frozen, JSON in and out."""

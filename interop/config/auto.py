@@ -48,8 +48,8 @@ class AutoEasyDeLConfig:
             ConfigError: `model_type` is absent or unknown; the known ones are listed.
         """
         if registry.is_family(data.get("model_type")):
-            known: frozenset[str] = registry.family(str(data["model_type"])).known_keys
-            return known
+            keys: frozenset[str] = registry.family(str(data["model_type"])).known_keys
+            return keys
         config_class = _class_of(data, "hf_keys")
         return frozenset(entry.name for entry in fields(config_class)) - config_class.JSON_EXCLUDED
 

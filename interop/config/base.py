@@ -100,8 +100,8 @@ class EDPretrainedConfig(Sealed):
         if parent is not None:
             # A dataclass's own `__init__` set the fields, and nothing that its parent's does.
             fields = dataclasses.fields(parent)
-            made = parent(**{entry.name: getattr(self, entry.name) for entry in fields})
-            for name, value in vars(made).items():
+            written = parent(**{entry.name: getattr(self, entry.name) for entry in fields})
+            for name, value in vars(written).items():
                 object.__setattr__(self, name, value)
         if not has_written_init(type(self)):
             self.raise_for_problems()
@@ -123,29 +123,29 @@ class EDPretrainedConfig(Sealed):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the fields' values; a subclass adds to its parent's list."""
-        found = []
+        problems = []
         dims, slices = self.sharding_axis_dims, self.sharding_dcn_axis_dims
         names: tuple[Any, ...] = self.sharding_axis_names
         if not all(isinstance(name, str) for name in names):
-            found.append(f"sharding_axis_names {names} must be text")
+            problems.append(f"sharding_axis_names {names} must be text")
         if len(set(names)) != len(names):
-            found.append(f"sharding_axis_names {names} repeat a name")
+            problems.append(f"sharding_axis_names {names} repeat a name")
         for name, sizes in (("sharding_axis_dims", dims), ("sharding_dcn_axis_dims", slices)):
             if sizes is None:
                 continue
             if len(sizes) != len(names):
-                found.append(f"{name} {sizes} and sharding_axis_names {names} differ in length")
+                problems.append(f"{name} {sizes} and sharding_axis_names {names} differ in length")
             if not all(_is_integer(size) for size in sizes):
-                found.append(f"{name} {sizes} must be integers")
+                problems.append(f"{name} {sizes} must be integers")
             elif any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
-                found.append(f"{name} {sizes} must be positive, with at most one -1")
+                problems.append(f"{name} {sizes} must be positive, with at most one -1")
         axis: Any = self.partition_axis
         if isinstance(axis, PartitionAxis):
             unknown = axis.unknown_axes(names)
-            found += [f"partition_axis: {text}, the mesh has {names}" for text in unknown]
+            problems += [f"partition_axis: {text}, the mesh has {names}" for text in unknown]
         elif axis is not None:
-            found.append(f"partition_axis {axis!r} is no PartitionAxis")
-        return found
+            problems.append(f"partition_axis {axis!r} is no PartitionAxis")
+        return problems
 
     @property
     def mesh(self) -> Mesh:
@@ -210,12 +210,12 @@ class EDPretrainedConfig(Sealed):
             ConfigError: unknown fields, or values that don't go together.
         """
         fields = [entry for entry in dataclasses.fields(cls) if entry.init]
-        known = [entry.name for entry in fields if entry.name not in cls.JSON_EXCLUDED]
-        unknown = sorted(set(data) - set(known))
+        names = [entry.name for entry in fields if entry.name not in cls.JSON_EXCLUDED]
+        unknown = sorted(set(data) - set(names))
         if unknown:
             raise ConfigError(
                 path=f"{cls.__name__}.from_dict",
-                expected=f"the fields {', '.join(known)}",
+                expected=f"the fields {', '.join(names)}",
                 found=f"unknown field(s) {', '.join(unknown)}",
                 next_step="load it with the version of Cairn that wrote it, or drop the fields",
             )
@@ -239,17 +239,17 @@ class EDPretrainedConfig(Sealed):
             ConfigError: keys that are no fields, and not harmless; or values that don't go
                 together.
         """
-        known = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
+        names = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
         # Whose class it is knows what the architecture's name and code stand for.
-        if unread := unread_keys(data, known | {"architectures", "auto_map"}):
+        if unread := unread_keys(data, names | {"architectures", "auto_map"}):
             raise ConfigError(
                 path=f"{cls.__name__}.from_hf",
-                expected=f"the fields {', '.join(sorted(known))}, and keys without a meaning for "
+                expected=f"the fields {', '.join(sorted(names))}, and keys without a meaning for "
                 "the model",
                 found=", ".join(f"{key}={value!r}" for key, value in sorted(unread.items())),
                 next_step="add them as fields, or set them to null: config_kwargs={key: None}",
             )
-        return cls.from_dict({name: value for name, value in data.items() if name in known})
+        return cls.from_dict({name: value for name, value in data.items() if name in names})
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The decoder's options. A family is a choice of them; JAX-free."""
+"""The decoder's options. A family is a choice of them."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class DecoderConfig(EDPretrainedConfig):
 
     def problems(self) -> list[str]:
         """Return everything wrong with the fields' values."""
-        found = super().problems()
+        problems = super().problems()
         sizes = (
             "vocab_size",
             "hidden_size",
@@ -221,7 +221,7 @@ class DecoderConfig(EDPretrainedConfig):
         )
         bad = {n: getattr(self, n) for n in sizes if not _is_positive_int(getattr(self, n))}
         if bad:
-            return [*found, f"these must be positive integers: {bad}"]
+            return [*problems, f"these must be positive integers: {bad}"]
         for names, is_fitting, expected in (
             (_FLAGS, _is_flag, "True or False"),
             (("rms_norm_eps", "initializer_range", *_SCALES), _is_size, "numbers, 0 or more"),
@@ -230,55 +230,55 @@ class DecoderConfig(EDPretrainedConfig):
             values = {name: getattr(self, name) for name in names}
             other = {name: value for name, value in values.items() if not is_fitting(value)}
             if other:
-                found.append(f"these must be {expected}: {other}")
+                problems.append(f"these must be {expected}: {other}")
         if self.num_attention_heads % self.kv_heads:
-            found.append(
+            problems.append(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.kv_heads}"
             )
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                found.append(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                problems.append(f"{name} {getattr(self, name)!r} is none of {', '.join(choices)}")
         if self.qk_norm is not None and self.qk_norm not in QK_NORMS:
-            found.append(f"qk_norm {self.qk_norm!r} is none of {', '.join(QK_NORMS)}, nor None")
+            problems.append(f"qk_norm {self.qk_norm!r} is none of {', '.join(QK_NORMS)}, nor None")
         nested: dict[str, Any] = {name: getattr(self, name) for name in _NESTED}
         unlike = [
             f"{name} {value!r} is no {_NESTED[name].__name__}"
             for name, value in nested.items()
             if value is not None and not isinstance(value, _NESTED[name])
         ]
-        return found + unlike if unlike else found + self._nested_problems()
+        return problems + unlike if unlike else problems + self._nested_problems()
 
     def _nested_problems(self) -> list[str]:
-        found = [] if self.latent is None else self.latent.problems()
+        problems = [] if self.latent is None else self.latent.problems()
         if self.experts is not None:
-            found += self.experts.problems()
+            problems += self.experts.problems()
         for rope in (self.rope, self.window_rope):
-            if rope is not None and not found:
-                found += rope.problems(self.rotary_size)
+            if rope is not None and not problems:
+                problems += rope.problems(self.rotary_size)
         window: Any = self.sliding_window
         if window is not None and not _is_positive_int(window):
-            found.append(f"sliding_window {window!r} must be a positive integer, or None")
+            problems.append(f"sliding_window {window!r} must be a positive integer, or None")
         types = self.layer_types
         if types is not None and (
             len(types) != self.num_hidden_layers or not {*types} <= {FULL, WINDOW}
         ):
-            found.append(
+            problems.append(
                 f"layer_types {types} must be {self.num_hidden_layers} of {FULL} and {WINDOW}"
             )
         elif types is not None and WINDOW in types and window is None:
-            found.append(f"layers of {WINDOW} need a sliding_window")
+            problems.append(f"layers of {WINDOW} need a sliding_window")
         if self.rope is None and self.window_rope is not None:
-            found.append("window_rope is for models with a rope")
+            problems.append("window_rope is for models with a rope")
         if self.latent is not None and (self.qk_norm or self.kv_heads != self.num_attention_heads):
-            found.append("latent attention has as many key/value heads as heads, and no qk_norm")
+            problems.append("latent attention has as many key/value heads as heads, and no qk_norm")
         if self.norm_bias and self.norm != "layer":
-            found.append("norm_bias is for norm 'layer'")
+            problems.append("norm_bias is for norm 'layer'")
         if self.shared_norm and self.block != "parallel":
-            found.append("shared_norm is for block 'parallel'")
+            problems.append("shared_norm is for block 'parallel'")
         if (self.activation_limit is None) == (self.hidden_act == "clamped_silu"):
-            found.append("hidden_act 'clamped_silu' and activation_limit go together")
-        return found
+            problems.append("hidden_act 'clamped_silu' and activation_limit go together")
+        return problems
 
     def to_dict(self) -> dict[str, Any]:
         """Return our JSON form, without newer options that have their default.
@@ -296,7 +296,7 @@ class DecoderConfig(EDPretrainedConfig):
             if data.get(name) is not None:
                 usual = jsonable(RopeConfig())
                 later = {key for key in _LATER_ROPE if data[name][key] == usual[key]}
-                data[name] = {key: one for key, one in data[name].items() if key not in later}
+                data[name] = {key: option for key, option in data[name].items() if key not in later}
         return data
 
     def to_hf(self) -> dict[str, Any]:
@@ -307,21 +307,21 @@ class DecoderConfig(EDPretrainedConfig):
         """
         family = registry.family(self.model_type)
         data = {
-            name: one
-            for name, one in family.write_config(self).items()
-            if one is not None or name in family.nulls
+            name: entry
+            for name, entry in family.write_config(self).items()
+            if entry is not None or name in family.nulls
         }
         # What is written is read again: an option that the family has no key for would come back
         # changed, and is refused instead of being dropped.
         carried = self.hf_extra.keys() - family.known_keys
-        read = {name: one for name, one in data.items() if name not in carried}
+        read = {name: entry for name, entry in data.items() if name not in carried}
         again = type(self)(**family.read_options(read))
         lost = [
-            f"{name}={ours!r} would come back as {theirs!r}"
+            f"{name}={before!r} would come back as {after!r}"
             for name in self.__dataclass_fields__
             if name not in OURS_ALONE and name != "hf_extra"
-            for ours, theirs in [(getattr(self, name), getattr(again, name))]
-            if ours != theirs
+            for before, after in [(getattr(self, name), getattr(again, name))]
+            if before != after
         ]
         if lost:
             raise ConfigError(
@@ -358,7 +358,7 @@ class DecoderConfig(EDPretrainedConfig):
         if name not in _NESTED or value is None:
             return super()._from_json(name, value)
         try:
-            return _NESTED[name](**{key: tuples(one) for key, one in value.items()})
+            return _NESTED[name](**{key: tuples(entry) for key, entry in value.items()})
         except (AttributeError, TypeError) as exc:
             raise ConfigError(
                 path=f"{cls.__name__}.from_dict: {name}",

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what a config says of them; JAX-free."""
+"""Mixtures of experts: what a config says of them."""
 
 from __future__ import annotations
 
@@ -55,24 +55,26 @@ class ExpertsConfig:
     def problems(self) -> list[str]:
         """Return everything wrong with the values."""
         sizes = ("count", "per_token", "intermediate_size", "groups", "groups_per_token")
-        found = [
+        problems = [
             f"experts.{name} {getattr(self, name)!r} must be a positive integer"
             for name in sizes
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
         ]
-        if found:
-            return found
+        if problems:
+            return problems
         if self.per_token > self.count:
-            found.append(f"experts.per_token {self.per_token} is above experts.count {self.count}")
+            problems.append(
+                f"experts.per_token {self.per_token} is above experts.count {self.count}"
+            )
         if self.score not in ROUTER_SCORES:
-            found.append(f"experts.score {self.score!r} is none of {', '.join(ROUTER_SCORES)}")
+            problems.append(f"experts.score {self.score!r} is none of {', '.join(ROUTER_SCORES)}")
         if self.group_score not in GROUP_SCORES:
             names = ", ".join(GROUP_SCORES)
-            found.append(f"experts.group_score {self.group_score!r} is none of {names}")
+            problems.append(f"experts.group_score {self.group_score!r} is none of {names}")
         if self.count % self.groups:
-            found.append(f"experts.count {self.count} is not a multiple of groups {self.groups}")
+            problems.append(f"experts.count {self.count} is not a multiple of groups {self.groups}")
         elif self.groups_per_token > self.groups:
-            found.append(f"experts.groups_per_token is above experts.groups {self.groups}")
+            problems.append(f"experts.groups_per_token is above experts.groups {self.groups}")
         elif self.per_token > self.groups_per_token * (self.count // self.groups):
-            found.append("experts.per_token is above what groups_per_token groups have")
-        return found
+            problems.append("experts.per_token is above what groups_per_token groups have")
+        return problems

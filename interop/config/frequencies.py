@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, and the scalings that stretch them. NumPy only."""
+"""Frequencies of rotary positions, and the scalings that stretch them."""
 
 from __future__ import annotations
 

@@ -69,18 +69,18 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, str]] = {
 """Keys that ask for something else unless they have just this value, or null; and what changes."""
 
 
-def unread_keys(data: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+def unread_keys(data: Mapping[str, Any], read: Set[str]) -> dict[str, Any]:
     """Return the entries of a config.json that nothing reads, and that may mean something.
 
     Args:
         data: the file's content.
-        known: keys that are read.
+        read: keys that are read.
     """
     return {
         key: value
         for key, value in data.items()
         if value is not None
-        and key not in known
+        and key not in read
         and key not in HARMLESS_KEYS
         and not key.startswith("_")
         and not key.endswith("_token_id")

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: what a config says of it; JAX-free."""
+"""Multi-head latent attention: what a config says of it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class LatentAttentionConfig:
     def problems(self) -> list[str]:
         """Return everything wrong with the values."""
         sizes = ("key_value_rank", "content_dim", "rotary_dim", "value_dim")
-        found = [
+        problems = [
             f"latent.{name} {getattr(self, name)!r} must be a positive integer"
             for name in sizes
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1
         ]
         if self.query_rank is not None and self.query_rank < 1:
-            found.append(f"latent.query_rank {self.query_rank!r} must be positive, or None")
-        return found
+            problems.append(f"latent.query_rank {self.query_rank!r} must be positive, or None")
+        return problems

@@ -1,4 +1,4 @@
-"""Rotary positions: what a config says of them; JAX-free."""
+"""Rotary positions: what a config says of them."""
 
 from __future__ import annotations
 
@@ -66,30 +66,32 @@ class RopeConfig:
 
     def problems(self, head_dim: int) -> list[str]:
         """Return everything wrong with the values, for heads of this size."""
-        found = []
+        problems = []
         if self.scaling not in ROPE_SCALINGS:
-            found.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
+            problems.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
         if not all(_is_positive(size) for size in (self.theta, self.factor)):
-            found.append(f"rope theta {self.theta!r} and factor {self.factor!r} must be positive")
+            problems.append(
+                f"rope theta {self.theta!r} and factor {self.factor!r} must be positive"
+            )
         if not _is_positive(self.rotary_fraction) or self.rotary_fraction > 1:
-            return [*found, f"rope rotary_fraction {self.rotary_fraction!r} must be in (0, 1]"]
+            return [*problems, f"rope rotary_fraction {self.rotary_fraction!r} must be in (0, 1]"]
         missing = [name for name in _NEEDED.get(self.scaling, ()) if not getattr(self, name)]
         if missing:
-            return [*found, f"rope scaling {self.scaling!r} needs {', '.join(missing)}"]
+            return [*problems, f"rope scaling {self.scaling!r} needs {', '.join(missing)}"]
         low, high = self.low_freq_factor, self.high_freq_factor
         if self.scaling == "llama3" and low is not None and high is not None and not low < high:
-            found.append(f"rope low_freq_factor {low} must be below high_freq_factor {high}")
+            problems.append(f"rope low_freq_factor {low} must be below high_freq_factor {high}")
         turning = self.rotary_dim(head_dim)
         if turning < 2 or turning % 2:
-            found.append(
+            problems.append(
                 f"{turning} of head_dim {head_dim} turn: an even number of dimensions must, "
                 "for rotary positions"
             )
         for name in ("short_factor", "long_factor"):
             factors: Any = getattr(self, name)
             if factors is not None and len(factors) != turning // 2:
-                found.append(f"rope {name} has {len(factors)} numbers, not {turning // 2}")
-        return found
+                problems.append(f"rope {name} has {len(factors)} numbers, not {turning // 2}")
+        return problems
 
 
 def _is_positive(value: object) -> bool:

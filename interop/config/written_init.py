@@ -43,10 +43,10 @@ class Sealed:
         if _UNDER_WAY in vars(self):
             return
         whole: Any = self
-        known = name in {field.name for field in dataclasses.fields(whole)}
+        is_field = name in {field.name for field in dataclasses.fields(whole)}
         mend = (
             f"make another one with replace({name}=...)"
-            if known
+            if is_field
             else f"make {name!r} a field: of a dataclass, or a parameter of __init__"
         )
         raise dataclasses.FrozenInstanceError(
@@ -80,15 +80,15 @@ def adopt_init(cls: type[Any], base: type[Any]) -> None:
     written = cls.__dict__["__init__"]
     _, *parameters = inspect.signature(written).parameters.values()
     named = {
-        one.name: one
-        for one in parameters
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     inherited = {field.name for field in dataclasses.fields(cls)}
     _check_parameters(cls, parameters, inherited, {*dir(base)} - inherited)
-    for name, one in named.items():
-        if one.default is not one.empty:
-            setattr(cls, name, _frozen(one.default, f"{cls.__name__}.__init__: {name}"))
+    for name, parameter in named.items():
+        if parameter.default is not parameter.empty:
+            setattr(cls, name, _frozen(parameter.default, f"{cls.__name__}.__init__: {name}"))
     hints = inspect.get_annotations(cls)
     cls.__annotations__ = {
         **{name: hint for name, hint in hints.items() if name == "model_type"},
@@ -128,11 +128,11 @@ def refuse_changed(
             else "let it be made of its fields alone",
         ) from exc
     lost = [
-        f"{field.name}={ours!r} would come back as {theirs!r}"
+        f"{field.name}={before!r} would come back as {after!r}"
         for field in dataclasses.fields(config)
         if field.name not in excluded
-        for ours, theirs in [(getattr(config, field.name), getattr(again, field.name))]
-        if not _is_same(ours, theirs)
+        for before, after in [(getattr(config, field.name), getattr(again, field.name))]
+        if not _is_same(before, after)
     ]
     if not written:
         lost += [f"{name}, which is no field, would be lost" for name in _not_kept(type(config))]
@@ -169,41 +169,41 @@ def json_text(config: Any, data: Mapping[str, Any]) -> str:
     return json.dumps(data)
 
 
-def _is_same(ours: Any, theirs: Any) -> bool:
+def _is_same(before: Any, after: Any) -> bool:
     """Return whether values are equal, whether they are in lists or tuples."""
-    if isinstance(ours, enum.Enum) or hasattr(ours, "_fields"):
+    if isinstance(before, enum.Enum) or hasattr(before, "_fields"):
         # Equal to plain text, numbers and tuples, and yet not what `is` and attributes want.
-        return type(ours) is type(theirs) and bool(ours == theirs)
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        same_keys = ours.keys() == theirs.keys()
-        return same_keys and all(_is_same(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        pairs = zip(ours, theirs, strict=False)
-        return len(ours) == len(theirs) and all(_is_same(*pair) for pair in pairs)
+        return type(before) is type(after) and bool(before == after)
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        same_keys = before.keys() == after.keys()
+        return same_keys and all(_is_same(before[key], after[key]) for key in before)
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        pairs = zip(before, after, strict=False)
+        return len(before) == len(after) and all(_is_same(*pair) for pair in pairs)
     # A NaN is equal to none, itself included.
-    return ours is theirs or bool(ours == theirs) or (ours != ours and theirs != theirs)
+    return before is after or bool(before == after) or (before != before and after != after)
 
 
 def _not_kept(config_class: type[Any]) -> list[str]:
     """Return the parameters of a dataclass that are no fields: its InitVars."""
-    known = {field.name for field in dataclasses.fields(config_class)}
+    names = {field.name for field in dataclasses.fields(config_class)}
     _, *parameters = inspect.signature(config_class.__init__).parameters
-    return [name for name in parameters if name not in known]
+    return [name for name in parameters if name not in names]
 
 
 def _check_parameters(
     cls: type[Any], parameters: list[inspect.Parameter], inherited: set[str], taken: set[str]
 ) -> None:
-    names = {one.name for one in parameters}
+    names = {parameter.name for parameter in parameters}
     problems = [
-        f"{one.name!r} can't be given by name"
-        for one in parameters
-        if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL)
+        f"{parameter.name!r} can't be given by name"
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
     ]
     problems += [
         f"{name!r} is a method or property of every config" for name in sorted(names & taken)
     ]
-    takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if not takes_more and inherited - names:
         problems.append("no **kwargs for the fields of its parents")
     if problems:
@@ -278,11 +278,11 @@ def _declares_model_type(cls: type[Any]) -> bool:
     return False
 
 
-def _is_dropped(field: dataclasses.Field[Any], given: Any, kept: Any) -> bool:
+def _is_dropped(field: dataclasses.Field[Any], argument: Any, kept: Any) -> bool:
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    return bool(kept == default and _frozen(given, field.name) != default)
+    return bool(kept == default and _frozen(argument, field.name) != default)
 
 
 def _frozen(value: Any, name: str) -> Any:

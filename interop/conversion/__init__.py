@@ -1,1 +1,1 @@
-"""Rules between our leaves and another format's tensors, for both directions, without JAX."""
+"""Rules between our leaves and another format's tensors, for both directions."""

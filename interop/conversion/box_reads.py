@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cairn.interop.conversion.boxes import Box, box_shape, common, elements, hull, whole_box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box, box_shape, common, elements, hull, whole_box
 from cairn.storage.arrays.box_buffers import aligned_empty
 
 __all__ = ["covering", "merged", "read_boxes"]
@@ -38,19 +38,19 @@ def covering(shape: Shape, itemsize: int, box: Box) -> Box:
         itemsize: bytes of a number.
         box: of it.
     """
-    found = list(box)
+    cover = list(box)
     for axis in reversed(range(len(shape))):
-        if found[axis] == slice(0, shape[axis]):
+        if cover[axis] == slice(0, shape[axis]):
             continue
-        before = [n for n in range(axis) if found[n].stop - found[n].start > 1]
+        before = [n for n in range(axis) if cover[n].stop - cover[n].start > 1]
         if not before:
             break
         inner = itemsize * math.prod(shape[axis + 1 :])
         step = itemsize * math.prod(shape[before[-1] + 1 :])
-        if step - (found[axis].stop - found[axis].start) * inner > GAP_BYTES:
+        if step - (cover[axis].stop - cover[axis].start) * inner > GAP_BYTES:
             break
-        found[before[-1] + 1 :] = whole_box(shape[before[-1] + 1 :])
-    return tuple(found)
+        cover[before[-1] + 1 :] = whole_box(shape[before[-1] + 1 :])
+    return tuple(cover)
 
 
 def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
@@ -60,21 +60,21 @@ def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
         boxes: of one tensor.
         cover: gives the box that is read for one.
     """
-    found: list[Box] = []
+    covers: list[Box] = []
     for box in boxes:
         grown = cover(box)
-        while touching := [other for other in found if common(grown, other) is not None]:
+        while touching := [other for other in covers if common(grown, other) is not None]:
             if touching == [grown]:
                 break
-            found = [other for other in found if other not in touching]
+            covers = [other for other in covers if other not in touching]
             grown = cover(hull([grown, *touching]))
-        if grown not in found:
-            found.append(grown)
-    return found
+        if grown not in covers:
+            covers.append(grown)
+    return covers
 
 
 def read_boxes(
-    shape: Shape, dtype: np.dtype[Any], wanted: Sequence[Box], read: Callable[[int, Array], None]
+    shape: Shape, dtype: np.dtype[Any], boxes: Sequence[Box], read: Callable[[int, Array], None]
 ) -> list[Array]:
     """Return boxes of one tensor; read what several share only once.
 
@@ -84,14 +84,14 @@ def read_boxes(
     Args:
         shape: of the tensor.
         dtype: of its numbers.
-        wanted: none of them empty.
+        boxes: none of them empty.
         read: fills an array of one axis with the tensor's numbers from an index on, in C order.
             Called from several threads.
     """
-    found: dict[int, Array] = {}
-    for cover in merged(wanted, lambda box: covering(shape, dtype.itemsize, box)):
-        inside = [number for number, box in enumerate(wanted) if common(box, cover) is not None]
-        kept = [wanted[number] for number in inside]
+    filled: dict[int, Array] = {}
+    for cover in merged(boxes, lambda box: covering(shape, dtype.itemsize, box)):
+        inside = [number for number, box in enumerate(boxes) if common(box, cover) is not None]
+        kept = [boxes[number] for number in inside]
         if len(kept) > 1 and sum(map(elements, kept)) >= elements(cover):
             kept = [cover]
         # Aligned: a CPU device takes such memory as it is.
@@ -100,9 +100,9 @@ def read_boxes(
             arrays, kept, _pieces(shape, cover, max(1, PIECE_BYTES // dtype.itemsize)), shape, read
         )
         if len(kept) < len(inside):
-            arrays = [arrays[0][_within(wanted[number], cover)] for number in inside]
-        found |= dict(zip(inside, arrays, strict=True))
-    return [found[number] for number in range(len(wanted))]
+            arrays = [arrays[0][_within(boxes[number], cover)] for number in inside]
+        filled |= dict(zip(inside, arrays, strict=True))
+    return [filled[number] for number in range(len(boxes))]
 
 
 def _fill(
@@ -130,7 +130,7 @@ def _fill(
         for place, part in places:
             place[...] = values[part]
 
-    needed = [one for one in pieces if any(common(one, box) is not None for box in boxes)]
+    needed = [part for part in pieces if any(common(part, box) is not None for box in boxes)]
     if len(needed) == 1:
         fill(needed[0])
         return

@@ -1,4 +1,4 @@
-"""Count of the NaN and infinite numbers of a block, at the speed of memory. JAX-free."""
+"""Count of the NaN and infinite numbers of a block, at the speed of memory."""
 
 from __future__ import annotations
 

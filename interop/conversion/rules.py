@@ -1,10 +1,8 @@
-"""Rule tables between our leaves and another format's tensors, for both directions.
+"""Rule tables between a model's leaves and another format's tensors, for both directions.
 
-A table is a list of `Rule`s. Each names leaves of ours ("/"-joined paths), tensors of theirs, and
+A table is a list of `Rule`s. Each names leaves ("/"-joined paths), tensors of the other format, and
 an invertible operation between the two. `match` compares a table with the leaves and tensors that
 exist, and lists everything that does not fit before any weight is read.
-
-JAX-free.
 """
 
 from __future__ import annotations
@@ -21,19 +19,19 @@ from cairn.interop.errors import ConversionError
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule that makes these leaves of ours from those tensors of theirs.
+    """Rule that makes leaves from tensors of another format, and back.
 
     Names may hold placeholders such as "{layer}"; `expand` fills them.
     """
 
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
+    leaves: tuple[str, ...]
+    tensors: tuple[str, ...]
     op: Op = RENAME
 
     @staticmethod
-    def one(ours: str, theirs: str, op: Op = RENAME) -> Rule:
+    def one(leaf: str, tensor: str, op: Op = RENAME) -> Rule:
         """Return a rule of one leaf and one tensor, the common case."""
-        return Rule((ours,), (theirs,), op)
+        return Rule((leaf,), (tensor,), op)
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class RuleTable:
 
     Attributes:
         rules: in the order in which tensors are written.
-        tolerated: regular expressions (whole name) of tensors of theirs that may be there and are
+        tolerated: regular expressions (whole name) of tensors that may be there and are
             not read: copies of tied weights, buffers that follow from the config.
         aliases: names that PyTorch's `state_dict` has beside the rules': tied name -> name of the
             tensor that it shares. They are never written to files.
@@ -62,7 +60,7 @@ def expand(rules: Iterable[Rule], **counts: int) -> tuple[Rule, ...]:
     expanded = list(rules)
     for name, count in reversed(counts.items()):
         mark = "{" + name + "}"
-        varying = [(any(mark in n for n in rule.ours + rule.theirs), rule) for rule in expanded]
+        varying = [(any(mark in n for n in rule.leaves + rule.tensors), rule) for rule in expanded]
         expanded = []
         for varies, run in itertools.groupby(varying, key=operator.itemgetter(0)):
             group = [rule for _, rule in run]
@@ -73,8 +71,8 @@ def expand(rules: Iterable[Rule], **counts: int) -> tuple[Rule, ...]:
 
 def _fill(rule: Rule, mark: str, text: str) -> Rule:
     return Rule(
-        tuple(name.replace(mark, text) for name in rule.ours),
-        tuple(name.replace(mark, text) for name in rule.theirs),
+        tuple(name.replace(mark, text) for name in rule.leaves),
+        tuple(name.replace(mark, text) for name in rule.tensors),
         rule.op,
     )
 
@@ -82,16 +80,16 @@ def _fill(rule: Rule, mark: str, text: str) -> Rule:
 def match(
     table: RuleTable,
     *,
-    ours: Mapping[str, Shape],
-    theirs: Mapping[str, Shape] | None = None,
+    leaves: Mapping[str, Shape],
+    tensors: Mapping[str, Shape] | None = None,
     path: str,
 ) -> tuple[Rule, ...]:
     """Match a table with the leaves and tensors that exist, in both directions.
 
     Args:
         table: the rules.
-        ours: every leaf of ours and its shape; each must be filled exactly once.
-        theirs: every tensor of theirs and its shape; None when they are still to be written.
+        leaves: every leaf and its shape; each must be filled exactly once.
+        tensors: every tensor and its shape; None when they are still to be written.
         path: what is being converted, for the error.
 
     Returns:
@@ -105,23 +103,23 @@ def match(
     filled: dict[str, int] = {}
     read: set[str] = set()
     for rule in table.rules:
-        for name in rule.ours:
+        for name in rule.leaves:
             filled[name] = filled.get(name, 0) + 1
-        read.update(rule.theirs)
-        problems += _rule_problems(rule, ours, theirs)
+        read.update(rule.tensors)
+        problems += _rule_problems(rule, leaves, tensors)
     problems += [f"filled {n} times: {name}" for name, n in filled.items() if n > 1]
-    problems += [f"no rule makes our leaf: {name}" for name in ours if name not in filled]
-    if theirs is not None:
+    problems += [f"no rule makes our leaf: {name}" for name in leaves if name not in filled]
+    if tensors is not None:
         tolerated = [re.compile(pattern) for pattern in table.tolerated]
         problems += [
-            f"unexpected tensor: {name} {theirs[name]}"
-            for name in theirs
+            f"unexpected tensor: {name} {tensors[name]}"
+            for name in tensors
             if name not in read and not any(p.fullmatch(name) for p in tolerated)
         ]
     if problems:
         raise ConversionError(
             path=path,
-            expected=f"{len(ours)} leaves and their tensors to match one to one",
+            expected=f"{len(leaves)} leaves and their tensors to match one to one",
             found=f"{len(problems)} problem(s)",
             next_step="check that config.json belongs to these weights",
             problems=problems,
@@ -130,27 +128,30 @@ def match(
 
 
 def _rule_problems(
-    rule: Rule, ours: Mapping[str, Shape], theirs: Mapping[str, Shape] | None
+    rule: Rule, leaves: Mapping[str, Shape], tensors: Mapping[str, Shape] | None
 ) -> list[str]:
-    problems = [f"no such leaf of ours: {name}" for name in rule.ours if name not in ours]
-    if theirs is None:
+    problems = [f"no such leaf of ours: {name}" for name in rule.leaves if name not in leaves]
+    if tensors is None:
         if problems:
             return problems
         try:
-            rule.op.their_shapes([ours[name] for name in rule.ours])
+            rule.op.tensor_shapes([leaves[name] for name in rule.leaves])
         except ValueError as exc:
-            problems.append(f"{', '.join(rule.ours)}: expected {exc}")
+            problems.append(f"{', '.join(rule.leaves)}: expected {exc}")
         return problems
-    problems += [f"missing tensor: {name}" for name in rule.theirs if name not in theirs]
+    problems += [f"missing tensor: {name}" for name in rule.tensors if name not in tensors]
     if problems:
         return problems
-    found = [theirs[name] for name in rule.theirs]
+    shapes = [tensors[name] for name in rule.tensors]
     try:
-        made = rule.op.our_shapes(found)
+        converted = rule.op.leaf_shapes(shapes)
     except ValueError as exc:
-        return [f"{', '.join(rule.theirs)}: expected {exc}"]
+        return [f"{', '.join(rule.tensors)}: expected {exc}"]
     return [
-        f"shape of {', '.join(rule.theirs)}: expected {want} for {name}, found {got} (from {found})"
-        for name, want, got in zip(rule.ours, (ours[n] for n in rule.ours), made, strict=True)
+        f"shape of {', '.join(rule.tensors)}: expected {want} for {name}, "
+        f"found {got} (from {shapes})"
+        for name, want, got in zip(
+            rule.leaves, (leaves[n] for n in rule.leaves), converted, strict=True
+        )
         if want != got
     ]

@@ -1,4 +1,4 @@
-"""Rule tables run backwards as streams: our leaves in, their tensors out, in blocks. JAX-free.
+"""Rule tables run backwards as streams: our leaves in, their tensors out, in blocks.
 
 A leaf may be stored in a checkpoint or lie in memory; both are a `Leaf`. Renamed, transposed,
 joined, unstacked and interleaved leaves stream in bounded memory; other operations need one rule's
@@ -34,7 +34,7 @@ FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Leaf(Protocol):
-    """Leaf of ours, wherever it is stored."""
+    """Leaf of a model, wherever it is stored."""
 
     @property
     def shape(self) -> Shape:
@@ -85,11 +85,11 @@ def streams(
     joined: np.dtype[Any] | None = None,
     path: str,
 ) -> list[TensorSource]:
-    """Return their tensors, in the order of the rules.
+    """Return the tensors, in the order of the rules.
 
     Args:
         rules: from `weight_rules.match`, so that every leaf is there and fits.
-        leaves: our leaves by path.
+        leaves: the model's leaves by path.
         dtype: cast floating tensors to this; None keeps each one's own.
         joined: cast leaves of several dtypes that become one tensor to this; None: to `dtype`.
         path: what is being converted, for the error.
@@ -108,17 +108,17 @@ def streams(
             next_step="name a floating dtype, to which all weights are cast, or cast these leaves",
             problems=problems,
         )
-    found = []
+    sources = []
     for rule in rules:
-        ours = [leaves[name] for name in rule.ours]
-        if common is not None and len({np.dtype(leaf.dtype) for leaf in ours}) > 1:
-            ours = [_CastLeaf(leaf, common) for leaf in ours]
-        made = _theirs(rule.op, [_View(leaf) for leaf in ours])
-        for name, tensor in zip(rule.theirs, made, strict=True):
+        inputs = [leaves[name] for name in rule.leaves]
+        if common is not None and len({np.dtype(leaf.dtype) for leaf in inputs}) > 1:
+            inputs = [_CastLeaf(leaf, common) for leaf in inputs]
+        tensors = _tensor_streams(rule.op, [_View(leaf) for leaf in inputs])
+        for name, tensor in zip(rule.tensors, tensors, strict=True):
             target = dtype if dtype is not None and is_floating(tensor.dtype) else tensor.dtype
             blocks = _Cast(tensor, target)
-            found.append(TensorSource(name, tensor.shape, target, blocks, tensor.held_bytes))
-    return found
+            sources.append(TensorSource(name, tensor.shape, target, blocks, tensor.held_bytes))
+    return sources
 
 
 def cut(array: Array, max_bytes: int) -> Iterator[Array]:
@@ -134,12 +134,12 @@ def cut(array: Array, max_bytes: int) -> Iterator[Array]:
 
 def is_floating(dtype: Any) -> bool:
     """Return whether a dtype is floating, `ml_dtypes` included; complex ones are not."""
-    found: np.dtype[Any] = np.dtype(dtype)
+    numpy_dtype: np.dtype[Any] = np.dtype(dtype)
     try:
-        ml_dtypes.finfo(found)
+        ml_dtypes.finfo(numpy_dtype)
     except ValueError:
         return False
-    return found.kind != "c"
+    return numpy_dtype.kind != "c"
 
 
 def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:
@@ -151,14 +151,14 @@ def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:
     if value is None:
         return None
     names = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in FLOAT_NAMES}
-    found = names.get(value) if isinstance(value, str) else np.dtype(value)
-    if found is None or not is_floating(found):
+    dtype = names.get(value) if isinstance(value, str) else np.dtype(value)
+    if dtype is None or not is_floating(dtype):
         raise ArgumentError(
             path=argument,
             expected=f"a floating dtype: {', '.join(FLOAT_NAMES)}",
             found=repr(value),
         )
-    return found
+    return dtype
 
 
 class _Stream(Protocol):
@@ -180,11 +180,11 @@ def _several_dtypes(
     """Return a line for each rule whose leaves differ in dtype and can't be cast to one."""
     problems = []
     for rule in rules:
-        dtypes = {name: np.dtype(leaves[name].dtype) for name in rule.ours}
+        dtypes = {name: np.dtype(leaves[name].dtype) for name in rule.leaves}
         alike = len({*dtypes.values()}) < 2
         if not alike and not (castable and all(map(is_floating, dtypes.values()))):
-            told = ", ".join(f"{name} {dtype.name}" for name, dtype in dtypes.items())
-            problems.append(f"{', '.join(rule.theirs)}: {told}")
+            listed = ", ".join(f"{name} {dtype.name}" for name, dtype in dtypes.items())
+            problems.append(f"{', '.join(rule.tensors)}: {listed}")
     return problems
 
 
@@ -208,7 +208,7 @@ class _View:
         self.transpose = transpose
         self.at = at
         shape = tuple(leaf.shape) if at is None else tuple(leaf.shape[1:])
-        (op_shape,) = Transpose().our_shapes([shape]) if transpose else [shape]
+        (op_shape,) = Transpose().leaf_shapes([shape]) if transpose else [shape]
         self.shape = op_shape
         self.dtype = np.dtype(leaf.dtype)
         self.held_bytes: int = getattr(leaf, "held_bytes", 0)
@@ -251,7 +251,7 @@ class _InTurns:
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         cuts = (part.blocks(max(1, max_bytes // 2)) for part in self.both)
         for pair in zip(*cuts, strict=True):
-            (block,) = Interleaved().to_theirs(pair)
+            (block,) = Interleaved().to_hf(pair)
             yield block
 
 
@@ -266,8 +266,8 @@ class _Whole:
         self.held_bytes = 3 * whole_bytes + sum(part.held_bytes for part in parts)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
-        made = self.op.to_theirs([whole(part) for part in self.parts])
-        return cut(made[self.index], max_bytes)
+        tensors = self.op.to_hf([whole(part) for part in self.parts])
+        return cut(tensors[self.index], max_bytes)
 
 
 class _Cast:
@@ -300,26 +300,26 @@ def _is_cast(view: _View) -> bool:
     return isinstance(view.leaf, _CastLeaf)
 
 
-def _theirs(op: Op, ours: Sequence[_Stream]) -> list[_Stream]:
+def _tensor_streams(op: Op, inputs: Sequence[_Stream]) -> list[_Stream]:
     if isinstance(op, Rename):
-        return list(ours)
+        return list(inputs)
     if isinstance(op, Chain):
-        streams = list(ours)
+        streams = list(inputs)
         for step in reversed(op.ops):
-            streams = _theirs(step, streams)
+            streams = _tensor_streams(step, streams)
         return streams
-    views = [stream for stream in ours if isinstance(stream, _View)]
-    if isinstance(op, Transpose) and len(views) == len(ours):
+    views = [stream for stream in inputs if isinstance(stream, _View)]
+    if isinstance(op, Transpose) and len(views) == len(inputs):
         return [view.transposed() for view in views]
     if isinstance(op, Split) and op.axis == 0:
-        return [_Joined(ours)]
+        return [_Joined(inputs)]
     if isinstance(op, Stack) and len(views) == 1 and views[0].at is None and not views[0].transpose:
         return list(views[0].parts())
     # Leaves that are cast come in blocks of their own sizes.
-    alike = len({(stream.shape, stream.dtype) for stream in ours}) == 1
+    alike = len({(stream.shape, stream.dtype) for stream in inputs}) == 1
     if isinstance(op, Interleaved) and alike and not any(_is_cast(view) for view in views):
-        first, second = ours
-        (shape,) = op.their_shapes([first.shape, second.shape])
+        first, second = inputs
+        (shape,) = op.tensor_shapes([first.shape, second.shape])
         return [_InTurns(first, second, shape)]
-    shapes = op.their_shapes([stream.shape for stream in ours])
-    return [_Whole(op, ours, index, shape) for index, shape in enumerate(shapes)]
+    shapes = op.tensor_shapes([stream.shape for stream in inputs])
+    return [_Whole(op, inputs, index, shape) for index, shape in enumerate(shapes)]

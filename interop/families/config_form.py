@@ -1,4 +1,4 @@
-"""A family's config.json as a table: which key is which option of the decoder. JAX-free."""
+"""A family's config.json as a table: which key is which option of the decoder."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ class ConfigForm:
     def keys(self) -> Mapping[str, str]:
         """Options of the decoder that have another name in config.json -> that key."""
         pairs = {**{key: name for key, (name, _) in self.options.items()}, **self.sizes}
-        found = {name: key for key, name in pairs.items() if name != key}
+        keys = {name: key for key, name in pairs.items() if name != key}
         if self.rotary_fraction is not None:
-            found["rotary_fraction"] = self.rotary_fraction[0]
-        return found
+            keys["rotary_fraction"] = self.rotary_fraction[0]
+        return keys
 
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the decoder's options of a config.json.
@@ -167,8 +167,8 @@ class ConfigForm:
         """
         where = f"config.json of a {data.get('model_type')!r} model"
         self._refuse(data, where)
-        found = required(data, tuple(self.sizes), where)
-        options = {self.sizes[key]: value for key, value in found.items()}
+        sizes = required(data, tuple(self.sizes), where)
+        options = {self.sizes[key]: value for key, value in sizes.items()}
         for key, (option, default) in self.options.items():
             absent = key not in data if key in self.nulls else data.get(key) is None
             options[option] = default if absent else data[key]
@@ -187,7 +187,9 @@ class ConfigForm:
                 older_names=self.rope_names,
             )
         if self.read is not None:
-            kept = {key: one for key, one in data.items() if one is not None or key in self.nulls}
+            kept = {
+                key: entry for key, entry in data.items() if entry is not None or key in self.nulls
+            }
             options |= self.read(kept, options)
         given_back = self.refused.keys() | self.carried | DROPOUTS
         dropped = (self.known_keys - given_back) | _DROPPED | {"quantization_config"}
@@ -236,9 +238,11 @@ class ConfigForm:
         nested = data.get("rope_parameters")
         inner = nested.get("rope_theta") if isinstance(nested, Mapping) else None
         # transformers reads the older key alone; without it, the usual one says nothing.
-        meant = next(one for one in (data.get(key), inner, self.rope_theta) if one is not None)
+        meant = next(
+            theta for theta in (data.get(key), inner, self.rope_theta) if theta is not None
+        )
         said = {"rope_theta": data.get("rope_theta"), "rope_theta of rope_parameters": inner}
-        others = [f"{name}={one!r}" for name, one in said.items() if one not in (None, meant)]
+        others = [f"{name}={theta!r}" for name, theta in said.items() if theta not in (None, meant)]
         if others:
             raise ConfigError(
                 path=where,

@@ -1,7 +1,4 @@
-"""Keys of latent attention and of experts in groups, and names, as DeepSeek V2 and V3 have them.
-
-JAX-free.
-"""
+"""Keys of latent attention and of experts in groups, and names, as DeepSeek V2 and V3 have them."""
 
 from __future__ import annotations
 
@@ -107,15 +104,15 @@ def read_experts(
         first_dense: layers at the begin that have none.
         **choices: of `ExpertsConfig`.
     """
-    found = {key: value if data.get(key) is None else data[key] for key, value in usual.items()}
-    width, shared = found["moe_intermediate_size"], found["n_shared_experts"]
+    settings = {key: value if data.get(key) is None else data[key] for key, value in usual.items()}
+    width, shared = settings["moe_intermediate_size"], settings["n_shared_experts"]
     experts = ExpertsConfig(
-        count=found["n_routed_experts"],
-        per_token=found["num_experts_per_tok"],
+        count=settings["n_routed_experts"],
+        per_token=settings["num_experts_per_tok"],
         intermediate_size=width,
         shared_size=shared * width if shared else None,
-        groups=found["n_group"],
-        groups_per_token=found["topk_group"],
+        groups=settings["n_group"],
+        groups_per_token=settings["topk_group"],
         dense_layers=tuple(range(min(first_dense or 0, options["num_hidden_layers"]))),
         **choices,
     )

@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 and V3, which have one architecture there. JAX-free.
+"""GGUF files of DeepSeek V2 and V3, which have one architecture there.
 
 Files are read whose keys and values lie by head, and that say in which groups experts are: older
 ones leave the groups out, and what a model computes depends on them.
@@ -39,40 +39,40 @@ class KeysAndValues(Op):
     content: int
     value: int
 
-    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Return the kernel."""
-        keys, values = theirs
+        keys, values = tensors
         joined = np.concatenate([np.swapaxes(keys, 1, 2), values], axis=1)
         return [joined.reshape(-1, joined.shape[-1]).T]
 
-    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
         """Return keys and values."""
-        (kernel,) = ours
+        (kernel,) = leaves
         joined = kernel.T.reshape(-1, self.content + self.value, kernel.shape[0])
         keys, values = np.split(joined, [self.content], axis=1)
         return [np.swapaxes(keys, 1, 2), values]
 
-    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shape of the kernel."""
-        keys, values = theirs
+        keys, values = shapes
         heads, width = keys[0], keys[1] if len(keys) == 3 else 0
-        wanted = [(heads, width, self.content), (heads, self.value, width)]
-        if [keys, values] != wanted:
-            raise ValueError(f"shapes {wanted}, found {list(theirs)}")
+        expected = [(heads, width, self.content), (heads, self.value, width)]
+        if [keys, values] != expected:
+            raise ValueError(f"shapes {expected}, found {list(shapes)}")
         return [(width, heads * (self.content + self.value))]
 
-    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the shapes of keys and values."""
-        ((width, out),) = ours
+        ((width, out),) = shapes
         heads = out // (self.content + self.value)
         return [(heads, width, self.content), (heads, self.value, width)]
 
 
-def _keys_and_values(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
+def _keys_and_values(config: DecoderConfig, block: str, prefix: str) -> list[Rule]:
     latent: LatentAttentionConfig | None = config.latent
     op: Op = KeysAndValues(*((latent.content_dim, latent.value_dim) if latent else (0, 0)))
-    names = (f"{theirs}.attn_k_b.weight", f"{theirs}.attn_v_b.weight")
-    return [Rule((f"{ours}/self_attn/kv_b_proj/kernel",), names, op)]
+    names = (f"{prefix}.attn_k_b.weight", f"{prefix}.attn_v_b.weight")
+    return [Rule((f"{block}/self_attn/kv_b_proj/kernel",), names, op)]
 
 
 _NAMES = gguf_names(

@@ -1,4 +1,4 @@
-"""Experts in the config.json of families that have them; JAX-free."""
+"""Experts in the config.json of families that have them."""
 
 from __future__ import annotations
 

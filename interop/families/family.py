@@ -85,8 +85,8 @@ def get_family(model_type: str) -> Family:
     Raises:
         ConfigError: unknown; the known ones are listed.
     """
-    found: Family = registry.family(model_type)
-    return found
+    family: Family = registry.family(model_type)
+    return family
 
 
 def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Family:
@@ -96,8 +96,8 @@ def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Fa
         ConfigError: none has that architecture, and the known ones are listed; or none of its
             families has such files.
     """
-    known = [get_family(model_type) for model_type in registry.known_families()]
-    forms = [(family, family.gguf) for family in known if family.gguf is not None]
+    families = [get_family(model_type) for model_type in registry.known_families()]
+    forms = [(family, family.gguf) for family in families if family.gguf is not None]
     alike = [(family, form) for family, form in forms if form.architecture == architecture]
     if not alike:
         listed = ", ".join(sorted({form.architecture for _, form in forms}))

@@ -1,4 +1,4 @@
-"""What llama.cpp has for an architecture: files of anything else are not written. JAX-free.
+"""What llama.cpp has for an architecture: files of anything else are not written.
 
 Source: llama.cpp, `src/models`: the tensors that each architecture creates, and its graph.
 """
@@ -107,8 +107,8 @@ def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigErro
 def _yarn_as_usual(rope: RopeConfig, head_dim: int) -> bool:
     """Whether the bounds that llama.cpp takes, whatever a file says, make the same frequencies."""
     usual = dataclasses.replace(rope, beta_fast=None, beta_slow=None, truncate=True)
-    ours, theirs = inverse_frequencies(rope, head_dim), inverse_frequencies(usual, head_dim)
-    return bool(np.allclose(ours, theirs, rtol=1e-6, atol=0))
+    own, expected = inverse_frequencies(rope, head_dim), inverse_frequencies(usual, head_dim)
+    return bool(np.allclose(own, expected, rtol=1e-6, atol=0))
 
 
 def _windows_matter(config: DecoderConfig) -> bool:

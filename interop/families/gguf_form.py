@@ -1,4 +1,4 @@
-"""A family's GGUF file: which key of its metadata is which of config.json's. JAX-free.
+"""A family's GGUF file: which key of its metadata is which of config.json's.
 
 Sources: the GGUF specification; llama.cpp's converter and what it reads; the package `gguf`.
 """
@@ -149,7 +149,7 @@ class GGUFForm:
         where = f"metadata of a {self.architecture!r} GGUF"
         metadata = {key: _one(key, value) for key, value in content.metadata.items()}
         content = GGUFContent(metadata, content.shapes, content.read)
-        found = required(metadata, tuple(self.sizes), where)
+        sizes = required(metadata, tuple(self.sizes), where)
         if "token_embd.weight" not in content.shapes:
             raise _refusal(where, ["no token_embd.weight"])
         heads, width = metadata[_HEADS], metadata["embedding_length"]
@@ -158,7 +158,7 @@ class GGUFForm:
         if no_numbers:
             raise _refusal(where, refused + no_numbers)
         data = dict(self.fixed)
-        data |= {self.sizes[key]: value for key, value in found.items()}
+        data |= {self.sizes[key]: value for key, value in sizes.items()}
         data |= {name: metadata[key] for key, name in self.options.items() if key in metadata}
         data |= {name: tensor in content.shapes for name, tensor in self.told.items()}
         data["model_type"] = model_type
@@ -210,7 +210,7 @@ class GGUFForm:
         for key, value in sorted(metadata.items()):
             if key in only:
                 if value not in only[key]:
-                    allowed = " or ".join(repr(one) for one in only[key])
+                    allowed = " or ".join(repr(choice) for choice in only[key])
                     refused.append(f"{key}={value!r} (only {allowed} is read)")
             elif key not in read and key not in _HARMLESS:
                 refused.append(f"{key}={value!r} (nothing reads it)")
@@ -227,10 +227,10 @@ def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[s
     """
     said = content.metadata.get(_PATTERN, period)
     if isinstance(said, list):
-        windowed = [bool(one) for one in said]
+        windowed = [bool(is_windowed) for is_windowed in said]
     else:
         windowed = [said == 0 or layer % said < said - 1 for layer in range(layers)]
-    return [WINDOW if one else FULL for one in windowed]
+    return [WINDOW if is_windowed else FULL for is_windowed in windowed]
 
 
 def gguf_windows(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,18 +262,18 @@ def refuse_own_head(content: GGUFContent, architecture: str) -> None:
 
 def _one(key: str, value: Any) -> Any:
     """A number that is told for each layer, and is the same for all."""
-    alike = isinstance(value, list) and value and all(one == value[0] for one in value)
+    alike = isinstance(value, list) and value and all(number == value[0] for number in value)
     return value[0] if alike and key != _PATTERN else value
 
 
 def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
     """Keys whose values can't be calculated with."""
-    found = []
+    problems = []
     for key, value in sorted(metadata.items()):
         number = isinstance(value, int | float) and (key not in _SIZES or value >= 1)
         if not number and key not in _TEXTS and key != _PATTERN:
-            found.append(f"{key}={value!r}")
-    return found
+            problems.append(f"{key}={value!r}")
+    return problems
 
 
 def _share(turning: int, size: int) -> float:

@@ -1,4 +1,4 @@
-"""What llama.cpp calls a decoder's layers, and how its converter changes their tensors. JAX-free.
+"""What llama.cpp calls a decoder's layers, and how its converter changes their tensors.
 
 Source: the package `gguf`; llama.cpp's converter.
 """
@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.boxes import Box, BoxReads
 from cairn.interop.conversion.ops import TRANSPOSE, Array, Chain, Op, RotaryRows, Shape
-from cairn.interop.conversion.parts import Box, Part
 from cairn.interop.families.names import Fused, Names
 
 __all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
@@ -30,49 +30,49 @@ class Plus:
 
     number: float
 
-    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """Theirs without it."""
-        return [array - array.dtype.type(self.number) for array in theirs]
+        return [array - array.dtype.type(self.number) for array in tensors]
 
-    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
         """Ours with it."""
-        return [array + array.dtype.type(self.number) for array in ours]
+        return [array + array.dtype.type(self.number) for array in leaves]
 
-    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Unchanged."""
-        return list(theirs)
+        return list(shapes)
 
-    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Unchanged."""
-        return list(ours)
+        return list(shapes)
 
-    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+    def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
         """The same box."""
-        return Part(((leaf, box),), lambda arrays: self.to_ours(arrays)[0])
+        return BoxReads(((leaf, box),), lambda arrays: self.from_hf(arrays)[0])
 
 
 @dataclass(frozen=True)
 class Column(Op):
     """A layer with one output: ours [in, 1], theirs [1, in], or [in] as older converters wrote."""
 
-    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+    def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
         """A column."""
-        return [array.reshape(-1, 1) for array in theirs]
+        return [array.reshape(-1, 1) for array in tensors]
 
-    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+    def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
         """A row."""
-        return [array.reshape(1, -1) for array in ours]
+        return [array.reshape(1, -1) for array in leaves]
 
-    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+    def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """A column's."""
-        for shape in theirs:
+        for shape in shapes:
             if len(shape) != 1 and (len(shape) != 2 or shape[0] != 1):
                 raise ValueError(f"one row, found shape {shape}")
-        return [(shape[-1], 1) for shape in theirs]
+        return [(shape[-1], 1) for shape in shapes]
 
-    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+    def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """A row's."""
-        return [(1, shape[0]) for shape in ours]
+        return [(1, shape[0]) for shape in shapes]
 
 
 def _queries(config: DecoderConfig, leaf: str) -> Op:

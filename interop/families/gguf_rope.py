@@ -1,4 +1,4 @@
-"""Rotary positions in a GGUF file's metadata and tensors; JAX-free.
+"""Rotary positions in a GGUF file's metadata and tensors.
 
 Source: llama.cpp's converter, and what its `llama_model::load_hparams` makes of absent keys.
 """
@@ -60,9 +60,9 @@ def rope_from_gguf(
     if kind == "linear":
         rope |= {"rope_type": "linear", "factor": float(metadata.get(_FACTOR, 1.0))}
     elif kind == "yarn" and not refused:
-        found = required(metadata, (_FACTOR, _ORIGINAL), where)
-        rope |= {"rope_type": "yarn", "factor": float(found[_FACTOR])}
-        rope |= {"original_max_position_embeddings": found[_ORIGINAL]}
+        scaling = required(metadata, (_FACTOR, _ORIGINAL), where)
+        rope |= {"rope_type": "yarn", "factor": float(scaling[_FACTOR])}
+        rope |= {"original_max_position_embeddings": scaling[_ORIGINAL]}
         rope |= {name: float(metadata[key]) for key, name in _YARN.items() if key in metadata}
     elif kind == "longrope":
         rope |= _longrope(metadata, read, shapes, where)
@@ -123,13 +123,13 @@ def _longrope(
 ) -> dict[str, Any]:
     there = {name: name for name in (_LONG, _SHORT) if name in shapes}
     required(there, (_LONG, _SHORT), where)
-    found = required(metadata, ("context_length", _ORIGINAL), where)
+    lengths = required(metadata, ("context_length", _ORIGINAL), where)
     rope = {
         "rope_type": "longrope",
-        "factor": found["context_length"] / found[_ORIGINAL],
-        "original_max_position_embeddings": found[_ORIGINAL],
-        "long_factor": [float(one) for one in read(_LONG)],
-        "short_factor": [float(one) for one in read(_SHORT)],
+        "factor": lengths["context_length"] / lengths[_ORIGINAL],
+        "original_max_position_embeddings": lengths[_ORIGINAL],
+        "long_factor": [float(factor) for factor in read(_LONG)],
+        "short_factor": [float(factor) for factor in read(_SHORT)],
     }
     if _ATTENTION in metadata:
         rope["attention_factor"] = float(metadata[_ATTENTION])

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model, made of the tables that read such files. JAX-free.
+"""What a GGUF file says of a model, made of the tables that read such files.
 
 Nothing is taken on trust: what is made is read again, and a model of which a file would say
 something else is refused.
@@ -102,10 +102,10 @@ def _form(config: DecoderConfig) -> GGUFForm:
 
 
 def _heads(form: GGUFForm, config: DecoderConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"attention.head_count_kv": config.kv_heads}
+    keys: dict[str, Any] = {"attention.head_count_kv": config.kv_heads}
     if "attention.key_length" not in form.also_read:
-        found |= dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_size)
-    return found
+        keys |= dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_size)
+    return keys
 
 
 def _check(
@@ -120,13 +120,13 @@ def _check(
     everything = {**shapes, **{name: array.shape for name, array in tensors.items()}}
     content = GGUFContent(rounded, everything, lambda name: tensors[name])
     family = get_gguf_family(form.architecture, content, path=f"{config.model_type} as GGUF")
-    theirs = family.gguf or form
-    again = DecoderConfig(**family.read_options(theirs.config(content, family.model_type)))
+    reader = family.gguf or form
+    again = DecoderConfig(**family.read_options(reader.config(content, family.model_type)))
     pairs = zip(_plain(config).items(), _plain(again).values(), strict=True)
     lost = [
-        f"{name}={ours!r} (it would be {theirs!r})"
-        for (name, ours), theirs in pairs
-        if not _alike(ours, theirs)
+        f"{name}={before!r} (it would be {after!r})"
+        for (name, before), after in pairs
+        if not _alike(before, after)
     ]
     if lost:
         raise no_gguf_file(config, "options that a GGUF file can say", "; ".join(lost))
@@ -136,18 +136,18 @@ def _plain(config: DecoderConfig) -> dict[str, Any]:
     """The options that change numbers, each as it is meant where it is left out."""
     left_out = OURS_ALONE | _SAID_ELSEWHERE | _NO_NUMBERS
     names = [field.name for field in dataclasses.fields(config) if field.name not in left_out]
-    found = {name: getattr(config, name) for name in names}
-    found |= {"head_dim": config.head_size, "num_key_value_heads": config.kv_heads}
+    options = {name: getattr(config, name) for name in names}
+    options |= {"head_dim": config.head_size, "num_key_value_heads": config.kv_heads}
     if config.rope is not None:
         fast = 32.0 if config.rope.beta_fast is None else config.rope.beta_fast
         slow = 1.0 if config.rope.beta_slow is None else config.rope.beta_slow
-        found["rope"] = dataclasses.replace(
+        options["rope"] = dataclasses.replace(
             config.rope,
             beta_fast=fast,
             beta_slow=slow,
             attention_factor=_own_attention_factor(config.rope),
         )
-    return found
+    return options
 
 
 def _own_attention_factor(rope: RopeConfig) -> float | None:
@@ -160,17 +160,17 @@ def _own_attention_factor(rope: RopeConfig) -> float | None:
 
 def _as_stored(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_as_stored(one) for one in value]
+        return [_as_stored(number) for number in value]
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
-def _alike(ours: Any, theirs: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Whether two options are the same, but for what 32 bits of a number leave of them."""
-    if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
-        names = [field.name for field in dataclasses.fields(ours)]
-        return all(_alike(getattr(ours, name), getattr(theirs, name)) for name in names)
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
-    if isinstance(ours, float) and isinstance(theirs, float):
-        return bool(np.isclose(ours, theirs, rtol=_CLOSE, atol=0))
-    return bool(ours == theirs)
+    if dataclasses.is_dataclass(first) and type(first) is type(second):
+        names = [field.name for field in dataclasses.fields(first)]
+        return all(_alike(getattr(first, name), getattr(second, name)) for name in names)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return bool(np.isclose(first, second, rtol=_CLOSE, atol=0))
+    return bool(first == second)

@@ -1,4 +1,4 @@
-"""Pieces of Hugging Face's config.json that families share. JAX-free."""
+"""Pieces of Hugging Face's config.json that families share."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[s
     return {key: data[key] for key in keys}
 
 
-def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) -> list[str]:
+def refused_keys(data: Mapping[str, Any], read: Set[str], architecture: str) -> list[str]:
     """Return the entries of a config.json that a family does not read, with value and reason.
 
     Args:
         data: the file's content.
-        known: the keys that the family reads.
+        read: the keys that the family reads.
         architecture: the class that the family stands for.
     """
     named = data.get("architectures")
@@ -87,7 +87,7 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
     refused = []
     if named and architecture.lower() not in [name.lower() for name in names]:
         refused.append(f"architectures={named!r} (only {architecture} is read so)")
-    for key, value in sorted(unread_keys(data, known).items()):
+    for key, value in sorted(unread_keys(data, read).items()):
         why = "nothing reads it"
         if key == "auto_map":
             why = "code of the model's own is never run"
@@ -120,7 +120,7 @@ def activation_to_hf(name: str, *preferred: Any) -> str:
         name: ours.
         *preferred: names, of which the first that means the same is taken.
     """
-    same = (one for one in preferred if _ACTIVATIONS.get(one) == name)
+    same = (candidate for candidate in preferred if _ACTIVATIONS.get(candidate) == name)
     return next(same, _ACTIVATION_NAMES[name])
 
 
@@ -161,49 +161,50 @@ def rope_from_hf(
             found=f"{key}={said!r}, and partial_rotary_factor={share!r} in rope_parameters",
             next_step="correct one of them",
         )
-    share = next((one for one in (share, said, usual) if one is not None), 1.0)
-    told = repr(kind)
+    share = next((setting for setting in (share, said, usual) if setting is not None), 1.0)
+    description = repr(kind)
     if fraction is None and share != 1.0:
-        told = f"{kind} with partial_rotary_factor={share}"
+        description = f"{kind} with partial_rotary_factor={share}"
     elif isinstance(kind, str) and kind in _KINDS:
         meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE | INERT_ROPE_KEYS
-        unknown = {name: one for name, one in scaling.items() if name not in meant}
+        unknown = {name: setting for name, setting in scaling.items() if name not in meant}
         if unknown:
-            told = f"{kind} with {', '.join(f'{name}={one!r}' for name, one in unknown.items())}"
-    if told != repr(kind) or not isinstance(kind, str) or kind not in _KINDS:
+            listed = ", ".join(f"{name}={setting!r}" for name, setting in unknown.items())
+            description = f"{kind} with {listed}"
+    if description != repr(kind) or not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(
             path=where,
             expected=f"rope_type {', '.join(_KINDS)}",
-            found=told if told != repr(kind) else repr(kind),
+            found=description if description != repr(kind) else repr(kind),
             next_step="this way of scaling rotary positions is not built in",
         )
     needed, possible = _KINDS[kind]
     longest = data.get("max_position_embeddings")
     outer = original if data.get(_ORIGINAL) is None else data[_ORIGINAL]
-    known = {_ORIGINAL: longest if outer is None else outer, **scaling}
-    if _ORIGINAL in needed and outer is not None and known[_ORIGINAL] != outer:
+    settings = {_ORIGINAL: longest if outer is None else outer, **scaling}
+    if _ORIGINAL in needed and outer is not None and settings[_ORIGINAL] != outer:
         raise ConfigError(
             path=f"{where}: rope",
             expected=f"one {_ORIGINAL}",
-            found=f"{outer!r}, and {known[_ORIGINAL]!r} beside rope_type {kind!r}"
+            found=f"{outer!r}, and {settings[_ORIGINAL]!r} beside rope_type {kind!r}"
             if data.get(_ORIGINAL) is not None
-            else f"{known[_ORIGINAL]!r} beside rope_type {kind!r} alone, where transformers takes "
-            f"{outer!r}",
+            else f"{settings[_ORIGINAL]!r} beside rope_type {kind!r} alone, where transformers "
+            f"takes {outer!r}",
             next_step=f"correct one of them: {_ORIGINAL} of the model itself counts",
         )
     # Of YaRN transformers wants to hear that nothing is said: "factor": null.
     may_follow = kind == "longrope" or (kind == "yarn" and _is_null("factor", data))
-    if may_follow and known.get("factor") is None and longest and known[_ORIGINAL]:
-        known["factor"] = longest / known[_ORIGINAL]
-    options |= required(known, needed, f"{where}: rope")
-    options |= {name: known[name] for name in possible if known.get(name) is not None}
+    if may_follow and settings.get("factor") is None and longest and settings[_ORIGINAL]:
+        settings["factor"] = longest / settings[_ORIGINAL]
+    options |= required(settings, needed, f"{where}: rope")
+    options |= {name: settings[name] for name in possible if settings.get(name) is not None}
     if "factor" in options:
         options["factor"] = float(options["factor"])
     if _ORIGINAL in options and options[_ORIGINAL] == int(options[_ORIGINAL]):
         options[_ORIGINAL] = int(options[_ORIGINAL])
     for name in ("short_factor", "long_factor"):
         if name in options:
-            options[name] = tuple(float(one) for one in options[name])
+            options[name] = tuple(float(setting) for setting in options[name])
     if kind == "dynamic":
         options[_ORIGINAL] = longest
     return RopeConfig(scaling=kind, rotary_fraction=float(share), **options)
@@ -222,13 +223,13 @@ def _one_rope(
     said: dict[str, dict[str, Any]] = {"rope_theta": {"rope_theta": data.get("rope_theta")}}
     wrong = []
     for key in ("rope_scaling", "rope_parameters"):
-        found = data.get(key)
-        if found is not None and not isinstance(found, Mapping):
-            wrong.append(f"{key}={found!r}, no object")
+        nested = data.get(key)
+        if nested is not None and not isinstance(nested, Mapping):
+            wrong.append(f"{key}={nested!r}, no object")
             continue
         said[key] = {
             name: older_names.get(value, value) if isinstance(value, str) else value
-            for name, value in (found or {}).items()
+            for name, value in (nested or {}).items()
         }
         older = said[key].pop("type", None)
         if older is not None and said[key].setdefault("rope_type", older) != older:
@@ -269,7 +270,9 @@ def _wrong_kind(name: str, value: Any, key: str) -> list[str]:
 def _is_null(name: str, data: Mapping[str, Any]) -> bool:
     """Return whether the rotary settings have this key with the value null."""
     said = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
-    return any(isinstance(one, Mapping) and name in one and one[name] is None for one in said)
+    return any(
+        isinstance(nested, Mapping) and name in nested and nested[name] is None for nested in said
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -290,11 +293,11 @@ def rope_parameters(rope: RopeConfig) -> dict[str, Any]:
     """Return `rope_parameters` of transformers 5, or its entry for one kind of layers."""
     needed, possible = _KINDS[rope.scaling]
     usual = RopeConfig()
-    found: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}
+    parameters: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}
     if rope.rotary_fraction != 1.0:
-        found["partial_rotary_factor"] = rope.rotary_fraction
+        parameters["partial_rotary_factor"] = rope.rotary_fraction
     for name in (*needed, *possible):
         value = getattr(rope, name)
         if name in needed or value != getattr(usual, name):
-            found[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            parameters[name] = list(value) if isinstance(value, tuple) else value
+    return parameters

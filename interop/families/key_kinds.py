@@ -1,4 +1,4 @@
-"""Kinds of values of config.json's keys: the same in every family that has a key. JAX-free.
+"""Kinds of values of config.json's keys: the same in every family that has a key.
 
 A value of another kind is refused before anything is made of it: `transformers` refuses most of
 them too, and what it does not refuse it computes with (a text is true, an empty list is false).
@@ -135,17 +135,17 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 stand in its file."""
 
 
-def wrong_kinds(data: Mapping[str, Any], known: Set[str], own: Mapping[str, Kind]) -> list[str]:
+def wrong_kinds(data: Mapping[str, Any], read: Set[str], own: Mapping[str, Kind]) -> list[str]:
     """Return the entries whose value is of another kind than the key takes, with value and kind.
 
     Args:
         data: the content of config.json.
-        known: the keys that the family reads.
+        read: the keys that the family reads.
         own: kinds of keys that the family alone has.
     """
     kinds = {**KINDS, **own}
     return [
         f"{key}={value!r} ({kinds[key][0]} belongs there)"
         for key, value in data.items()
-        if value is not None and key in known and key in kinds and not kinds[key][1](value)
+        if value is not None and key in read and key in kinds and not kinds[key][1](value)
     ]

@@ -1,4 +1,4 @@
-"""Rotary positions of families whose layers with a window have their own (Gemma 3). JAX-free.
+"""Rotary positions of families whose layers with a window have their own (Gemma 3).
 
 Source: transformers `Gemma3TextConfig.convert_rope_params_to_dict`.
 """

@@ -1,6 +1,6 @@
-"""Rules between our leaves and transformers' tensors, made of a table of names. JAX-free.
+"""Rules between our leaves and transformers' tensors, made of a table of names.
 
-The leaves are those that `decoder_parts` lists, so that no rule is written twice: a family says
+The leaves are those that `decoder_layers` lists, so that no rule is written twice: a family says
 what its layers are called, and which of them lie fused.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import Part, PartKind, decoder_parts, layer_parts
+from cairn.interop.config.decoder_layers import Layer, LayerKind, block_layers, decoder_layers
 from cairn.interop.conversion.ops import RENAME, TRANSPOSE, Chain, Op, Split, Stack
 from cairn.interop.conversion.rules import Rule, RuleTable
 
@@ -39,17 +39,17 @@ SANDWICH: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Fused:
-    """Several linear layers of ours that are one of theirs, one after the other.
+    """Several linear layers of the decoder that a file keeps as one tensor, one after the other.
 
     Attributes:
-        theirs: its name in a layer.
-        ours: their paths in a block.
+        name: of the tensor, in a layer.
+        paths: of the linear layers, in a block.
         op: another operation than to cut it: (config, name of the leaf) -> operation, which is
-            given their tensor as it lies.
+            given the file's tensor as it lies.
     """
 
-    theirs: str
-    ours: tuple[str, ...]
+    name: str
+    paths: tuple[str, ...]
     op: Callable[[DecoderConfig, str], Op] | None = None
 
 
@@ -58,13 +58,13 @@ class Names:
     """Names of a family's layers in its files.
 
     Attributes:
-        top: paths of ours outside of the blocks -> their names.
+        top: paths outside of the blocks -> their names in files.
         layer: of a block, with "{layer}" for its number.
         parts: paths in a block -> their names in it, where these are not the paths with dots.
         fused: layers that lie in one tensor.
-        stacked: paths in a block of what is one tensor for each expert, or head, of theirs -> its
+        stacked: paths in a block of what is one tensor for each expert, or head, in files -> its
             name, with "{number}".
-        kernel: from a linear layer's weight of theirs to our kernel.
+        kernel: from a linear layer's weight in files to our kernel.
         ops: paths in a block -> another operation: (config, name of the leaf) -> operation.
         suffixes: paths in a block whose main leaf has another ending than ".weight" -> it.
         special: (config, path of a block, its name) -> rules of parts that nothing above fits.
@@ -100,7 +100,7 @@ class Names:
 
     def rules(self, config: DecoderConfig) -> RuleTable:
         """Return the table of a config."""
-        whole = decoder_parts(config)
+        whole = decoder_layers(config)
         rules = self._of("model/embed_tokens", whole["model/embed_tokens"], config)
         if "model/embed_positions" in whole:
             rules += self._of("model/embed_positions", whole["model/embed_positions"], config)
@@ -116,86 +116,86 @@ class Names:
             rules += self._of("lm_head", whole["lm_head"], config)
         return RuleTable(tuple(rules), tuple(tolerated), aliases)
 
-    def _of(self, path: str, part: Part, config: DecoderConfig) -> list[Rule]:
-        rules = self._named(path, path, self.top[path], part, config)
+    def _of(self, path: str, layer: Layer, config: DecoderConfig) -> list[Rule]:
+        rules = self._named(path, path, self.top[path], layer, config)
         if path != "lm_head":
             return rules
         return [replace(rule, op=TRANSPOSE) for rule in rules]  # [out, in] wherever others lie
 
     def _layer(self, config: DecoderConfig, number: int) -> list[Rule]:
-        parts = layer_parts(config, number)
-        ours, theirs = f"model/layers/{number}", self.layer.format(layer=number)
-        fused = {name: one for one in self.fused for name in one.ours if name in parts}
+        layers = block_layers(config, number)
+        block, prefix = f"model/layers/{number}", self.layer.format(layer=number)
+        fused = {path: fusion for fusion in self.fused for path in fusion.paths if path in layers}
         rules: list[Rule] = []
         # Norms last: exports keep the order of their tensors.
-        for name in sorted(parts, key=lambda name: parts[name].kind is PartKind.NORM):
-            part = parts[name]
+        for name in sorted(layers, key=lambda name: layers[name].kind is LayerKind.NORM):
+            layer = layers[name]
             if name in fused:
-                if name == fused[name].ours[0]:
-                    rules += self._fused(ours, theirs, fused[name], parts, config)
+                if name == fused[name].paths[0]:
+                    rules += self._fused(block, prefix, fused[name], layers, config)
             elif name in self.stacked:
-                rules += self._stacked(f"{ours}/{name}", f"{theirs}.{self.stacked[name]}", part)
+                rules += self._stacked(f"{block}/{name}", f"{prefix}.{self.stacked[name]}", layer)
             elif name in self.special_parts:
                 continue
             else:
                 dotted = self.parts.get(name, name.replace("/", "."))
-                rules += self._named(f"{ours}/{name}", name, f"{theirs}.{dotted}", part, config)
+                rules += self._named(f"{block}/{name}", name, f"{prefix}.{dotted}", layer, config)
         if self.special is not None:
-            rules += self.special(config, ours, theirs)
+            rules += self.special(config, block, prefix)
         return rules
 
     def _named(
-        self, path: str, name: str, theirs: str, part: Part, config: DecoderConfig
+        self, path: str, name: str, tensor: str, layer: Layer, config: DecoderConfig
     ) -> list[Rule]:
         """Return a rule for each leaf of a part."""
         rules = []
-        for leaf in part.leaves:
+        for leaf in layer.leaves:
             op: Op = RENAME
             if name in self.ops:
                 op = self.ops[name](config, leaf)
             elif leaf == "kernel":
                 op = self.kernel
             if not leaf:
-                rules.append(Rule.one(path, theirs, op))
+                rules.append(Rule.one(path, tensor, op))
                 continue
             suffix = ".bias" if leaf == "bias" else self.suffixes.get(name, ".weight")
-            rules.append(Rule.one(f"{path}/{leaf}", f"{theirs}{suffix}", op))
+            rules.append(Rule.one(f"{path}/{leaf}", f"{tensor}{suffix}", op))
         return rules
 
     def _fused(
         self,
-        ours: str,
-        theirs: str,
+        block: str,
+        prefix: str,
         fused: Fused,
-        parts: Mapping[str, Part],
+        layers: Mapping[str, Layer],
         config: DecoderConfig,
     ) -> list[Rule]:
         rules = []
-        for leaf in parts[fused.ours[0]].leaves:
+        for leaf in layers[fused.paths[0]].leaves:
             if fused.op is not None:
                 op = fused.op(config, leaf)
             else:
-                op = fused_op([parts[name] for name in fused.ours], leaf, self.kernel)
+                op = fused_op([layers[name] for name in fused.paths], leaf, self.kernel)
             suffix = "bias" if leaf == "bias" else "weight"
-            paths = tuple(f"{ours}/{name}/{leaf}" for name in fused.ours)
-            rules.append(Rule(paths, (f"{theirs}.{fused.theirs}.{suffix}",), op))
+            paths = tuple(f"{block}/{name}/{leaf}" for name in fused.paths)
+            rules.append(Rule(paths, (f"{prefix}.{fused.name}.{suffix}",), op))
         return rules
 
-    def _stacked(self, path: str, theirs: str, part: Part) -> list[Rule]:
-        count = part.shape[0]
+    def _stacked(self, path: str, tensor: str, layer: Layer) -> list[Rule]:
+        count = layer.shape[0]
         stack: Op = Stack(count)
         rules = []
-        for leaf in part.leaves:
+        for leaf in layer.leaves:
             suffix = "bias" if leaf == "bias" else "weight"
-            names = tuple(f"{theirs.format(number=number)}.{suffix}" for number in range(count))
+            names = tuple(f"{tensor.format(number=number)}.{suffix}" for number in range(count))
             op = Chain((self.kernel, stack)) if leaf == "kernel" else stack
             rules.append(Rule((f"{path}/{leaf}",), names, op))
         return rules
 
 
-def fused_op(parts: Sequence[Part], leaf: str, kernel: Op) -> Op:
+def fused_op(layers: Sequence[Layer], leaf: str, kernel: Op) -> Op:
     """Return the operation that splits a fused weight or bias by the layers' outputs."""
-    sizes = tuple(part.shape[-1] for part in parts)
+    sizes = tuple(layer.shape[-1] for layer in layers)
     if leaf == "bias":
         return Split(sizes)
     return (

@@ -1,4 +1,4 @@
-"""Windowed layers of Qwen2 and Qwen3; JAX-free."""
+"""Windowed layers of Qwen2 and Qwen3."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def read_windows(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     """Return the window, and its layers: those from `max_window_layers` on, if it is used."""
     window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
     first = data.get("max_window_layers", 28)
-    found = windows_from_hf(data, options, lambda layer: window is not None and layer >= first)
-    return found | {"sliding_window": window}
+    layers = windows_from_hf(data, options, lambda layer: window is not None and layer >= first)
+    return layers | {"sliding_window": window}
 
 
 def write_windows(config: DecoderConfig) -> dict[str, Any]:

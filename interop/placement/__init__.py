@@ -1,1 +1,1 @@
-"""Placement of leaves on a mesh, and its cost: pure decisions over sizes, without JAX."""
+"""Placement of leaves on a mesh, and its cost: pure decisions over sizes."""

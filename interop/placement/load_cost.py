@@ -27,7 +27,7 @@ class PlacedArray(NamedTuple):
         item: which one it is of; items are read one after another.
         shape: as it is stored, with the words of typed keys.
         entries: mesh axes of each dimension.
-        part: shape of what one device holds.
+        shard_shape: of what one device holds.
         stored_bits: bits of an element as it is stored.
         itemsize: bytes of one in memory, in the dtype in which it is stored.
         cast_itemsize: of one as it is made; the same unless it is cast.
@@ -38,7 +38,7 @@ class PlacedArray(NamedTuple):
     item: str
     shape: tuple[int, ...]
     entries: Entries
-    part: tuple[int, ...]
+    shard_shape: tuple[int, ...]
     stored_bits: int
     itemsize: int
     cast_itemsize: int
@@ -69,12 +69,12 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
         local: the store is a folder, from which chunks are read straight to where they go.
     """
     read = read_in_all = 0
-    known: dict[object, tuple[int, int]] = {}
+    reads: dict[object, tuple[int, int]] = {}
     for array in arrays:
         alike = (array.shape, array.entries, array.chunks, array.stored_bits)
-        if alike not in known:
-            known[alike] = _read(array, grid)
-        most, in_all = known[alike]
+        if alike not in reads:
+            reads[alike] = _read(array, grid)
+        most, in_all = reads[alike]
         read += most
         read_in_all += in_all
     by_item: dict[str, list[PlacedArray]] = {}
@@ -86,7 +86,7 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
 
 def _waiting(arrays: Sequence[PlacedArray], grid: ProcessGrid) -> int:
     """Return the most bytes of an item's leaves on the host at once: a window, or one leaf."""
-    elements = [grid.parts(array.entries) * prod(array.part) for array in arrays]
+    elements = [grid.box_count(array.entries) * prod(array.shard_shape) for array in arrays]
     parts = [count * array.itemsize for count, array in zip(elements, arrays, strict=True)]
     window = min(sum(parts), max(HOST_BYTES, *parts))
     cast = [
@@ -144,9 +144,9 @@ def _covered(length: int, chunk: int, axes: tuple[tuple[int, int], ...]) -> tupl
     grid = [count for size, box in axes for count in (size // box, box)]
     # Boxes in front, then the parts of each in the order in which they lie.
     order = [*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)]
-    held = prod(box for _, box in axes)
+    per_process = prod(box for _, box in axes)
     boxes = np.arange(parts, dtype=np.int64).reshape(grid).transpose(order)
-    number = boxes.reshape(-1, held)
+    number = boxes.reshape(-1, per_process)
     width = length // parts
     first, last = number * width // chunk, (number * width + width - 1) // chunk
     touched = (last - first + 1).sum(axis=1)

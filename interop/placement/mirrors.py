@@ -11,7 +11,7 @@ import numpy as np
 
 from cairn.interop.partition_axis import AxisEntry
 from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS, place
-from cairn.interop.placement.specs import Entries, MeshSizes, mesh_text, short
+from cairn.interop.placement.specs import Entries, MeshSizes, mesh_text, without_trailing_nones
 
 __all__ = ["FACTORED", "MIRRORS", "REPLICATED", "Mirror", "entries_left", "mirror", "mirrored"]
 
@@ -53,24 +53,31 @@ def mirror(
         mesh: the mesh.
     """
     prefix, own, parameter = mirrored(path, parameters)
-    made: Mirror | None = None
+    placement: Mirror | None = None
     if parameter is not None:
         whole, entries = parameter
         left = entries if whole == shape else entries_left(prefix, shape, whole, entries)
         if left is not None:
-            made = Mirror(MIRRORS if whole == shape else FACTORED, short(left))
-    if made is None and prod(shape) >= LARGE_LEAF_ELEMENTS:
+            placement = Mirror(
+                MIRRORS if whole == shape else FACTORED, without_trailing_nones(left)
+            )
+    if placement is None and prod(shape) >= LARGE_LEAF_ELEMENTS:
         automatic = place(shape, mesh)
-        made = Mirror(automatic.rule, automatic.entries)
-    if made is None:
-        made = Mirror(REPLICATED, ())
+        placement = Mirror(automatic.rule, automatic.entries)
+    if placement is None:
+        placement = Mirror(REPLICATED, ())
     if parameter is not None:
-        made = made._replace(parameter=own)
+        placement = placement._replace(parameter=own)
     split = parameter is None or bool(parameter[1])
-    if prod(shape) < LARGE_LEAF_ELEMENTS or made.entries or not split or prod(mesh.values()) == 1:
-        return made
+    if (
+        prod(shape) < LARGE_LEAF_ELEMENTS
+        or placement.entries
+        or not split
+        or prod(mesh.values()) == 1
+    ):
+        return placement
     text = f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
-    return made._replace(unmatched=text)
+    return placement._replace(unmatched=text)
 
 
 def mirrored(

@@ -66,17 +66,17 @@ class ProcessGrid:
     def box(self) -> dict[str, int]:
         """Devices of each process along each axis."""
         left = self.devices // self.processes
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, size in reversed(list(self.sizes.items())):
-            found[name] = min(left, size)
+            counts[name] = min(left, size)
             # What is left over is no whole axis: then the boxes do not add up to the mesh.
             left = left // size if left % size == 0 else 1
-        return {name: found[name] for name in self.sizes}
+        return {name: counts[name] for name in self.sizes}
 
     def _has_boxes(self) -> bool:
         whole = prod(self.box.values()) * self.processes == self.devices
         return whole and all(self.sizes[axis] % count == 0 for axis, count in self.box.items())
 
-    def parts(self, entries: Iterable[AxisEntry]) -> int:
-        """Return the number of different parts of a leaf that a process has."""
+    def box_count(self, entries: Iterable[AxisEntry]) -> int:
+        """Return the number of different boxes of a leaf that a process has."""
         return prod(self.box[axis] for entry in entries for axis in entry_axes(entry))

@@ -15,9 +15,9 @@ from cairn.interop.placement.specs import (
     MeshSizes,
     entry_axes,
     mesh_text,
-    parts_of,
-    short,
+    shard_count,
     splitting_axes,
+    without_trailing_nones,
 )
 
 __all__ = [
@@ -26,9 +26,9 @@ __all__ = [
     "LARGE_LEAF_ELEMENTS",
     "MESH_AXES",
     "AxisRules",
-    "FoundRule",
-    "LeafPlace",
-    "Misfit",
+    "LeafPlacement",
+    "RuleMatch",
+    "SpecProblem",
     "axis_units",
     "place",
 ]
@@ -49,7 +49,7 @@ AUTOMATIC = "automatic"
 _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
 
 
-class FoundRule(NamedTuple):
+class RuleMatch(NamedTuple):
     """Partition rule that a leaf meets.
 
     Attributes:
@@ -63,7 +63,7 @@ class FoundRule(NamedTuple):
     catch_all: bool = False
 
 
-class Misfit(NamedTuple):
+class SpecProblem(NamedTuple):
     """Why a leaf cannot be placed as it is asked for.
 
     Attributes:
@@ -77,19 +77,19 @@ class Misfit(NamedTuple):
     axes: tuple[str, ...] = ()
 
 
-class LeafPlace(NamedTuple):
+class LeafPlacement(NamedTuple):
     """Placement of a leaf.
 
     Attributes:
         rule: the pattern that matched, "axes (...)", "automatic" or "scalar".
         entries: mesh axes of each dimension, without those of size 1 and those that do not fit.
-        misfits: what does not fit.
+        problems: what does not fit.
         unmatched: why a large leaf is whole on every device although nobody asked for that.
     """
 
     rule: str
     entries: Entries
-    misfits: tuple[Misfit, ...] = ()
+    problems: tuple[SpecProblem, ...] = ()
     unmatched: str | None = None
 
 
@@ -97,29 +97,29 @@ def place(
     shape: tuple[int, ...],
     mesh: MeshSizes,
     *,
-    found: FoundRule | None = None,
+    match: RuleMatch | None = None,
     axes: tuple[str | None, ...] | None = None,
     axis_rules: AxisRules = DEFAULT_AXIS_RULES,
     units: Mapping[str, int] = MappingProxyType({}),
-) -> LeafPlace:
+) -> LeafPlacement:
     """Decide where a leaf goes.
 
     Args:
         shape: the leaf's.
         mesh: the mesh.
-        found: what partition rules say of it; None if there are none.
+        match: what partition rules say of it; None if there are none.
         axes: its logical axis names; None if it has none.
         axis_rules: mesh axes of each logical axis name.
         units: how many whole things a logical axis holds.
     """
-    misfits: list[Misfit] = []
+    problems: list[SpecProblem] = []
     no_entries: list[AxisEntry] = []
     if not shape:
         rule, entries = "scalar", no_entries
-    elif found is not None:
-        rule, entries = _entries_by_rule(found, shape, misfits)
+    elif match is not None:
+        rule, entries = _entries_by_rule(match, shape, problems)
     elif axes is not None:
-        rule, entries = _entries_by_axes(axes, shape, mesh, axis_rules, misfits)
+        rule, entries = _entries_by_axes(axes, shape, mesh, axis_rules, problems)
     else:
         rule, entries = _entries_automatic(shape, mesh)
     names = axes if axes is not None and len(axes) == len(shape) else None
@@ -128,17 +128,17 @@ def place(
     for dimension, entry in enumerate(entries):
         wished = names[dimension] if names is not None else None
         name = wished if isinstance(wished, str) else None
-        asked = _Asked(dimension, entry_axes(entry), shape, name)
-        misfit = _misfit(asked, mesh, axis_rules, units)
+        split = _SplitDimension(dimension, entry_axes(entry), shape, name)
+        problem = _problem(split, mesh, axis_rules, units)
         # An axis name that ends in "?" is a wish: split where it divides, else whole.
-        if misfit is not None and not (name is not None and name.endswith("?")):
-            misfits.append(misfit)
-        kept.append(splitting_axes(entry, mesh) if misfit is None else None)
-        shards *= 1 if misfit is not None else parts_of(asked.axes, mesh)
-    whole = shards == 1 and not misfits and prod(shape) >= LARGE_LEAF_ELEMENTS
-    catch_all = found is not None and found.catch_all
+        if problem is not None and not (name is not None and name.endswith("?")):
+            problems.append(problem)
+        kept.append(splitting_axes(entry, mesh) if problem is None else None)
+        shards *= 1 if problem is not None else shard_count(split.axes, mesh)
+    whole = shards == 1 and not problems and prod(shape) >= LARGE_LEAF_ELEMENTS
+    catch_all = match is not None and match.catch_all
     unmatched = _unmatched(rule, entries, shape, mesh, catch_all) if whole else None
-    return LeafPlace(rule, short(kept), tuple(misfits), unmatched)
+    return LeafPlacement(rule, without_trailing_nones(kept), tuple(problems), unmatched)
 
 
 def axis_units(config: Any) -> dict[str, int]:
@@ -152,8 +152,8 @@ def axis_units(config: Any) -> dict[str, int]:
         return dict(own() if callable(own) else own)
     heads = getattr(config, "num_attention_heads", None)
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    found = {"heads": heads, "kv_heads": kv_heads}
-    return {name: int(count) for name, count in found.items() if count is not None}
+    counts = {"heads": heads, "kv_heads": kv_heads}
+    return {name: int(count) for name, count in counts.items() if count is not None}
 
 
 def _unmatched(
@@ -173,17 +173,17 @@ def _unmatched(
 
 
 def _entries_by_rule(
-    found: FoundRule, shape: tuple[int, ...], misfits: list[Misfit]
+    match: RuleMatch, shape: tuple[int, ...], problems: list[SpecProblem]
 ) -> tuple[str, list[AxisEntry]]:
-    if found.pattern is None:
-        misfits.append(Misfit(f"no partition rule matches (shape {shape})"))
+    if match.pattern is None:
+        problems.append(SpecProblem(f"no partition rule matches (shape {shape})"))
         return "none", []
-    count = len(found.entries)
+    count = len(match.entries)
     if count > len(shape):
-        text = f"rule {found.pattern!r} names {count} dimensions (the leaf has {shape})"
-        misfits.append(Misfit(text))
-        return found.pattern, []
-    return found.pattern, list(found.entries)
+        text = f"rule {match.pattern!r} names {count} dimensions (the leaf has {shape})"
+        problems.append(SpecProblem(text))
+        return match.pattern, []
+    return match.pattern, list(match.entries)
 
 
 def _entries_by_axes(
@@ -191,11 +191,11 @@ def _entries_by_axes(
     shape: tuple[int, ...],
     mesh: MeshSizes,
     axis_rules: AxisRules,
-    misfits: list[Misfit],
+    problems: list[SpecProblem],
 ) -> tuple[str, list[AxisEntry]]:
     rule = f"axes ({', '.join(map(str, axes))})"
     if len(axes) != len(shape):
-        misfits.append(Misfit(f"{len(axes)} axis names {axes} (the leaf has shape {shape})"))
+        problems.append(SpecProblem(f"{len(axes)} axis names {axes} (the leaf has shape {shape})"))
         return rule, []
     taken: set[str] = set()
     entries: list[AxisEntry] = []
@@ -203,14 +203,14 @@ def _entries_by_axes(
     carriers = {**{name: name for name in mesh}, **axis_rules}
     for dimension, wished in enumerate(axes):
         names = [name.removesuffix("?") for name in entry_axes(wished)]
-        known = ", ".join(carriers)
-        misfits += [
-            Misfit(f"unknown axis name {name!r} (known: {known})", dimension)
+        listed = ", ".join(carriers)
+        problems += [
+            SpecProblem(f"unknown axis name {name!r} (known: {listed})", dimension)
             for name in names
             if name not in carriers
         ]
-        found = [carriers[name] for name in names if name in carriers]
-        entry = tuple(axis for carrier in found for axis in entry_axes(carrier))
+        carried = [carriers[name] for name in names if name in carriers]
+        entry = tuple(axis for carrier in carried for axis in entry_axes(carrier))
         # One mesh axis can split a leaf once: the first dimension that asks for it has it.
         free = tuple(axis for axis in entry_axes(entry) if axis not in taken)
         taken.update(free)
@@ -227,7 +227,7 @@ def _entries_automatic(shape: tuple[int, ...], mesh: MeshSizes) -> tuple[str, li
     return AUTOMATIC, entries
 
 
-class _Asked(NamedTuple):
+class _SplitDimension(NamedTuple):
     """A dimension of a leaf, and the mesh axes that are to split it."""
 
     dimension: int
@@ -236,28 +236,28 @@ class _Asked(NamedTuple):
     name: str | None
 
 
-def _misfit(
-    asked: _Asked, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
-) -> Misfit | None:
+def _problem(
+    split: _SplitDimension, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
+) -> SpecProblem | None:
     """Return why mesh axes do not split a dimension, if they do not."""
-    dimension, axes, shape, name = asked
+    dimension, axes, shape, name = split
     unknown = [axis for axis in axes if axis not in mesh]
     if unknown:
         text = f"unknown mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})"
-        return Misfit(text, dimension, axes)
-    parts = parts_of(axes, mesh)
+        return SpecProblem(text, dimension, axes)
+    parts = shard_count(axes, mesh)
     if parts == 1:
         return None
     splitting = _splitting(axes, name, axis_rules)
-    if name is not None and units.get(name, 0) % parts_of(splitting, mesh):
+    if name is not None and units.get(name, 0) % shard_count(splitting, mesh):
         label = _UNIT_LABELS.get(name, name)
         by = _product_text(splitting, mesh)
         text = f"{units[name]} {label} do not divide by {by} (shape {shape})"
-        return Misfit(text, dimension, splitting)
+        return SpecProblem(text, dimension, splitting)
     if shape[dimension] % parts:
         by = _product_text(axes, mesh)
         text = f"a dimension of {shape[dimension]} does not divide by {by} "
-        return Misfit(f"{text}(dimension {dimension} of {shape})", dimension, axes)
+        return SpecProblem(f"{text}(dimension {dimension} of {shape})", dimension, axes)
     return None
 
 
@@ -265,9 +265,9 @@ def _splitting(axes: Sequence[str], name: str | None, axis_rules: AxisRules) -> 
     """Return the mesh axes that split a logical axis: its own, and unknown ones."""
     own = entry_axes(axis_rules.get(name)) if name is not None else ()
     carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
-    known = carried.union(MESH_AXES)
-    return tuple(axis for axis in axes if axis in own or axis not in known)
+    usual = carried.union(MESH_AXES)
+    return tuple(axis for axis in axes if axis in own or axis not in usual)
 
 
 def _product_text(axes: Sequence[str], mesh: MeshSizes) -> str:
-    return "*".join(axes) + f"={parts_of(axes, mesh)}"
+    return "*".join(axes) + f"={shard_count(axes, mesh)}"

@@ -11,10 +11,10 @@ __all__ = [
     "MeshSizes",
     "entry_axes",
     "mesh_text",
-    "parts_of",
+    "shard_count",
     "shard_shape",
-    "short",
     "splitting_axes",
+    "without_trailing_nones",
 ]
 
 Entries = tuple[AxisEntry, ...]
@@ -28,7 +28,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def short(entries: Iterable[Any]) -> Entries:
+def without_trailing_nones(entries: Iterable[Any]) -> Entries:
     """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
     kept = list(entries)
     while kept and kept[-1] is None:
@@ -42,7 +42,7 @@ def splitting_axes(entry: Any, mesh: MeshSizes) -> AxisEntry:
     return names if len(names) > 1 else names[0] if names else None
 
 
-def parts_of(axes: Iterable[str], mesh: MeshSizes) -> int:
+def shard_count(axes: Iterable[str], mesh: MeshSizes) -> int:
     """Return how many parts mesh axes cut a dimension into."""
     return prod(mesh[axis] for axis in axes)
 
@@ -51,7 +51,7 @@ def shard_shape(
     shape: Sequence[int], entries: Sequence[AxisEntry], mesh: MeshSizes
 ) -> tuple[int, ...]:
     """Return the shape of the part of a leaf that a device holds; the spec divides it."""
-    parts = [parts_of(entry_axes(entry), mesh) for entry in entries]
+    parts = [shard_count(entry_axes(entry), mesh) for entry in entries]
     parts += [1] * (len(shape) - len(parts))
     return tuple(length // count for length, count in zip(shape, parts, strict=True))
 

@@ -17,9 +17,9 @@ from cairn.interop.placement.process_grid import ProcessGrid
 from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
-    FoundRule,
-    LeafPlace,
-    Misfit,
+    LeafPlacement,
+    RuleMatch,
+    SpecProblem,
     place,
 )
 from cairn.interop.placement.specs import Entries, shard_shape
@@ -45,7 +45,7 @@ class Layout:
         units: number of indivisible units of a named axis.
     """
 
-    find: Callable[[str], FoundRule] | None = None
+    find: Callable[[str], RuleMatch] | None = None
     named: bool = False
     axis_rules: AxisRules = field(default_factory=lambda: DEFAULT_AXIS_RULES)
     units: Mapping[str, int] = field(default_factory=dict)
@@ -59,10 +59,10 @@ class PlannedLeaf(NamedTuple):
         dtype: of the loaded leaf.
         rule: that placed it.
         entries: mesh axes of each dimension.
-        part: shape of each device's shard.
+        shard_shape: of each device's shard.
         nbytes: of the whole leaf, as loaded.
-        bytes_per_device: of the part.
-        misfits: why it cannot be placed so; it is counted without the axes that do not fit.
+        bytes_per_device: of the shard.
+        problems: why it cannot be placed so; it is counted without the axes that do not fit.
         unmatched: why a large leaf is whole on every device although nobody asked for that.
     """
 
@@ -70,10 +70,10 @@ class PlannedLeaf(NamedTuple):
     dtype: str
     rule: str
     entries: Entries
-    part: tuple[int, ...]
+    shard_shape: tuple[int, ...]
     nbytes: int
     bytes_per_device: int
-    misfits: tuple[Misfit, ...] = ()
+    problems: tuple[SpecProblem, ...] = ()
     unmatched: str | None = None
 
 
@@ -92,9 +92,9 @@ class StepPlan:
     local: bool
 
     @cached_property
-    def misfits(self) -> list[PlannedLeaf]:
+    def problems(self) -> list[PlannedLeaf]:
         """The leaves that cannot be placed so."""
-        return [leaf for leaf in self.leaves if leaf.misfits]
+        return [leaf for leaf in self.leaves if leaf.problems]
 
     def bytes_per_device(self, items: Collection[str] | None = None) -> int:
         """Return the bytes of these items' leaves, or of all leaves, on each device."""
@@ -155,12 +155,13 @@ class _Planner:
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {item: {} for item in items}
         for record in records:
             self._shapes[record.item][record.path] = record.shape
-        self._known: dict[object, LeafPlace] = {}
-        model = [one for one in records if one.item == "model"]
-        keys = [tuple(one.path.split("/")) for one in model]
+        self._known: dict[object, LeafPlacement] = {}
+        model = [record for record in records if record.item == "model"]
+        keys = [tuple(record.path.split("/")) for record in model]
         self._records = dict(zip(keys, model, strict=True))
         self._parameters = {
-            key: (one.shape, self._model_place(one).entries) for key, one in self._records.items()
+            key: (record.shape, self._model_place(record).entries)
+            for key, record in self._records.items()
         }
 
     def planned(self, record: LeafRecord) -> PlannedLeaf:
@@ -169,47 +170,47 @@ class _Planner:
             placed, dtype = self._model_place(record), self._made_dtype(record)
         else:
             placed, dtype = self._beside(record)
-        part = shard_shape(record.shape, placed.entries, self._grid.sizes)
+        shard = shard_shape(record.shape, placed.entries, self._grid.sizes)
         itemsize = element_bytes(record, dtype)
         return PlannedLeaf(
             record,
             dtype,
             placed.rule,
             placed.entries,
-            part,
+            shard,
             prod(record.shape) * itemsize,
-            prod(part) * itemsize,
-            placed.misfits,
+            prod(shard) * itemsize,
+            placed.problems,
             placed.unmatched,
         )
 
-    def _model_place(self, record: LeafRecord) -> LeafPlace:
+    def _model_place(self, record: LeafRecord) -> LeafPlacement:
         layout = self._layout
         axes = decoder_axes(record.path, self._shapes[record.item]) if layout.named else None
-        found = None if layout.find is None else layout.find(readable(record.path))
-        if found is None and not layout.named:
-            return LeafPlace(REPLICATED, ())
-        key = (record.shape, axes, found)
+        match = None if layout.find is None else layout.find(readable(record.path))
+        if match is None and not layout.named:
+            return LeafPlacement(REPLICATED, ())
+        key = (record.shape, axes, match)
         if key not in self._known:
             self._known[key] = place(
                 record.shape,
                 self._grid.sizes,
-                found=found,
+                match=match,
                 axes=axes,
                 axis_rules=layout.axis_rules,
                 units=layout.units,
             )
         return self._known[key]
 
-    def _beside(self, record: LeafRecord) -> tuple[LeafPlace, str]:
+    def _beside(self, record: LeafRecord) -> tuple[LeafPlacement, str]:
         """Return the place and the dtype of a leaf of another item than the model's."""
         path = tuple(record.path.split("/"))
-        found = mirror(path, record.shape, self._parameters, self._grid.sizes)
-        parameter = None if found.parameter is None else self._records[found.parameter]
+        mirrored = mirror(path, record.shape, self._parameters, self._grid.sizes)
+        parameter = None if mirrored.parameter is None else self._records[mirrored.parameter]
         dtype = record.dtype
         if record.item == "optimizer" and parameter is not None and parameter.dtype == dtype:
             dtype = self._made_dtype(parameter)
-        return LeafPlace(found.rule, found.entries, (), found.unmatched), dtype
+        return LeafPlacement(mirrored.rule, mirrored.entries, (), mirrored.unmatched), dtype
 
     def _made_dtype(self, parameter: LeafRecord) -> str:
         keys = parameter.path.split("/")
@@ -252,7 +253,7 @@ def _array(leaf: PlannedLeaf) -> PlacedArray:
         record.item,
         (*record.shape, *words),
         leaf.entries,
-        (*leaf.part, *words),
+        (*leaf.shard_shape, *words),
         4 if packed else 8 * stored,
         stored,
         stored if is_key else element_bytes(record, leaf.dtype),

@@ -1,1 +1,1 @@
-"""Weights in other people's files: safetensors folders, GGUF, PEFT and exports, without JAX."""
+"""Weights in other people's files: safetensors folders, GGUF, PEFT and exports."""

@@ -1,4 +1,4 @@
-"""Content of a folder that `peft` loads. JAX-free.
+"""Content of a folder that `peft` loads.
 
 Source: peft 0.21, `LoraConfig` and `save_pretrained`.
 """

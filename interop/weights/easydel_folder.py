@@ -1,7 +1,7 @@
 """Folders that older releases of EasyDeL saved: safetensors weights with the names of our leaves.
 
 Beside the weights lie the optimizer's tensors, named by numbers, and a pickle that describes them.
-That pickle can run code and is never read, so the optimizer state is not loaded. JAX-free.
+That pickle can run code and is never read, so the optimizer state is not loaded.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {key: value for key, value in data.items() if key not in dropped}, sorted(dropped)
 
 
-def easydel_rules(ours: Iterable[str], theirs: Mapping[str, Shape]) -> RuleTable:
+def easydel_rules(paths: Iterable[str], shapes: Mapping[str, Shape]) -> RuleTable:
     """Return the rule table between our leaves and EasyDeL's: the same tensors, dots for slashes.
 
     Args:
-        ours: paths of our leaves.
-        theirs: shapes of the tensors that are there.
+        paths: paths of our leaves.
+        shapes: shapes of the tensors that are there.
     """
     rules = []
-    for path in ours:
+    for path in paths:
         name = path.replace("/", ".")
         owner, _, last = name.rpartition(".")
         if last == "scale":
-            known = [f"{owner}.{one}" for one in _NORMS if f"{owner}.{one}" in theirs]
-            name = known[0] if known else f"{owner}.{_NORMS[0]}"
+            names = [f"{owner}.{norm}" for norm in _NORMS if f"{owner}.{norm}" in shapes]
+            name = names[0] if names else f"{owner}.{_NORMS[0]}"
         rules.append(Rule.one(path, name))
     return RuleTable(tuple(rules))

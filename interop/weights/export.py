@@ -1,4 +1,4 @@
-"""Export of a stored checkpoint to Hugging Face tensors, streaming and without JAX.
+"""Export of a stored checkpoint to Hugging Face tensors, in blocks.
 
 The store has everything it needs: the manifest names the family and holds the model's config, and
 the family's rule table says which leaves become which tensors. Leaves are read in blocks, so that
@@ -15,7 +15,7 @@ import numpy as np
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import Rule, RuleTable, match
 from cairn.interop.conversion.tensor_streams import float_dtype, is_floating, streams
@@ -59,8 +59,8 @@ def export_sources(
     """
     config, leaves, path = served_model(manifest, reader)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    rules = match(rule_table(config, shapes), ours=shapes, path=path)
-    reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.ours])
+    rules = match(rule_table(config, shapes), leaves=shapes, path=path)
+    reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.leaves])
     target = float_dtype(dtype, argument="dtype")
     sources = streams(rules, leaves, dtype=target, path=path)
     return sources, hf_config(config, [source.dtype for source in sources])

@@ -1,6 +1,6 @@
 """Sources of pretrained weights: a folder in any store, the hub, a GGUF file.
 
-JAX-free. Each tensor is read when it is asked for.
+Each tensor is read when it is asked for.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from cairn.interop.weights.quantized.dequantized import (
 )
 from cairn.interop.weights.safetensors_folder import SafetensorsFolder
 from cairn.interop.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
-from cairn.interop.weights.text_part import (
-    Renamed,
-    has_text_part,
+from cairn.interop.weights.text_model import (
+    RenamedTensors,
+    has_text_model,
     is_headless,
     text_config,
     text_tensors,
@@ -84,7 +84,7 @@ _OTHER_TOKENIZER = re.compile(
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainedWeights:
     """A pretrained model: its config, and where to read its weights.
 
     Attributes:
@@ -101,14 +101,14 @@ class Pretrained:
     gguf: GGUFFile | None = None
     of_easydel: bool = False
 
-    def own_rules(self, ours: Iterable[str]) -> RuleTable | None:
+    def own_rules(self, paths: Iterable[str]) -> RuleTable | None:
         """Return the rule table for names that are not Hugging Face's: GGUF's, or EasyDeL's.
 
         Args:
-            ours: paths of our leaves.
+            paths: paths of our leaves.
         """
         if self.of_easydel:
-            return easydel_rules(ours, self.weights.shapes)
+            return easydel_rules(paths, self.weights.shapes)
         if self.gguf is None or not isinstance(self.config, DecoderConfig):
             return None
         return self.gguf.rules(self.config)
@@ -123,7 +123,7 @@ def open_pretrained(
     local_files_only: bool = False,
     dequantized_dtype: np.dtype[Any] | None = None,
     text_only: bool = False,
-) -> Pretrained:
+) -> PretrainedWeights:
     """Find a model and read its config; read no weights yet.
 
     From the hub it first fetches config.json, and nothing more if that is refused. Then it fetches
@@ -183,22 +183,22 @@ def open_pretrained(
             next_step="remove those that are not the model's",
         )
     method = None
-    part = has_text_part(data)
+    part = has_text_model(data)
     if part:
-        data = _text_part(data, f"{folder.uri}/{CONFIG_FILE}", asked=text_only)
+        data = _text_part(data, f"{folder.uri}/{CONFIG_FILE}", text_only=text_only)
     if of_easydel:
         data = _of_easydel(folder, data)
     elif registry.is_family(data.get("model_type")):
         data, config_kwargs, method = _quantization(data, config_kwargs, str(folder.uri))
     config = _config(data, config_kwargs)
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
-    found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
-    files = {name: content for name, content in found.items() if content is not None}
+    contents = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
+    files = {name: content for name, content in contents.items() if content is not None}
     _tell_of_others(folder)
     if of_easydel:
         weights: RowSource = SafetensorsFolder(WeightFiles(folder, (WEIGHTS_FILE,)))
         config = config.replace(tokenizer_files=files)
-        return Pretrained(str(folder.uri), config, weights, of_easydel=True)
+        return PretrainedWeights(str(folder.uri), config, weights, of_easydel=True)
     weights = _weights(folder, config)
     if part:
         weights = text_tensors(weights, str(folder.uri))
@@ -207,21 +207,21 @@ def open_pretrained(
     if method is not None:
         dtype = dequantized_dtype or _dtype(data)
         weights = Dequantized(weights, method, dtype, str(folder.uri))
-    asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
-    config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
+    is_tied = bool((config_kwargs or {}).get("tie_word_embeddings"))
+    config = _as_tied_as_its_weights(config, weights, str(folder.uri), is_tied=is_tied)
     config = config.replace(tokenizer_files=files)
     weights = _of_either_name(config, _of_whole_model(config, weights))
-    return Pretrained(str(folder.uri), config, weights)
+    return PretrainedWeights(str(folder.uri), config, weights)
 
 
-def _text_part(data: dict[str, Any], path: str, *, asked: bool) -> dict[str, Any]:
+def _text_part(data: dict[str, Any], path: str, *, text_only: bool) -> dict[str, Any]:
     """Return the text model's part of config.json.
 
     Raises:
         ConfigError: the caller did not ask for it, or its family is unknown.
     """
     text = text_config(data, path)
-    if not asked:
+    if not text_only:
         raise ConfigError(
             path=path,
             expected="a model of text alone",
@@ -275,7 +275,7 @@ def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
 
 def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's keys of an EasyDeL config.json; warn of all that is not read."""
-    known, dropped = easydel_config(data)
+    kept, dropped = easydel_config(data)
     behind = left_behind(folder.names())
     behind += [f"{CONFIG_FILE}'s {', '.join(dropped)}"] if dropped else []
     if behind:
@@ -284,18 +284,22 @@ def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]
             f"{'; '.join(behind)}. Pickle that can run code is never read: make the optimizer anew",
             stacklevel=3,
         )
-    return known
+    return kept
 
 
 def _quantization(
     data: dict[str, Any], updates: Mapping[str, Any] | None, path: str
 ) -> tuple[dict[str, Any], dict[str, Any], QuantizationMethod | None]:
     """Return config.json and its updates without quantization, and the quantization method."""
-    plain, given = dict(data), dict(updates or {})
-    asked = plain.pop(QUANTIZATION_KEY, None)
-    asked = given.pop(QUANTIZATION_KEY, asked)
-    method = None if asked is None else quantization_method(asked, path=f"{path}/{CONFIG_FILE}")
-    return plain, given, method
+    plain, changes = dict(data), dict(updates or {})
+    quantization = plain.pop(QUANTIZATION_KEY, None)
+    quantization = changes.pop(QUANTIZATION_KEY, quantization)
+    method = (
+        None
+        if quantization is None
+        else quantization_method(quantization, path=f"{path}/{CONFIG_FILE}")
+    )
+    return plain, changes, method
 
 
 def _dtype(data: Mapping[str, Any]) -> np.dtype[Any]:
@@ -305,7 +309,7 @@ def _dtype(data: Mapping[str, Any]) -> np.dtype[Any]:
     return np.dtype(float_dtype(name, argument="dtype"))
 
 
-def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> PretrainedWeights:
     if "://" not in text or text.startswith("file://"):
         uri = parse_uri(text)
         return _read_gguf(GGUFFile(uri.local_path), text, config_kwargs)
@@ -318,12 +322,12 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
 
 
 def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
-    given = dict(updates or {})
-    ours = {name: given.pop(name) for name in OURS_ALONE if name in given}
+    keys = dict(updates or {})
+    options = {name: keys.pop(name) for name in OURS_ALONE if name in keys}
     other = [
-        f"{key}={given[key]!r}, where the file says {data.get(key)!r}"
+        f"{key}={keys[key]!r}, where the file says {data.get(key)!r}"
         for key in ("architectures", "auto_map", "model_type")
-        if key in given and given[key] != data.get(key)
+        if key in keys and keys[key] != data.get(key)
     ]
     if other:
         raise ConfigError(
@@ -332,21 +336,21 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
             found=f"another architecture: {'; '.join(other)}",
             next_step="give the folder of that model",
         )
-    known = AutoEasyDeLConfig.hf_keys(data)
+    read = AutoEasyDeLConfig.hf_keys(data)
     unread = {
         name
-        for name in given.keys() - data.keys() - known
-        if not name.endswith("_token_id") and given[name] is not None
+        for name in keys.keys() - data.keys() - read
+        if not name.endswith("_token_id") and keys[name] is not None
     }
     if unread:
         raise ConfigError(
             path="config_kwargs",
             expected="keys of config.json, or options of the model: "
-            f"{', '.join(sorted(known | OURS_ALONE - {'tokenizer_files'}))}",
+            f"{', '.join(sorted(read | OURS_ALONE - {'tokenizer_files'}))}",
             found=f"unknown: {', '.join(sorted(unread))}",
             next_step="correct these names",
         )
-    return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+    return AutoEasyDeLConfig.from_hf(data | keys).replace(**options)
 
 
 def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
@@ -356,7 +360,7 @@ def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource
     prefix = get_family(config.model_type).names_of(config).optional_prefix
     if not prefix or any(name.startswith((prefix, "lm_head.")) for name in weights.shapes):
         return weights
-    return Renamed(weights, {f"{prefix}{name}": name for name in weights.shapes})
+    return RenamedTensors(weights, {f"{prefix}{name}": name for name in weights.shapes})
 
 
 def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
@@ -375,11 +379,11 @@ def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource
     if not named:
         return weights
     others = {name: name for name in stored if name not in named.values()}
-    return Renamed(weights, others | named)
+    return RenamedTensors(weights, others | named)
 
 
 def _as_tied_as_its_weights(
-    config: EDPretrainedConfig, weights: RowSource, path: str, *, asked: bool
+    config: EDPretrainedConfig, weights: RowSource, path: str, *, is_tied: bool
 ) -> EDPretrainedConfig:
     """Return the config, untied if the weights that it ties are stored with different values.
 
@@ -396,7 +400,7 @@ def _as_tied_as_its_weights(
     ]
     if not differ:
         return config
-    if asked:
+    if is_tied:
         raise ConfigError(
             path=path,
             expected="tied weights, as config_kwargs say (tie_word_embeddings=True)",
@@ -412,6 +416,10 @@ def _as_tied_as_its_weights(
     return config.replace(tie_word_embeddings=False)
 
 
-def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+def _read_gguf(
+    file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None
+) -> PretrainedWeights:
     config = _config(file.config().to_hf(), config_kwargs)
-    return Pretrained(path, config.replace(tokenizer_files=file.tokenizer_files()), file, file)
+    return PretrainedWeights(
+        path, config.replace(tokenizer_files=file.tokenizer_files()), file, file
+    )

@@ -1,6 +1,6 @@
 """A repository of the Hugging Face hub as a folder; each file is fetched when it is asked for.
 
-JAX-free. The first download fixes one commit, and all files come from it.
+The first download fixes one commit, and all files come from it.
 """
 
 from __future__ import annotations

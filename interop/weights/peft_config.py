@@ -1,6 +1,6 @@
 """PEFT's adapter_config.json: written for our adapters, and read with every key checked.
 
-JAX-free. Source: peft 0.21, `LoraConfig`.
+Source: peft 0.21, `LoraConfig`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class PeftConfig:
         problems = [
             f"{key}={data[key]!r}"
             for key, plain in _REFUSED.items()
-            if key in data and not any(data[key] is one or data[key] == one for one in plain)
+            if key in data
+            and not any(data[key] is pattern or data[key] == pattern for pattern in plain)
         ]
         problems += [
             f"{key}={value!r}, which is unknown"
@@ -92,7 +93,7 @@ class PeftConfig:
             problems.append(f"peft_type={data.get('peft_type')!r}")
         rank, alpha = data.get("r", 8), data.get("lora_alpha", 8)
         patterns = [data.get(f"{name}_pattern") or {} for name in ("rank", "alpha")]
-        if not all(isinstance(one, dict) for one in patterns):
+        if not all(isinstance(pattern, dict) for pattern in patterns):
             problems.append("rank_pattern or alpha_pattern, which are no objects")
         else:
             ranks, alphas = [rank, *patterns[0].values()], [alpha, *patterns[1].values()]
@@ -166,8 +167,8 @@ def target_modules(adapted: list[str], others: list[str]) -> list[str]:
 
 def _matching(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
     """Return the first entry whose key matches the end of a module's name, as PEFT does."""
-    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(found, usual)
+    matches = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(matches, usual)
 
 
 def _is_number(value: Any) -> bool:

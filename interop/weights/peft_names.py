@@ -1,4 +1,4 @@
-"""Mapping between our adapters and PEFT's, through the family's weight rules. JAX-free.
+"""Mapping between our adapters and PEFT's, through the family's weight rules.
 
 We keep adapters A [in, rank] and B [rank, out] beside a kernel [in, out]; PEFT keeps
 `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank] beside a module's
@@ -67,10 +67,10 @@ class AdaptedModule:
             pairs: None for a kernel without adapters; the module then gets zeros for it.
         """
         pairs = _in_one_dtype(pairs)
-        known = [pair for pair in pairs if pair is not None]
-        a, b = known[0]
-        if len(known) == len(pairs) and all(np.array_equal(a, other) for other, _ in known):
-            downs, ups = [a], [b for _, b in known]
+        present = [pair for pair in pairs if pair is not None]
+        a, b = present[0]
+        if len(present) == len(pairs) and all(np.array_equal(a, other) for other, _ in present):
+            downs, ups = [a], [b for _, b in present]
         else:
             rank = a.shape[1]
             downs = [np.zeros_like(a) if pair is None else pair[0] for pair in pairs]
@@ -78,11 +78,11 @@ class AdaptedModule:
             for number, (wide, pair) in enumerate(zip(ups, pairs, strict=True)):
                 if pair is not None:
                     wide[number * rank : (number + 1) * rank] = pair[1]
-        (made,) = self.rule.op.to_theirs(ups)
-        up = made.T if self.inputs_first else made
+        (tensor,) = self.rule.op.to_hf(ups)
+        up = tensor.T if self.inputs_first else tensor
         return np.ascontiguousarray(np.concatenate(downs, axis=1).T), np.ascontiguousarray(up)
 
-    def to_ours(self, down: Array, up: Array, rank: int) -> list[Pair]:
+    def from_peft(self, down: Array, up: Array, rank: int) -> list[Pair]:
         """Return a pair for each kernel, from `lora_A.weight` and `lora_B.weight`.
 
         Args:
@@ -91,8 +91,8 @@ class AdaptedModule:
             rank: the adapters' usual rank. A block-diagonal B that has this rank once for each of
                 several kernels is split into its blocks again.
         """
-        theirs = up.T if self.inputs_first else up
-        ups = self.rule.op.to_ours([theirs])
+        tensor = up.T if self.inputs_first else up
+        ups = self.rule.op.from_hf([tensor])
         a = down.T
         blocks = [slice(n * rank, (n + 1) * rank) for n in range(len(self.kernels))]
         if len(self.kernels) > 1 and a.shape[1] == rank * len(self.kernels):
@@ -137,7 +137,11 @@ def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> li
             module,
             name=names.modules.get(module.name, module.name),
             refusal=next(
-                (why for one, why in names.no_adapters.items() if re.fullmatch(one, module.name)),
+                (
+                    why
+                    for pattern, why in names.no_adapters.items()
+                    if re.fullmatch(pattern, module.name)
+                ),
                 None,
             ),
         )
@@ -147,30 +151,30 @@ def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> li
 
 def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> list[AdaptedModule]:
     """Return every module that can have adapters, from a family's rules; see `modules_of`."""
-    made = (
-        _module(rule, [kernels[path] for path in rule.ours])
+    modules = (
+        _module(rule, [kernels[path] for path in rule.leaves])
         for rule in rules
-        if all(len(kernels.get(path, ())) == 2 for path in rule.ours)
+        if all(len(kernels.get(path, ())) == 2 for path in rule.leaves)
     )
-    return [module for module in made if module is not None]
+    return [module for module in modules if module is not None]
 
 
 def _module(rule: Rule, shapes: Sequence[Shape]) -> AdaptedModule | None:
     """Return the module of a rule's weight; None if PEFT has it not as one matrix."""
     sizes = tuple(outputs for _, outputs in shapes)
-    if len(rule.theirs) != 1 or not rule.theirs[0].endswith(".weight"):
+    if len(rule.tensors) != 1 or not rule.tensors[0].endswith(".weight"):
         return None
     try:
-        (theirs,) = rule.op.their_shapes([(_PROBE, size) for size in sizes])
+        (shape,) = rule.op.tensor_shapes([(_PROBE, size) for size in sizes])
     except ValueError:
         return None
-    if sorted(theirs) != sorted((_PROBE, sum(sizes))):
+    if sorted(shape) != sorted((_PROBE, sum(sizes))):
         return None
     return AdaptedModule(
-        name=rule.theirs[0].removesuffix(".weight"),
-        kernels=rule.ours,
+        name=rule.tensors[0].removesuffix(".weight"),
+        kernels=rule.leaves,
         sizes=sizes,
         inputs=shapes[0][0],
         rule=rule,
-        inputs_first=theirs[0] == _PROBE,
+        inputs_first=shape[0] == _PROBE,
     )

@@ -1,4 +1,4 @@
-"""Weights in safetensors, in any store. JAX-free."""
+"""Weights in safetensors, in any store."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.boxes import Box, whole_box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box, whole_box
 from cairn.interop.errors import ConversionError
 from cairn.interop.weights.weight_files import WeightFiles
 from cairn.storage.safetensors.format import DTYPES, SafetensorsHeader
@@ -53,21 +53,21 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> Array:
         """Return a whole tensor."""
-        (found,) = self.boxes(name, [whole_box(self.shapes[name])])
-        return found
+        (tensor,) = self.boxes(name, [whole_box(self.shapes[name])])
+        return tensor
 
     def rows(self, name: str, low: int, high: int) -> Array:
         """Return some rows of a tensor."""
         file = self._where[name]
         at, rel = self._folder.locate(file)
-        found: Array = read_tensor(at, rel, name, header=self._headers[file], rows=(low, high))
-        return found
+        tensor: Array = read_tensor(at, rel, name, header=self._headers[file], rows=(low, high))
+        return tensor
 
     def cover(self, name: str, box: Box) -> Box:
         """Return the box that a read of `box` takes: itself, or the whole rows that it lies in."""
         return covering(self.shapes[name], self.dtypes[name].itemsize, box)
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of a tensor; read their bytes alone, or those of the rows that they lie in.
 
         Some columns of a matrix are a short stretch of each row. Then the rows are read, in parts,
@@ -81,7 +81,7 @@ class SafetensorsFolder:
         def read(first: int, out: Array) -> None:
             read_elements(at, rel, name, first, out, header=header)
 
-        return read_boxes(self.shapes[name], self.dtypes[name], wanted, read)
+        return read_boxes(self.shapes[name], self.dtypes[name], boxes, read)
 
 
 def _refuse_packed(header: SafetensorsHeader, path: str) -> None:

@@ -1,7 +1,4 @@
-"""Folder of pretrained files, in any store: its names, and its small files whole.
-
-JAX-free.
-"""
+"""Folder of pretrained files, in any store: its names, and its small files whole."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class SourceFolder:
 
     def has_folder(self, name: str) -> bool:
         """Return whether the folder has a sub-folder of this name."""
-        return name in self._folders or any(one.startswith(f"{name}/") for one in self._names)
+        return name in self._folders or any(file.startswith(f"{name}/") for file in self._names)
 
     def fetch(self, names: Sequence[str]) -> None:
         """Make these files available; in a store they already are."""
@@ -79,10 +76,10 @@ def refuse_hub_options(found: str, **options: object) -> None:
     Raises:
         ArgumentError: one is given; it is named.
     """
-    given = [name for name, value in options.items() if value]
-    if given:
+    names = [name for name, value in options.items() if value]
+    if names:
         raise ArgumentError(
-            path=", ".join(given),
+            path=", ".join(names),
             expected="a hub id with it",
             found=found,
             next_step="leave it out",
@@ -116,11 +113,11 @@ def parse_json(raw: bytes, path: str) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        twice = [k for k, value in pairs if found[k] is not value and found[k] != value]
+        entries = dict(pairs)
+        twice = [k for k, value in pairs if entries[k] is not value and entries[k] != value]
         if twice:
             raise ValueError(f"two values of the key {twice[0]!r}")
-        return found
+        return entries
 
     try:
         data = json.loads(raw, object_pairs_hook=unique)

@@ -1,4 +1,4 @@
-"""Leaves of a stored model as they are served: dequantized, adapters merged. JAX-free.
+"""Leaves of a stored model as they are served: dequantized, adapters merged.
 
 A model with adapters or quantized weights stores several leaves for one weight. Here they become
 one `Leaf` again, which computes its blocks from stored blocks. Only adapters and the scales of one
@@ -149,8 +149,8 @@ def _dequantize(leaves: dict[str, ServedLeaf]) -> list[str]:
         if isinstance(scale, StoredLeaf) and _divides(scale.shape, codes.shape):
             leaves[weight] = _Dequantized(codes, scale)
             continue
-        found = "none" if scale is None else str(list(scale.shape))
-        problems.append(f"{weight}: expected scales that divide {list(codes.shape)}, found {found}")
+        shape = "none" if scale is None else str(list(scale.shape))
+        problems.append(f"{weight}: expected scales that divide {list(codes.shape)}, found {shape}")
     return problems
 
 
@@ -159,18 +159,18 @@ def _merge(
 ) -> list[str]:
     """Merge every adapter into the kernel beside it; return what is wrong with the others."""
     pairs = {} if adapters is None else adapters.pairs
-    known = {f"{kernel}{end}" for kernel in pairs for end in (LORA_A, LORA_B)}
+    paired = {f"{kernel}{end}" for kernel in pairs for end in (LORA_A, LORA_B)}
     problems = [
         f"{path}: expected A and B beside a kernel, of a model that was saved with adapters"
         for path in infos
-        if path.endswith((LORA_A, LORA_B)) and path not in known
+        if path.endswith((LORA_A, LORA_B)) and path not in paired
     ]
     for kernel, (a, b) in pairs.items():
         base = leaves.get(kernel)
         if base is None or not _fits(base.shape, a.shape, b.shape):
-            found = "no kernel" if base is None else str(list(base.shape))
+            shape = "no kernel" if base is None else str(list(base.shape))
             problems.append(
-                f"{kernel}: expected [in, out] with A [in, rank] and B [rank, out], found {found} "
+                f"{kernel}: expected [in, out] with A [in, rank] and B [rank, out], found {shape} "
                 f"with {list(a.shape)} and {list(b.shape)}"
             )
         elif adapters is not None:

@@ -1,4 +1,4 @@
-"""Weights of `torch.save`: `pytorch_model.bin`, or the shards of its index. JAX-free.
+"""Weights of `torch.save`: `pytorch_model.bin`, or the shards of its index.
 
 Such a file is a pickle, and a pickle can run code. The one loader used here knows tensors alone and
 runs nothing: `torch.load(weights_only=True)`. What it refuses is refused here.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from packaging.version import Version
 
+from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.source_folder import SourceFolder, refuse_pointer
 from cairn.interop.weights.weight_files import WeightFiles
@@ -85,16 +85,16 @@ class TorchFolder:
         """Return the box itself: reading it touches no other pages of the mapped file."""
         return box
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of one tensor."""
-        return [self._array(name, self._tensors[name][box]) for box in wanted]
+        return [self._array(name, self._tensors[name][box]) for box in boxes]
 
     def _array(self, name: str, tensor: Any) -> Array:
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         # NumPy's bfloat16 is unknown to torch: the bytes go over.
         flat = plain.reshape(-1).view(self._torch.uint8).numpy()
-        found: Array = np.array(flat).view(self.dtypes[name]).reshape(tuple(tensor.shape))
-        return found
+        array: Array = np.array(flat).view(self.dtypes[name]).reshape(tuple(tensor.shape))
+        return array
 
     def _open(self, folder: SourceFolder, name: str) -> dict[str, Any]:
         at, rel = folder.locate(name)
@@ -169,10 +169,10 @@ def _record_sizes(path: Path) -> Counter[int]:
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("two entries of one name")
     # They are mapped as they lie.
-    packed = [one.filename for one in entries if one.compress_type != zipfile.ZIP_STORED]
+    packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise ValueError(f"compressed entries: {', '.join(packed[:3])}")
-    return Counter(one.file_size for one in entries if _RECORD.fullmatch(one.filename))
+    return Counter(entry.file_size for entry in entries if _RECORD.fullmatch(entry.filename))
 
 
 def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: str) -> None:
@@ -207,9 +207,9 @@ def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: s
 def _short(exc: Exception) -> str:
     """Return a loader's error text, without its advice to trust the file."""
     text = " ".join(str(exc).split())
-    asked = _GLOBAL.search(text)
-    if asked is not None:
-        return f"{asked[1]}, which is no part of a tensor"
+    refused = _GLOBAL.search(text)
+    if refused is not None:
+        return f"{refused[1]}, which is no part of a tensor"
     return f"{type(exc).__name__}: {text.partition(' In PyTorch 2.6')[0][:300]}"
 
 

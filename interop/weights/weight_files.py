@@ -1,4 +1,4 @@
-"""The files of a folder that hold its weights, and the file of each tensor. JAX-free."""
+"""The files of a folder that hold its weights, and the file of each tensor."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class WeightFiles:
             where.update(dict.fromkeys(names, file))
         astray = []
         for tensor, file in sorted(self.promised.items()):
-            found = where.get(tensor)
+            actual = where.get(tensor)
             dispensable = any(re.fullmatch(pattern, tensor) for pattern in self.dispensable)
-            if found != file and not (found is None and dispensable):
-                place = "nowhere" if found is None else f"in {found}"
+            if actual != file and not (actual is None and dispensable):
+                place = "nowhere" if actual is None else f"in {actual}"
                 astray.append(f"{file}: lacks {tensor}, which is {place}")
         if astray:
             raise ConversionError(
@@ -125,15 +125,15 @@ def find_weight_files(
 def _promised(raw: bytes, path: str, ending: str) -> dict[str, str]:
     """Return the index's file of each tensor."""
     mapping = parse_json(raw, path).get("weight_map")
-    found = mapping if isinstance(mapping, dict) else {}
-    bad = [name for name in found.values() if not isinstance(name, str)]
-    texts = {tensor: name for tensor, name in found.items() if isinstance(name, str)}
+    files = mapping if isinstance(mapping, dict) else {}
+    bad = [name for name in files.values() if not isinstance(name, str)]
+    texts = {tensor: name for tensor, name in files.items() if isinstance(name, str)}
     bad += sorted(
         name
         for name in {*texts.values()}
         if not all(map(_PART.fullmatch, name.split("/"))) or not name.endswith(f".{ending}")
     )
-    if not found or bad:
+    if not files or bad:
         raise ConversionError(
             path=path,
             expected=f'a "weight_map" from tensor names to file names of this folder, *.{ending}',

@@ -1,4 +1,4 @@
-"""Protocols of pretrained weights: tensors, and boxes of them, read when asked for. JAX-free."""
+"""Protocols of pretrained weights: tensors, and boxes of them, read when asked for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box
 
 __all__ = ["QuantizedTensor", "RowSource", "WeightSource", "same"]
 
@@ -39,7 +39,7 @@ class WeightSource(Protocol):
         """Return the box that a read of a tensor's box takes."""
         ...
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of a tensor, none of them empty; read what several share only once.
 
         They may be views of one array, which nobody else uses.
@@ -73,16 +73,18 @@ class QuantizedTensor:
     fill: Callable[[WeightSource, Array], None]
 
 
-def same(weights: RowSource, one: str, other: str) -> bool:
+def same(weights: RowSource, first: str, second: str) -> bool:
     """Return whether two tensors have the same values; read them a few rows at a time."""
-    shape = weights.shapes[one]
-    if shape != weights.shapes[other] or not shape:
+    shape = weights.shapes[first]
+    if shape != weights.shapes[second] or not shape:
         return False
     step = max(1, _COMPARED_ELEMENTS // max(1, math.prod(shape[1:])))
     for low in range(0, shape[0], step):
         high = min(low + step, shape[0])
         # float64 holds every stored number as it is.
-        ones, others = (weights.rows(name, low, high).astype(np.float64) for name in (one, other))
+        ones, others = (
+            weights.rows(name, low, high).astype(np.float64) for name in (first, second)
+        )
         if not np.array_equal(ones, others, equal_nan=True):
             return False
     return True

@@ -9,8 +9,7 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.errors import ArgumentError, ConfigError, InteropError
 from cairn.interop.placement import specs, step_plan
 from cairn.interop.placement.process_grid import ProcessGrid
-from cairn.interop.placement.rules import MESH_AXES, FoundRule, axis_units
-from cairn.interop.placement.rules import Misfit as FoundMisfit
+from cairn.interop.placement.rules import MESH_AXES, RuleMatch, SpecProblem, axis_units
 from cairn.interop.placement.step_plan import Layout
 from cairn.service.actions.caches import OpenStep
 from cairn.service.errors import InvalidRequestError
@@ -85,7 +84,7 @@ def plan_step(
         local=step.uri.scheme == "file",
     )
     leaves = sorted(
-        plan.leaves, key=lambda leaf: (not leaf.misfits, leaf.record.item, leaf.record.path)
+        plan.leaves, key=lambda leaf: (not leaf.problems, leaf.record.item, leaf.record.path)
     )
     page = leaves[after:] if limit is None else leaves[after : after + limit]
     taking = {leaf.rule for leaf in plan.leaves}
@@ -95,7 +94,7 @@ def plan_step(
         "optimizer": plan.bytes_per_device({"optimizer"}),
     }
     total = plan.bytes_per_device()
-    fits = not plan.misfits and not target.problems
+    fits = not plan.problems and not target.problems
     load = _load_call(step.manifest, uri, body, target) if fits else None
     target.notes.extend(_notes(step.manifest, body, plan.leaves))
     answer = StepPlan(
@@ -104,7 +103,7 @@ def plan_step(
         devices=target.grid.devices,
         processes=target.grid.processes,
         fits=fits,
-        misfits=len(plan.misfits),
+        misfits=len(plan.problems),
         problems=target.problems,
         placed_by=target.placed_by,
         notes=target.notes,
@@ -256,18 +255,18 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
     return match_rules([text for text, _ in rules], sorted(paths))
 
 
-def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], FoundRule]:
+def _rule_finder(rules: list[PlacementRule], matches: Matches) -> Callable[[str], RuleMatch]:
     """Return a function that finds the rule of a leaf."""
     specs = [
         tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
         for _, spec in rules
     ]
 
-    def find(path: str) -> FoundRule:
+    def find(path: str) -> RuleMatch:
         number = matches.first[path]
         if number is None:
-            return FoundRule(None)
-        return FoundRule(rules[number][0], specs[number], matches.catch_all[number])
+            return RuleMatch(None)
+        return RuleMatch(rules[number][0], specs[number], matches.catch_all[number])
 
     return find
 
@@ -280,23 +279,23 @@ def _leaf(leaf: step_plan.PlannedLeaf, grid: ProcessGrid) -> PlannedLeaf:
         shape=list(record.shape),
         dtype=leaf.dtype,
         spec=[list(entry) if isinstance(entry, tuple) else entry for entry in leaf.entries],
-        part=list(leaf.part),
+        part=list(leaf.shard_shape),
         bytes=leaf.nbytes,
         bytes_per_device=leaf.bytes_per_device,
         rule=leaf.rule,
-        misfits=[_misfit(misfit, record.shape, grid) for misfit in leaf.misfits],
+        misfits=[_misfit(misfit, record.shape, grid) for misfit in leaf.problems],
         unmatched=leaf.unmatched,
     )
 
 
-def _misfit(misfit: FoundMisfit, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
+def _misfit(misfit: SpecProblem, shape: tuple[int, ...], grid: ProcessGrid) -> Misfit:
     is_on_mesh = bool(misfit.axes) and all(axis in grid.sizes for axis in misfit.axes)
     return Misfit(
         detail=misfit.text,
         dimension=misfit.dimension,
         length=None if misfit.dimension is None else shape[misfit.dimension],
         axes=list(misfit.axes),
-        parts=specs.parts_of(misfit.axes, grid.sizes) if is_on_mesh else None,
+        parts=specs.shard_count(misfit.axes, grid.sizes) if is_on_mesh else None,
     )
 
 

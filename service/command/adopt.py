@@ -64,7 +64,7 @@ def adopt(
 
     model = None
     if config is not None and paths is not None:
-        from cairn.interop.weights.adoption import model_map
+        from cairn.interop.weights.model_map import model_map
 
         model = model_map(_json(config), _json(paths))
     found = adopt_folder(folder, run, step=step, model=model)

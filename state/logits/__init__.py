@@ -1,4 +1,4 @@
-"""Programs that compute a model's logits, in processes of their own: ours, and those of an export.
+"""Programs that compute logits in a process of their own: of a stored step, or of an export.
 
 Nothing imports them; `cairn convert --check-logits` runs them.
 """

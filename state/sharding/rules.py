@@ -29,11 +29,11 @@ from cairn.interop.errors import ArgumentError
 from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
-    FoundRule,
+    RuleMatch,
     axis_units,
     place,
 )
-from cairn.interop.placement.specs import Entries, entry_axes, parts_of
+from cairn.interop.placement.specs import Entries, entry_axes, shard_count
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding.mesh import mesh_of
 from cairn.state.sharding.report import LeafPlacement, ShardingReport, leaf_bytes
@@ -115,13 +115,13 @@ def _place(
     placed = place(
         shape,
         mesh.shape,
-        found=None if rules is None else _found(path, rules),
+        match=None if rules is None else _match(path, rules),
         axes=named.axes,
         axis_rules=axis_rules,
         units=units,
     )
     nbytes = leaf_bytes(named.leaf)
-    shards = prod(parts_of(entry_axes(entry), mesh.shape) for entry in placed.entries)
+    shards = prod(shard_count(entry_axes(entry), mesh.shape) for entry in placed.entries)
     return LeafPlacement(
         path=path,
         shape=shape,
@@ -130,7 +130,7 @@ def _place(
         spec=PartitionSpec(*placed.entries),
         nbytes=nbytes,
         bytes_per_device=nbytes // shards,
-        problems=tuple(misfit.text for misfit in placed.misfits),
+        problems=tuple(problem.text for problem in placed.problems),
         unmatched=placed.unmatched,
     )
 
@@ -139,11 +139,11 @@ def _compiled(rules: PartitionRules) -> list[_Rule]:
     return [_Rule(re.compile(text), tuple(spec), _is_catch_all(text)) for text, spec in rules]
 
 
-def _found(path: str, rules: Iterable[_Rule]) -> FoundRule:
+def _match(path: str, rules: Iterable[_Rule]) -> RuleMatch:
     for pattern, entries, catch_all in rules:
         if pattern.search(path):
-            return FoundRule(pattern.pattern, entries, catch_all)
-    return FoundRule(None)
+            return RuleMatch(pattern.pattern, entries, catch_all)
+    return RuleMatch(None)
 
 
 def _is_catch_all(pattern: str) -> bool:

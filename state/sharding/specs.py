@@ -5,11 +5,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from cairn.interop.placement.specs import short
+from cairn.interop.placement.specs import without_trailing_nones
 
 __all__ = ["short_spec"]
 
 
 def short_spec(entries: Iterable[Any]) -> PartitionSpec:
     """Return a spec without trailing Nones, as plans write it, since jit tells spellings apart."""
-    return PartitionSpec(*short(entries))
+    return PartitionSpec(*without_trailing_nones(entries))

@@ -13,7 +13,7 @@ from flax import nnx
 
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.partition_axis import PartitionAxis
-from cairn.interop.weights.adoption import model_map
+from cairn.interop.weights.model_map import model_map
 from cairn.service.jobs import rule_matches
 from cairn.state.checkpointing.checkpointer import Checkpointer
 from cairn.state.checkpointing.trees import nest

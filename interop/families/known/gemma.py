@@ -18,13 +18,13 @@ from cairn.interop.families.names import Names
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "attention_out_bias": options["attention_bias"],
         "embedding_scale": math.sqrt(options["hidden_size"]),
     }
     if data.get("hidden_act") == "gelu":  # of the first files; the approximation was meant
-        found["hidden_act"] = "gelu_tanh"
-    return found
+        changes["hidden_act"] = "gelu_tanh"
+    return changes
 
 
 FAMILY = Family(

@@ -71,17 +71,17 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
+def _experts(config: DecoderConfig, block: str, prefix: str) -> list[Rule]:
     """Return the experts' rules: one tensor for all, [experts, in, out], gates and ups by turns."""
     return [
         Rule(
-            tuple(f"{ours}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
-            (f"{theirs}.mlp.experts.gate_up_proj{suffix}",),
+            tuple(f"{block}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
+            (f"{prefix}.mlp.experts.gate_up_proj{suffix}",),
             Interleaved(),
         )
         for leaf, suffix in (("kernel", ""), ("bias", "_bias"))
     ] + [
-        Rule.one(f"{ours}/mlp/experts/down_proj/{leaf}", f"{theirs}.mlp.experts.down_proj{suffix}")
+        Rule.one(f"{block}/mlp/experts/down_proj/{leaf}", f"{prefix}.mlp.experts.down_proj{suffix}")
         for leaf, suffix in (("kernel", ""), ("bias", "_bias"))
     ]
 

@@ -57,8 +57,8 @@ FAMILY = Family(
     Names(
         parts={"mlp/router": "block_sparse_moe.gate"},
         stacked={
-            f"mlp/experts/{ours}": f"block_sparse_moe.experts.{{number}}.{theirs}"
-            for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+            f"mlp/experts/{path}": f"block_sparse_moe.experts.{{number}}.{name}"
+            for path, name in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
         },
     ),
     GGUFForm(

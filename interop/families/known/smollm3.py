@@ -27,7 +27,7 @@ def _without_rope(data: Mapping[str, Any], count: int) -> tuple[int, ...]:
     if turning is None and isinstance(interval, int) and interval > 0:
         return tuple(range(interval - 1, count, interval))
     listed = turning if isinstance(turning, list | tuple) else ()
-    if len(listed) < count or any(one not in (0, 1) for one in listed):
+    if len(listed) < count or any(flag not in (0, 1) for flag in listed):
         raise ConfigError(
             path=f"config.json of a {data['model_type']!r} model",
             expected=f"no_rope_layers with 0 or 1 for each of the num_hidden_layers={count}, or an "

@@ -1,1 +1,1 @@
-"""GGUF files: read, written, and their tokenizers. JAX-free."""
+"""GGUF files: read, written, and their tokenizers."""

@@ -1,4 +1,4 @@
-"""Reads GGUF files: metadata as a config, tensors dequantized one by one. JAX-free.
+"""Reads GGUF files: metadata as a config, tensors dequantized one by one.
 
 Source: ggml's GGUF specification, version 3; the `gguf` package reads and dequantizes.
 """
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from cairn.interop.config.decoder import DecoderConfig
+from cairn.interop.conversion.boxes import Box, whole_box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box, whole_box
 from cairn.interop.conversion.rules import RuleTable
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.families.family import Family, get_family, get_gguf_family
@@ -112,10 +112,10 @@ class GGUFFile:
         """All of the tensor."""
         return whole_box(self.shapes[name])
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Boxes of one tensor, which is dequantized whole, and once."""
         values = self.read(name)
-        return [values[box] for box in wanted]
+        return [values[box] for box in boxes]
 
     @functools.cached_property
     def metadata(self) -> Mapping[str, Any]:
@@ -144,7 +144,9 @@ class GGUFFile:
         content = GGUFContent(own, self.shapes, self.read)
         family = get_gguf_family(architecture, content, path=str(self.path))
         data = _form(family).config(content, family.model_type)
-        data |= {ours: self.metadata[k] for k, ours in _TOKEN_IDS.items() if k in self.metadata}
+        data |= {
+            name: self.metadata[key] for key, name in _TOKEN_IDS.items() if key in self.metadata
+        }
         ends = list(dict.fromkeys(self.metadata[key] for key in _ENDS if key in self.metadata))
         if ends:
             data["eos_token_id"] = ends if len(ends) > 1 else ends[0]
@@ -176,8 +178,8 @@ class GGUFFile:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as exc:  # the panic of a library in Rust is no Exception
-            found = f"{kind.contents()!r}, of which transformers says {type(exc).__name__}: {exc}"
-            self._warn_left_out("tokenizer.ggml.model and what belongs to it to be whole", found)
+            problem = f"{kind.contents()!r}, of which transformers says {type(exc).__name__}: {exc}"
+            self._warn_left_out("tokenizer.ggml.model and what belongs to it to be whole", problem)
             return {}
         named = self._named_templates()
         if named:
@@ -210,8 +212,13 @@ class GGUFFile:
     def _named_templates(self) -> dict[str, str]:
         """Chat templates beside the usual one, by name."""
         start = f"{_TEMPLATE}."
-        found = {name: one for name, one in self._fields.items() if name.startswith(start)}
-        return {name.removeprefix(start): str(one.contents()) for name, one in found.items()}
+        templates = {
+            name: template for name, template in self._fields.items() if name.startswith(start)
+        }
+        return {
+            name.removeprefix(start): str(template.contents())
+            for name, template in templates.items()
+        }
 
     def _check_alignment(self, start: int) -> None:
         """Whether tensors lie as the file says: another alignment would shift all numbers.
@@ -223,23 +230,25 @@ class GGUFFile:
         if field is None:
             return
         said, size = int(field.contents()), self.path.stat().st_size
-        found = ""
+        problem = ""
         if said < _LEAST_ALIGNMENT or said & (said - 1):
-            found = repr(said)
+            problem = repr(said)
         else:
-            ends = [int(one.data_offset + one.n_bytes) for one in self._tensors.values()]
+            ends = [int(tensor.data_offset + tensor.n_bytes) for tensor in self._tensors.values()]
             end = max(ends, default=start)
-            apart = [name for name, one in self._tensors.items() if int(one.data_offset) % said]
+            apart = [
+                name for name, tensor in self._tensors.items() if int(tensor.data_offset) % said
+            ]
             if apart:
-                found = f"{said}, and {', '.join(apart[:3])} elsewhere"
+                problem = f"{said}, and {', '.join(apart[:3])} elsewhere"
             elif not end <= size <= end + -end % said:
-                found = f"{said}, by which the tensors end at byte {end} of {size}"
-        if found:
+                problem = f"{said}, by which the tensors end at byte {end} of {size}"
+        if problem:
             raise ConversionError(
                 path=self.path,
                 expected=f"{_ALIGNMENT} to be a power of two of at least {_LEAST_ALIGNMENT}, "
                 "by which the tensors lie",
-                found=found,
+                found=problem,
                 next_step="take the file again from its source",
             )
 
@@ -250,16 +259,16 @@ class GGUFFile:
 
     def _check_whole(self) -> None:
         parts, kind = self.metadata.get("split.count", 0), self.metadata.get("general.type")
-        found = []
+        problems = []
         if isinstance(parts, int) and parts > 1:
-            found.append(f"split.count={parts!r}")
+            problems.append(f"split.count={parts!r}")
         if kind not in (None, "model"):
-            found.append(f"general.type={kind!r}")
-        if found:
+            problems.append(f"general.type={kind!r}")
+        if problems:
             raise ConfigError(
                 path=str(self.path),
                 expected="one file with a whole model",
-                found="; ".join(found),
+                found="; ".join(problems),
                 next_step="merge its parts (llama-gguf-split --merge), or take the model itself",
             )
 

@@ -1,7 +1,7 @@
 """A tokenizer.json and a GGUF file: byte-level BPE, of the kinds whose name is known.
 
 llama.cpp cuts text before merging by rules that it knows by name; a file says the name. A tokenizer
-whose rules have none here is left out, with the reason. JAX-free.
+whose rules have none here is left out, with the reason.
 
 Source: llama.cpp's converter (`tokenizer.ggml.*`); the format of the `tokenizers` package.
 """
@@ -88,14 +88,14 @@ def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str |
         problem = problem or _unlike_in_a_text(data)
         if problem is not None:
             raise _LeftOutError(problem)
-        merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
         if any(number >= rows for number in vocabulary):
             raise _LeftOutError(f"its tokenizer has more tokens than the embedding's {rows} rows")
         templates = _templates(assets)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         problem = f"its tokenizer files can't be read ({type(exc).__name__}: {exc})"
         raise _LeftOutError(problem) from exc
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": name,
         "tokenizer.ggml.tokens": [
@@ -104,7 +104,7 @@ def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str |
         "tokenizer.ggml.token_type": [kinds.get(number, _UNUSED) for number in range(rows)],
         "tokenizer.ggml.merges": merges,
     }
-    return found | adds | templates, None if data.get("normalizer") is None else _COMPOSES
+    return keys | adds | templates, None if data.get("normalizer") is None else _COMPOSES
 
 
 def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> bytes | None:
@@ -134,14 +134,14 @@ def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> 
 
 
 def _beginning(data: Mapping[str, Any], begin: str) -> dict[str, Any]:
-    added = {one["content"]: one["id"] for one in data.get("added_tokens") or ()}
+    added = {token["content"]: token["id"] for token in data.get("added_tokens") or ()}
     number = added[begin] if begin in added else data["model"]["vocab"][begin]
     first = {"SpecialToken": {"id": begin, "type_id": 0}}
-    one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+    text, pair = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
-        "single": [first, one],
-        "pair": [first, one, {"SpecialToken": {"id": begin, "type_id": 1}}, two],
+        "single": [first, text],
+        "pair": [first, text, {"SpecialToken": {"id": begin, "type_id": 1}}, pair],
         "special_tokens": {begin: {"id": begin, "ids": [number], "tokens": [begin]}},
     }
 
@@ -160,13 +160,13 @@ def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     first: list[int] = []
     for step in steps:
         if step.get("type") == "TemplateProcessing":
-            known = {name: one["ids"] for name, one in step["special_tokens"].items()}
+            special = {name: token_ids["ids"] for name, token_ids in step["special_tokens"].items()}
             ids = [
-                known[part["SpecialToken"]["id"]] if "SpecialToken" in part else None
+                special[part["SpecialToken"]["id"]] if "SpecialToken" in part else None
                 for part in step["single"]
             ]
             at = ids.index(None)
-            first += [number for one in ids[:at] for number in one or ()]
+            first += [number for token_ids in ids[:at] for number in token_ids or ()]
             if ids[at + 1 :] or len(first) > 1:
                 return "its tokenizer adds more to a text than one token before it", {}
     begin = {"tokenizer.ggml.bos_token_id": first[0]} if first else {}
@@ -179,14 +179,14 @@ def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
     It takes the text of a token as it is, and looks for the longest tokens first.
     """
     added = data.get("added_tokens") or ()
-    for one in added:
-        if one.get("lstrip") or one.get("rstrip") or one.get("single_word"):
+    for token in added:
+        if token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
             return (
-                f"its added token {one['content']!r} takes white space with it, or stands for a "
+                f"its added token {token['content']!r} takes white space with it, or stands for a "
                 "single word alone, which no file can say"
             )
     # Runs of one character do each other no harm: of tokens that begin alike others count first.
-    texts = sorted((one["content"] for one in added), key=lambda text: len({*text}))
+    texts = sorted((token["content"] for token in added), key=lambda text: len({*text}))
     begins = {text[:size]: text for text in texts for size in range(1, len(text))}
     for text in texts:
         for start in range(1, len(text)):
@@ -221,12 +221,12 @@ def _splitting(data: Mapping[str, Any]) -> str | None:
 
 def _templates(assets: Mapping[str, bytes]) -> dict[str, Any]:
     """The chat template, and those of other names, as the keys of a file."""
-    found = json.loads(assets.get("tokenizer_config.json", b"{}")).get("chat_template")
+    templates = json.loads(assets.get("tokenizer_config.json", b"{}")).get("chat_template")
     if "chat_template.jinja" in assets:
-        found = assets["chat_template.jinja"].decode()
-    if not isinstance(found, list):
-        return {"tokenizer.chat_template": found} if isinstance(found, str) else {}
-    named = {one["name"]: one["template"] for one in found}
+        templates = assets["chat_template.jinja"].decode()
+    if not isinstance(templates, list):
+        return {"tokenizer.chat_template": templates} if isinstance(templates, str) else {}
+    named = {template["name"]: template["template"] for template in templates}
     usual = {"tokenizer.chat_template": named.pop("default")} if "default" in named else {}
-    others = {f"tokenizer.chat_template.{name}": one for name, one in named.items()}
+    others = {f"tokenizer.chat_template.{name}": template for name, template in named.items()}
     return usual | ({"tokenizer.chat_templates": list(named), **others} if named else {})

@@ -1,4 +1,4 @@
-"""A stored model as one GGUF file, which llama.cpp and what is built on it run. JAX-free.
+"""A stored model as one GGUF file, which llama.cpp and what is built on it run.
 
 The header is the `gguf` package's, the tensors are streamed: in half precision, or in groups of 32
 numbers of 8 bits with one scale (q8_0). Biases, norms, routers and learned positions stay float32:
@@ -105,7 +105,7 @@ def gguf_shard(
             next_step="export it with format 'huggingface'",
         )
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-    rules = match(gguf_rules(config), ours=shapes, path=path)
+    rules = match(gguf_rules(config), leaves=shapes, path=path)
     # Every type is made of float32; what is joined of several loses nothing on the way to it.
     sources = streams(rules, leaves, joined=np.dtype(np.float32), path=path)
     if gguf_head_is_written(config):
@@ -135,8 +135,8 @@ def gguf_shard(
 
 def _token_ids(config: DecoderConfig) -> dict[str, int]:
     """The keys of the special tokens."""
-    told = config.to_hf()
-    end = told.get("eos_token_id")
+    keys = config.to_hf()
+    end = keys.get("eos_token_id")
     ends = list(dict.fromkeys(end if isinstance(end, list | tuple) else [end]))
     if len(ends) > len(_ENDS):
         raise ConfigError(
@@ -147,7 +147,7 @@ def _token_ids(config: DecoderConfig) -> dict[str, int]:
             "(format 'huggingface')",
         )
     ids = dict(zip(_ENDS, ends, strict=False))
-    ids |= {"bos": told.get("bos_token_id"), "padding": told.get("pad_token_id")}
+    ids |= {"bos": keys.get("bos_token_id"), "padding": keys.get("pad_token_id")}
     return {
         f"tokenizer.ggml.{name}_token_id": number
         for name, number in ids.items()

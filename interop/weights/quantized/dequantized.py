@@ -1,4 +1,4 @@
-"""Weights that were published quantized, read as the plain model's. JAX-free."""
+"""Weights that were published quantized, read as the plain model's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from cairn.interop.conversion.boxes import Box, whole_box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box, whole_box
 from cairn.interop.errors import ConfigError, ConversionError
 from cairn.interop.weights.quantized.fp8 import FP8
 from cairn.interop.weights.quantized.mxfp4 import MXFP4
@@ -84,7 +84,7 @@ class Dequantized:
         Raises:
             ConversionError: scales are missing, too many or mis-shaped; all are listed.
         """
-        found, problems = method.find(weights)
+        tensors, problems = method.find(weights)
         if problems:
             raise ConversionError(
                 path=path,
@@ -96,8 +96,8 @@ class Dequantized:
         self._weights = weights
         self._dtype = dtype
         self._path = path
-        self._quantized = {tensor.name: tensor for tensor in found}
-        self._parts = {part for tensor in found for part in tensor.parts}
+        self._quantized = {tensor.name: tensor for tensor in tensors}
+        self._parts = {part for tensor in tensors for part in tensor.parts}
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -144,9 +144,9 @@ class Dequantized:
             return whole_box(self._quantized[name].shape)
         return self._weights.cover(name, box)
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of a tensor; a quantized one is dequantized whole, and only once."""
         if name in self._quantized:
             values = self.read(name)
-            return [values[box] for box in wanted]
-        return self._weights.boxes(name, wanted)
+            return [values[box] for box in boxes]
+        return self._weights.boxes(name, boxes)

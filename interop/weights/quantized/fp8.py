@@ -1,4 +1,4 @@
-"""Weights in eight bits and their scales, as DeepSeek V3 is published. JAX-free.
+"""Weights in eight bits and their scales, as DeepSeek V3 is published.
 
 Beside a matrix `X` [out, in] in float8_e4m3fn lies `X_scale_inv`, a number for each block:
 x[o, i] = X[o, i] * X_scale_inv[o // block, i // block]. Blocks at the edges are smaller.
@@ -61,26 +61,30 @@ class FP8:
         """Return the method, and the settings that it does not support."""
         usual = {"activation_scheme": "dynamic", "fmt": "e4m3"}
         usual |= {"scale_fmt": "float", "expert_dtype": "fp8"}
-        known = {
+        supported = {
             "activation_scheme": ("dynamic", "static"),
             "fmt": ("e4m3",),
             "scale_fmt": ("float", "ue8m0"),
             "expert_dtype": ("fp8",),
         }
-        found = {key: value if data.get(key) is None else data[key] for key, value in usual.items()}
-        problems = [f"{key}={value!r}" for key, value in found.items() if value not in known[key]]
+        settings = {
+            key: value if data.get(key) is None else data[key] for key, value in usual.items()
+        }
+        problems = [
+            f"{key}={value!r}" for key, value in settings.items() if value not in supported[key]
+        ]
         block = data.get("weight_block_size", (128, 128))
         plain = isinstance(block, list | tuple) and len(block) == 2
         if block is not None and not (plain and all(type(n) is int and n > 0 for n in block)):
             problems.append(f"weight_block_size={block!r}")
             block = None
         size = None if block is None else (block[0], block[1])
-        return cls(size, found["activation_scheme"] == "static"), problems
+        return cls(size, settings["activation_scheme"] == "static"), problems
 
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
         """Return the quantized tensors of a source, and what is wrong with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
-        found, problems = [], []
+        tensors, problems = [], []
         for name, dtype in dtypes.items():
             if name.endswith(_SUFFIX):
                 base = name.removesuffix(_SUFFIX)
@@ -94,12 +98,12 @@ class FP8:
                     problems.append(f"{name}: expected {_EIGHT_BITS}, found {dtype}")
                 continue
             scale = f"{name}{_SUFFIX}"
-            wanted = self._scale_shapes(shapes[name])
-            told = " or ".join(map(str, map(list, wanted))) or "none, as it is no matrix"
+            scale_shapes = self._scale_shapes(shapes[name])
+            expected = " or ".join(map(str, map(list, scale_shapes))) or "none, as it is no matrix"
             if scale not in dtypes:
-                problems.append(f"{scale}: missing, expected {told}")
-            elif shapes[scale] not in wanted:
-                problems.append(f"{scale}: expected {told}, found {list(shapes[scale])}")
+                problems.append(f"{scale}: missing, expected {expected}")
+            elif shapes[scale] not in scale_shapes:
+                problems.append(f"{scale}: expected {expected}, found {list(shapes[scale])}")
             elif dtypes[scale] not in _SCALES:
                 problems.append(f"{scale}: expected {_SCALES[0]}, found {dtypes[scale]}")
             else:
@@ -107,10 +111,10 @@ class FP8:
                 if self.static:
                     module = name.removesuffix(".weight")
                     besides = (f"{module}{ending}" for ending in _ACTIVATIONS)
-                    parts += [one for one in besides if one in dtypes]
+                    parts += [activation for activation in besides if activation in dtypes]
                 fill = functools.partial(_fill, name, scale, self.block)
-                found.append(QuantizedTensor(name, tuple(parts), shapes[name], fill))
-        return found, problems
+                tensors.append(QuantizedTensor(name, tuple(parts), shapes[name], fill))
+        return tensors, problems
 
     def _scale_shapes(self, shape: Shape) -> list[Shape]:
         if len(shape) < 2:

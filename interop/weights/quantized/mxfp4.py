@@ -1,4 +1,4 @@
-"""Weights in four bits that share exponents, as gpt-oss is published. JAX-free.
+"""Weights in four bits that share exponents, as gpt-oss is published.
 
 A weight `X` [experts, in, out] is stored as `X_blocks` [experts, out, in/32, 16] and `X_scales`
 [experts, out, in/32], both of bytes. A byte of a block holds two inputs, the first in its low half;
@@ -54,7 +54,7 @@ class MXFP4:
     def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
         """Return the quantized tensors of a source, and what is wrong with them."""
         shapes, dtypes = weights.shapes, weights.dtypes
-        found, problems = [], []
+        tensors, problems = [], []
         endings = (_BLOCKS, _SCALES)
         bases = (n.removesuffix(end) for n in shapes for end in endings if n.endswith(end))
         for base in dict.fromkeys(bases):
@@ -80,8 +80,8 @@ class MXFP4:
             experts, outputs, groups, _ = shape
             plain = (experts, groups * 2 * _BYTES, outputs)
             fill = functools.partial(_fill, blocks, scales)
-            found.append(QuantizedTensor(base, (blocks, scales), plain, fill))
-        return found, problems
+            tensors.append(QuantizedTensor(base, (blocks, scales), plain, fill))
+        return tensors, problems
 
 
 def _fill(blocks: str, scales: str, source: WeightSource, out: Array) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cairn.interop.errors import InteropError
-from cairn.interop.weights.adoption import model_map
+from cairn.interop.weights.model_map import model_map
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.errors import NotAllAdoptedError

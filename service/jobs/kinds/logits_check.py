@@ -86,7 +86,7 @@ class LogitsCheck:
             context.progress.set(message="computing the checkpoint's logits")
             ours = self._run(
                 context,
-                "cairn.state.logits.ours",
+                "cairn.state.logits.stored_model",
                 [str(self.checkpoint), "tokens.npy", "ours.npy", self.dtype or "native"],
                 work,
             )
@@ -94,7 +94,7 @@ class LogitsCheck:
             folder = self._local_folder(context, work / "export")
             theirs = self._run(
                 context,
-                "cairn.state.logits.theirs",
+                "cairn.state.logits.exported_folder",
                 [str(folder), "tokens.npy", "theirs.npy"],
                 work,
             )

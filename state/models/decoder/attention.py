@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import Part
+from cairn.interop.config.decoder_layers import Layer
 from cairn.state.models.decoder.attention_placement import place_keys, place_queries
 from cairn.state.models.decoder.parts import make_part
 from cairn.state.models.decoder.positions import rotate
@@ -27,7 +27,7 @@ class Attention(nnx.Module):
     Source: arXiv 2305.13245 (grouped-query attention), arXiv 2104.09864 (rotary positions).
     """
 
-    def __init__(self, config: DecoderConfig, parts: Mapping[str, Part], **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, parts: Mapping[str, Layer], **options: Any) -> None:
         self.heads = config.num_attention_heads
         self.kv_heads = config.kv_heads
         self.precision = options["precision"]

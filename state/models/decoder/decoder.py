@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import decoder_parts, layer_parts, parts_below
+from cairn.interop.config.decoder_layers import block_layers, decoder_layers, layers_below
 from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.attention import Angles, Attention
 from cairn.state.models.decoder.latent_attention import LatentAttention
@@ -30,13 +30,13 @@ class Block(nnx.Module):
     """Attention and feed-forward layer, normalised as `DecoderConfig.block` says."""
 
     def __init__(self, config: DecoderConfig, layer: int, **options: Any) -> None:
-        parts = layer_parts(config, layer)
+        parts = block_layers(config, layer)
         self.parallel = config.block == "parallel"
         self.scale = config.residual_scale
         for name in ("input_layernorm", "attention_output_norm"):
             if name in parts:
                 setattr(self, name, make_part(parts[name], config, **options))
-        own = parts_below(parts, "self_attn")
+        own = layers_below(parts, "self_attn")
         self.self_attn = (
             Attention(config, own, **options)
             if config.latent is None
@@ -45,7 +45,7 @@ class Block(nnx.Module):
         for name in ("post_attention_layernorm", "mlp_output_norm"):
             if name in parts:
                 setattr(self, name, make_part(parts[name], config, **options))
-        experts, own = config.experts, parts_below(parts, "mlp")
+        experts, own = config.experts, layers_below(parts, "mlp")
         self.mlp = (
             MixtureOfExperts(config, experts, own, **options)
             if experts is not None and config.has_experts(layer)
@@ -90,7 +90,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, **options: Any) -> None:
         self.config = config
-        parts = parts_below(decoder_parts(config), "model")
+        parts = layers_below(decoder_layers(config), "model")
         for name in ("embed_tokens", "embed_positions"):
             if name in parts:
                 setattr(self, name, make_part(parts[name], config, **options))
@@ -263,7 +263,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         }
         self.model = Decoder(config, **options)
         if not config.tie_word_embeddings:
-            self.lm_head = make_part(decoder_parts(config)["lm_head"], config, **options)
+            self.lm_head = make_part(decoder_layers(config)["lm_head"], config, **options)
 
     def __call__(  # type: ignore[override]  # names what the base class takes as **kwargs
         self,

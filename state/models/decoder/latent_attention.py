@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import Part
+from cairn.interop.config.decoder_layers import Layer
 from cairn.interop.config.latent_attention import LatentAttentionConfig
 from cairn.state.models.decoder.attention import Angles, Attention
 from cairn.state.models.decoder.positions import rotate
@@ -30,7 +30,7 @@ class LatentAttention(Attention):
         self,
         config: DecoderConfig,
         latent: LatentAttentionConfig,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Layer],
         **options: Any,
     ) -> None:
         super().__init__(config, parts, **options)

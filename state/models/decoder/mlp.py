@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import Part, parts_below
+from cairn.interop.config.decoder_layers import Layer, layers_below
 from cairn.interop.config.experts import ExpertsConfig
 from cairn.state.models.decoder.parts import make_part
 
@@ -33,7 +33,7 @@ class Feeding(nnx.Module):
     1) gate sigmoid(1.702 gate)`, gate and up clamped.
     """
 
-    def __init__(self, config: DecoderConfig, parts: Mapping[str, Part], **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, parts: Mapping[str, Layer], **options: Any) -> None:
         self.activation = config.hidden_act
         self.limit = config.activation_limit
         for name in ("gate_proj", "up_proj", "down_proj"):
@@ -84,7 +84,7 @@ class MixtureOfExperts(nnx.Module):
         self,
         config: DecoderConfig,
         experts: ExpertsConfig,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, Layer],
         **options: Any,
     ) -> None:
         self.settings = experts
@@ -93,9 +93,9 @@ class MixtureOfExperts(nnx.Module):
         self.router = make_part(parts["router"], config, **precise)
         if "correction" in parts:
             self.correction = make_part(parts["correction"], config, **options)
-        self.experts = Experts(config, parts_below(parts, "experts"), **options)
+        self.experts = Experts(config, layers_below(parts, "experts"), **options)
         if experts.shared_size is not None:
-            self.shared = MLP(config, parts_below(parts, "shared"), **options)
+            self.shared = MLP(config, layers_below(parts, "shared"), **options)
         if "shared_gate" in parts:
             self.shared_gate = make_part(parts["shared_gate"], config, **options)
 

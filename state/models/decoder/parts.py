@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import Part, PartKind
+from cairn.interop.config.decoder_layers import Layer, LayerKind
 from cairn.state.models.decoder.norms import LayerNorm, RMSNorm
 
 __all__ = ["ExpertsLinear", "Untrained", "make_part"]
@@ -24,7 +24,7 @@ class ExpertsLinear(nnx.Module):
     """Linear layers of experts: a kernel [experts, in, out], and a bias [experts, out]."""
 
     def __init__(
-        self, part: Part, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
+        self, part: Layer, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
     ) -> None:
         self.precision = precision
         self.kernel = nnx.Param(initializer(key, part.shape, param_dtype), axes=part.axes)
@@ -48,7 +48,7 @@ class ExpertsLinear(nnx.Module):
 
 
 def make_part(
-    part: Part,
+    part: Layer,
     config: DecoderConfig,
     *,
     dtype: Any,
@@ -68,7 +68,7 @@ def make_part(
     """
     initializer = jax.nn.initializers.normal(config.initializer_range)
     shape, axes = part.shape, part.axes
-    if part.kind is PartKind.LINEAR:
+    if part.kind is LayerKind.LINEAR:
         return nnx.Linear(
             *shape,
             use_bias=part.bias,
@@ -80,7 +80,7 @@ def make_part(
             bias_metadata={"axes": axes[1:]},
             rngs=rngs,
         )
-    if part.kind is PartKind.EMBEDDING:
+    if part.kind is LayerKind.EMBEDDING:
         return nnx.Embed(
             *shape,
             dtype=dtype,
@@ -89,14 +89,14 @@ def make_part(
             embedding_metadata={"axes": axes},
             rngs=rngs,
         )
-    if part.kind is PartKind.EXPERTS:
+    if part.kind is LayerKind.EXPERTS:
         options = {"param_dtype": param_dtype, "precision": precision}
         return ExpertsLinear(part, initializer, **options, key=rngs.params())
-    if part.kind is PartKind.NORM:
+    if part.kind is LayerKind.NORM:
         eps = config.rms_norm_eps if part.eps is None else part.eps
         known = {"eps": eps, "param_dtype": param_dtype, "axes": axes}
         if config.norm == "layer":
             return LayerNorm(shape, **known, use_bias=part.bias)
         return RMSNorm(shape, **known, offset=config.norm == "rms_offset")
-    kind = Untrained if part.kind is PartKind.UNTRAINED else nnx.Param
+    kind = Untrained if part.kind is LayerKind.UNTRAINED else nnx.Param
     return kind(jnp.zeros(shape, param_dtype), axes=axes)

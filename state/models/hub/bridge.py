@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.conversion.tensor_streams import float_dtype, whole
 from cairn.interop.errors import ArgumentError, ConversionError
-from cairn.interop.weights.files import GENERATION_FILE, Pretrained, open_pretrained
+from cairn.interop.weights.files import GENERATION_FILE, PretrainedWeights, open_pretrained
 from cairn.interop.weights.source_folder import parse_json
 from cairn.state.adapters.quantization_request import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.checkpointing.processes import agreement
@@ -404,7 +404,7 @@ class EasyBridgeMixin:
         return model.eval()
 
 
-def _same(pretrained: Pretrained) -> dict[str, list[Any]]:
+def _same(pretrained: PretrainedWeights) -> dict[str, list[Any]]:
     """Return the facts of a pretrained model that all processes must agree on, as JSON."""
     weights = pretrained.weights
     dtypes = {name: str(dtype) for name, dtype in weights.dtypes.items()}

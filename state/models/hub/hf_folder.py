@@ -113,7 +113,7 @@ def write_folder(
     _check_names(model.config.tokenizer_files)
     shards = plan_shards(sources, max_shard_size)
     folder = WholeFolder(open_files(parse_uri(save_directory)), CONFIG_FILE, INDEX_FILE)
-    leaves_of = {name: rule.ours for rule in rules for name in rule.theirs}
+    leaves_of = {name: rule.leaves for rule in rules for name in rule.tensors}
     small: dict[str, bytes] = dict(model.config.tokenizer_files)
     small[CONFIG_FILE] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     written = [shard.file_name for shard in shards]
@@ -165,7 +165,7 @@ def _streams(
     _check_form(model, dtype)
     shapes = {path: tuple(array.shape) for path, array in weights.arrays.items()}
     table = rule_table(model.config, shapes)
-    rules = match(table, ours=shapes, path=type(model).__name__)
+    rules = match(table, leaves=shapes, path=type(model).__name__)
     leaves = {path: weights.leaf(path) for path in shapes}
     target = float_dtype(dtype, argument="float_dtype")
     made = streams(rules, leaves, dtype=target, path=type(model).__name__)

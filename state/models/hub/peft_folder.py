@@ -142,7 +142,7 @@ def read_adapter(
     pairs: dict[str, Pair] = {}
     for name, (down, up) in found.items():
         module = modules[name]
-        made = module.to_ours(down, up, config.rank)
+        made = module.from_peft(down, up, config.rank)
         pairs |= dict(zip(module.kernels, made, strict=True))
     _give(model, settings, pairs, path=str(folder.uri))
 
@@ -228,7 +228,7 @@ def _check_weights(
             problems.append(f"{name}: quantized here")
             continue
         own = [np.asarray(gather_leaf(kernel.get_value())) for kernel in kernels]
-        (theirs,) = module.rule.op.to_theirs(own)
+        (theirs,) = module.rule.op.to_hf(own)
         narrow = min(theirs.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
         if not np.array_equal(theirs.astype(narrow), weight.astype(narrow)):
             problems.append(f"{name}: other numbers, or another shape")
@@ -259,7 +259,7 @@ def _settings(
     sizes: dict[tuple[int, float], list[str]] = {}
     for name, (down, up) in found.items():
         module, rank = modules[name], down.shape[0]
-        ours = module.to_ours(down, up, config.rank)[0][0].shape[1]
+        ours = module.from_peft(down, up, config.rank)[0][0].shape[1]
         sizes.setdefault((ours, config.scale(name, rank)), []).append(name)
     if len(sizes) > 1:
         raise ConversionError(

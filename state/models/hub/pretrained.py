@@ -20,7 +20,7 @@ from cairn.interop.conversion.rules import Rule, match
 from cairn.interop.conversion.tensor_streams import float_dtype, is_floating
 from cairn.interop.errors import ArgumentError, ConversionError
 from cairn.interop.weights.export import rule_table
-from cairn.interop.weights.files import Pretrained
+from cairn.interop.weights.files import PretrainedWeights
 from cairn.interop.weights.weight_source import WeightSource
 from cairn.state.adapters.layers import layers_to_quantize
 from cairn.state.adapters.quantization import QuantizationSettings
@@ -53,7 +53,7 @@ def is_weight(path: Any, node: Any) -> bool:
 
 def load_weights(
     model_class: type[Model],
-    found: Pretrained,
+    found: PretrainedWeights,
     *,
     dtype: Any,
     param_dtype: Any,
@@ -105,19 +105,19 @@ def load_weights(
     leaves = {named.path: named for named in named_leaves(weights)}
     shapes = {path: tuple(named.leaf.shape) for path, named in leaves.items()}
     table = found.own_rules(shapes) or rule_table(found.config, shapes)
-    rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
+    rules = match(table, leaves=shapes, tensors=found.weights.shapes, path=found.path)
     dtypes = {path: named.leaf.dtype for path, named in leaves.items()}
     _refuse_numbers(rules, dtypes, found)
     _refuse_several_dtypes(rules, found, cast)
     shardings = place(weights)
-    stored = [one_dtype([found.weights.dtypes[name] for name in rule.theirs]) for rule in rules]
+    stored = [one_dtype([found.weights.dtypes[name] for name in rule.tensors]) for rule in rules]
 
     def target(path: str, dtype: np.dtype[Any]) -> Target:
         wanted = dtype if cast is None else _cast(dtype, leaves[path], cast)
         return Target(path, shapes[path], wanted, shardings[path])
 
     targets = [
-        [target(path, dtype) for path in rule.ours]
+        [target(path, dtype) for path in rule.leaves]
         for rule, dtype in zip(rules, stored, strict=True)
     ]
     spread = spans_processes(shardings.values())
@@ -170,14 +170,17 @@ def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[i
         yield batch
 
 
-def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pretrained) -> None:
+def _refuse_numbers(
+    rules: Iterable[Rule], dtypes: Mapping[str, Any], found: PretrainedWeights
+) -> None:
     """Raise if integers, bools or complex numbers would become floating weights."""
     stored = found.weights.dtypes
     problems = [
-        f"dtype of {name}: expected a floating one for {', '.join(rule.ours)}, found {stored[name]}"
+        f"dtype of {name}: expected a floating one for {', '.join(rule.leaves)}, "
+        f"found {stored[name]}"
         for rule in rules
-        if all(is_floating(dtypes[path]) for path in rule.ours)
-        for name in rule.theirs
+        if all(is_floating(dtypes[path]) for path in rule.leaves)
+        for name in rule.tensors
         if not is_floating(stored[name])
     ]
     if problems:
@@ -191,14 +194,14 @@ def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pre
 
 
 def _refuse_several_dtypes(
-    rules: Iterable[Rule], found: Pretrained, cast: np.dtype[Any] | None
+    rules: Iterable[Rule], found: PretrainedWeights, cast: np.dtype[Any] | None
 ) -> None:
     """Raise if tensors of several dtypes would be one weight, and nothing says which it has."""
     stored = found.weights.dtypes
     problems = [
-        f"{', '.join(rule.ours)}: {', '.join(f'{name} {stored[name]}' for name in rule.theirs)}"
+        f"{', '.join(rule.leaves)}: {', '.join(f'{name} {stored[name]}' for name in rule.tensors)}"
         for rule in rules
-        if cast is None and len({stored[name] for name in rule.theirs}) > 1
+        if cast is None and len({stored[name] for name in rule.tensors}) > 1
     ]
     if problems:
         raise ConversionError(

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
+from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array
-from cairn.interop.conversion.parts import Box
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.conversion.tensor_streams import is_floating
 from cairn.interop.weights.weight_source import WeightSource

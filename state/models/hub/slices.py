@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cairn.interop.conversion.box_reads import merged
+from cairn.interop.conversion.boxes import Box, BoxReads, box_shape, elements
 from cairn.interop.conversion.ops import Array
-from cairn.interop.conversion.parts import Box, Part, box_shape, elements
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.weights.weight_source import WeightSource
 
@@ -60,7 +60,7 @@ def read_slices(
     """
     empty = [one for one in wanted if 0 in box_shape(one.box)]
     for one in empty:
-        yield one, np.empty(box_shape(one.box), source.dtypes[rule.theirs[0]])
+        yield one, np.empty(box_shape(one.box), source.dtypes[rule.tensors[0]])
     filled = [one for one in wanted if one not in empty]
     parts = _parts(source, rule, filled)
     for numbers in _batches(source, rule, parts):
@@ -91,18 +91,18 @@ def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> in
     filled = [one for one in wanted if 0 not in box_shape(one.box)]
     covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
     return sum(
-        elements(cover) * source.dtypes[rule.theirs[tensor]].itemsize
+        elements(cover) * source.dtypes[rule.tensors[tensor]].itemsize
         for tensor, boxes in covers.items()
         for cover in boxes
     )
 
 
-def _parts(source: WeightSource, rule: Rule, wanted: Iterable[Slice]) -> list[Part]:
-    shapes = [source.shapes[name] for name in rule.theirs]
-    return [rule.op.part(shapes, one.leaf, one.box) for one in wanted]
+def _parts(source: WeightSource, rule: Rule, wanted: Iterable[Slice]) -> list[BoxReads]:
+    shapes = [source.shapes[name] for name in rule.tensors]
+    return [rule.op.box_reads(shapes, one.leaf, one.box) for one in wanted]
 
 
-def _reads(parts: Sequence[Part], numbers: Iterable[int] | None = None) -> list[_Read]:
+def _reads(parts: Sequence[BoxReads], numbers: Iterable[int] | None = None) -> list[_Read]:
     chosen = range(len(parts)) if numbers is None else numbers
     return [_Read(n, tensor, box) for n in chosen for tensor, box in parts[n].reads]
 
@@ -113,12 +113,12 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)
     return {
-        tensor: merged(wanted, functools.partial(source.cover, rule.theirs[tensor]))
+        tensor: merged(wanted, functools.partial(source.cover, rule.tensors[tensor]))
         for tensor, wanted in boxes.items()
     }
 
 
-def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[list[int]]:
+def _batches(source: WeightSource, rule: Rule, parts: Sequence[BoxReads]) -> list[list[int]]:
     """Return the numbers of slices in batches; only slices of one batch share bytes."""
     reads = _reads(parts)
     covers = _covers(source, rule, reads)
@@ -134,7 +134,7 @@ def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[li
 
 
 def _arrays(
-    source: WeightSource, rule: Rule, parts: Sequence[Part], numbers: Sequence[int]
+    source: WeightSource, rule: Rule, parts: Sequence[BoxReads], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
     """Return the boxes that each slice takes, read, by the slice's number."""
     reads = _reads(parts, numbers)
@@ -143,7 +143,7 @@ def _arrays(
         places.setdefault(one.tensor, []).append(place)
 
     def read(tensor: int) -> list[Array]:
-        return source.boxes(rule.theirs[tensor], [reads[n].box for n in places[tensor]])
+        return source.boxes(rule.tensors[tensor], [reads[n].box for n in places[tensor]])
 
     with ThreadPoolExecutor(READERS, "cairn-tensors") as pool:
         # One is read in this thread: no other is started for it.

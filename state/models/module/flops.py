@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import PartKind, layer_parts
+from cairn.interop.config.decoder_layers import LayerKind, block_layers
 from cairn.interop.errors import ArgumentError
 from cairn.state.adapters.models import abstract_model, module_settings
 
@@ -107,10 +107,10 @@ def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) 
     layers = config.num_hidden_layers * sequence_length * heads
     chosen = 0 if config.experts is None else config.experts.per_token
     for number in range(config.num_hidden_layers):
-        for part in layer_parts(config, number).values():
-            if part.kind is PartKind.LINEAR:
+        for part in block_layers(config, number).values():
+            if part.kind is LayerKind.LINEAR:
                 layers += prod(part.shape)
-            elif part.kind is PartKind.EXPERTS:
+            elif part.kind is LayerKind.EXPERTS:
                 layers += chosen * prod(part.shape[1:])
     head = config.hidden_size * config.vocab_size
     return 2 * batch_size * sequence_length * (layers + head)

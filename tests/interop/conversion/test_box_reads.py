@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cairn.interop.conversion import box_reads
 from cairn.interop.conversion.box_reads import covering, merged, read_boxes
-from cairn.interop.conversion.parts import common, elements, whole_box
+from cairn.interop.conversion.boxes import common, elements, whole_box
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 limits = st.integers(0, 60)

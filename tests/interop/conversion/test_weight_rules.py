@@ -69,18 +69,18 @@ def ops_with_theirs(draw):
 @given(ops_with_theirs())
 def test_every_operation_undoes_itself_and_knows_its_shapes(case):
     op, theirs = case
-    ours = op.to_ours(theirs)
+    ours = op.from_hf(theirs)
     shapes = [array.shape for array in ours]
-    assert op.our_shapes([array.shape for array in theirs]) == shapes
-    assert op.their_shapes(shapes) == [array.shape for array in theirs]
-    for again, first in zip(op.to_theirs(ours), theirs, strict=True):
+    assert op.leaf_shapes([array.shape for array in theirs]) == shapes
+    assert op.tensor_shapes(shapes) == [array.shape for array in theirs]
+    for again, first in zip(op.to_hf(ours), theirs, strict=True):
         np.testing.assert_array_equal(again, first)
 
 
 @given(ops_with_theirs(), st.sampled_from([1, 7, 64, 1 << 20]))
 def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max_bytes):
     op, theirs = case
-    ours = op.to_ours(theirs)
+    ours = op.from_hf(theirs)
     rule = Rule(
         tuple(f"ours/{i}" for i in range(len(ours))),
         tuple(f"theirs.{i}" for i in range(len(theirs))),
@@ -88,10 +88,10 @@ def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max
     )
     leaves = {
         name: MemoryLeaf(array.shape, array.dtype, fetch_of(array))
-        for name, array in zip(rule.ours, ours, strict=True)
+        for name, array in zip(rule.leaves, ours, strict=True)
     }
     sources = streams([rule], leaves, path="x")
-    assert [source.name for source in sources] == list(rule.theirs)
+    assert [source.name for source in sources] == list(rule.tensors)
     for source, expected in zip(sources, theirs, strict=True):
         assert source.shape == expected.shape
         flat = [block.reshape(-1) for block in source.blocks(max_bytes)]
@@ -102,7 +102,7 @@ def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max
 @given(ops_with_theirs(), st.sampled_from([1, 7, 64, 1 << 20]), st.sampled_from(["f2", "f4"]))
 def test_leaves_of_several_dtypes_are_cast_each_from_its_own(case, max_bytes, dtype):
     op, theirs = case
-    ours = [array + 2**-10 for array in op.to_ours(theirs)]
+    ours = [array + 2**-10 for array in op.from_hf(theirs)]
     ours = [array.astype("f8" if at % 2 else "f4") for at, array in enumerate(ours)]
     names = tuple(f"ours/{at}" for at in range(len(ours)))
     rule = Rule(names, tuple(f"theirs.{at}" for at in range(len(theirs))), op)
@@ -111,7 +111,7 @@ def test_leaves_of_several_dtypes_are_cast_each_from_its_own(case, max_bytes, dt
         for name, array in zip(names, ours, strict=True)
     }
     sources = streams([rule], leaves, dtype=np.dtype(dtype), path="x")
-    expected = op.to_theirs([array.astype(dtype) for array in ours])
+    expected = op.to_hf([array.astype(dtype) for array in ours])
     for source, array in zip(sources, expected, strict=True):
         assert source.dtype == dtype
         flat = [block.reshape(-1) for block in source.blocks(max_bytes)]
@@ -120,12 +120,12 @@ def test_leaves_of_several_dtypes_are_cast_each_from_its_own(case, max_bytes, dt
         with pytest.raises(ConversionError, match="name a floating dtype") as caught:
             streams([rule], leaves, path="x")
         told = (f"{name} {leaf.dtype}" for name, leaf in leaves.items())
-        assert caught.value.problems == (f"{', '.join(rule.theirs)}: {', '.join(told)}",)
+        assert caught.value.problems == (f"{', '.join(rule.tensors)}: {', '.join(told)}",)
 
 
 def test_rotary_rows_put_the_halves_of_each_head_together():
     interleaved = np.array([0, 10, 1, 11, 2, 12, 3, 13])
-    (halved,) = RotaryRows(2).to_ours([interleaved])
+    (halved,) = RotaryRows(2).from_hf([interleaved])
     assert halved.tolist() == [0, 1, 10, 11, 2, 3, 12, 13]
 
 
@@ -136,12 +136,12 @@ def test_expand_groups_by_layer_and_keeps_what_has_no_layer_in_its_place():
         Rule.one("{layer}/b", "b.{layer}"),
         Rule.one("last", "l"),
     ]
-    names = [rule.theirs[0] for rule in expand(table, layer=2)]
+    names = [rule.tensors[0] for rule in expand(table, layer=2)]
     assert names == ["f", "a.0", "b.0", "a.1", "b.1", "l"]
 
 
 def test_expand_fills_every_expert_of_every_layer():
-    names = [r.theirs[0] for r in expand([Rule.one("{l}/{e}", "x.{l}.{e}")], l=2, e=2)]
+    names = [r.tensors[0] for r in expand([Rule.one("{l}/{e}", "x.{l}.{e}")], l=2, e=2)]
     assert names == ["x.0.0", "x.0.1", "x.1.0", "x.1.1"]
 
 
@@ -154,16 +154,16 @@ TABLE = RuleTable(
 def test_a_table_that_fits_gives_its_rules():
     theirs = {"a.weight": (3, 2), "b": (4,), "old.buffer": (1,)}
     ours = {"a/kernel": (2, 3), "b": (4,)}
-    assert match(TABLE, ours=ours, theirs=theirs, path="x") == TABLE.rules
-    assert match(TABLE, ours=ours, path="x") == TABLE.rules
+    assert match(TABLE, leaves=ours, tensors=theirs, path="x") == TABLE.rules
+    assert match(TABLE, leaves=ours, path="x") == TABLE.rules
 
 
 def test_everything_that_does_not_fit_is_in_one_error():
     with pytest.raises(ConversionError) as caught:
         match(
             TABLE,
-            ours={"a/kernel": (2, 3), "b": (4,), "c": (1,)},
-            theirs={"a.weight": (2, 3), "d": (9,)},
+            leaves={"a/kernel": (2, 3), "b": (4,), "c": (1,)},
+            tensors={"a.weight": (2, 3), "d": (9,)},
             path="some/folder",
         )
     assert "some/folder" in str(caught.value)
@@ -178,7 +178,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
 def test_a_leaf_filled_twice_is_an_error():
     twice = RuleTable((Rule.one("a", "x"), Rule.one("a", "y")))
     with pytest.raises(ConversionError, match="filled 2 times: a"):
-        match(twice, ours={"a": (1,)}, path="x")
+        match(twice, leaves={"a": (1,)}, path="x")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_tensors_that_an_operation_cannot_take_are_named(op, theirs):
     names = tuple(f"t{i}" for i in range(len(theirs)))
     table = RuleTable((Rule(("ours",), names, op),))
     with pytest.raises(ConversionError, match=r"t0.*: expected"):
-        match(table, ours={"ours": (1,)}, theirs=dict(zip(names, theirs, strict=True)), path="x")
+        match(table, leaves={"ours": (1,)}, tensors=dict(zip(names, theirs, strict=True)), path="x")
 
 
 def test_each_expert_is_fetched_by_itself_and_once():

@@ -19,7 +19,7 @@ from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.weights.export import export_sources
 from cairn.interop.weights.peft_names import modules_of
 from cairn.state.models.decoder.decoder import DecoderForCausalLM

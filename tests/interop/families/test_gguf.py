@@ -376,10 +376,10 @@ def test_the_table_says_each_familys_architecture():
 def test_what_the_converter_changed_is_undone_and_done_again(op, shapes):
     random = np.random.default_rng(0)
     theirs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-    ours = op.to_ours(theirs)
-    assert op.our_shapes(shapes) == [array.shape for array in ours]
-    assert op.their_shapes([array.shape for array in ours]) == shapes
-    for one, two in zip(op.to_theirs(ours), theirs, strict=True):
+    ours = op.from_hf(theirs)
+    assert op.leaf_shapes(shapes) == [array.shape for array in ours]
+    assert op.tensor_shapes([array.shape for array in ours]) == shapes
+    for one, two in zip(op.to_hf(ours), theirs, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
 
 
@@ -388,4 +388,4 @@ def test_what_the_converter_changed_is_undone_and_done_again(op, shapes):
 )
 def test_other_shapes_are_refused(op, shapes):
     with pytest.raises(ValueError, match=r"found (shape|\[)"):
-        op.our_shapes(shapes)
+        op.leaf_shapes(shapes)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.conversion.tensor_streams import MemoryLeaf
 from cairn.interop.errors import ArgumentError, ConfigError, ConversionError
 from cairn.interop.weights.gguf.reading import GGUFFile

@@ -18,7 +18,7 @@ from cairn.interop.partition_axis import PartitionAxis
 from cairn.interop.placement import load_cost
 from cairn.interop.placement.decoder_axes import decoder_axes
 from cairn.interop.placement.process_grid import ProcessGrid
-from cairn.interop.placement.rules import FoundRule, axis_units, place
+from cairn.interop.placement.rules import RuleMatch, axis_units, place
 from cairn.interop.placement.specs import entry_axes, shard_shape
 from cairn.interop.placement.step_plan import Layout, plan_step
 from cairn.state.checkpointing.checkpointer import Checkpointer
@@ -68,14 +68,14 @@ def placements(draw):
 def test_parts_are_those_of_jax_and_what_jax_refuses_does_not_fit(drawn):
     mesh, entries, shape = drawn
     sharding = NamedSharding(AbstractMesh(tuple(mesh.values()), tuple(mesh)), P(*entries))
-    found = place(shape, mesh, found=FoundRule("x", entries)) if shape else place(shape, mesh)
+    found = place(shape, mesh, match=RuleMatch("x", entries)) if shape else place(shape, mesh)
     try:
         sharding.check_compatible_aval(shape)
         expected = sharding.shard_shape(shape)
     except ValueError:
-        assert found.misfits or not shape
+        assert found.problems or not shape
         return
-    assert not found.misfits
+    assert not found.problems
     assert shard_shape(shape, found.entries, mesh) == expected
     kept = NamedSharding(sharding.mesh, P(*found.entries))
     assert kept.is_equivalent_to(sharding, len(shape))
@@ -137,7 +137,7 @@ def loaded_bytes(state):
 
 def planned_bytes(plan):
     return {
-        (leaf.record.item, leaf.record.path): (leaf.bytes_per_device, leaf.part, leaf.dtype)
+        (leaf.record.item, leaf.record.path): (leaf.bytes_per_device, leaf.shard_shape, leaf.dtype)
         for leaf in plan.leaves
     }
 
@@ -183,7 +183,7 @@ def test_a_load_places_what_was_planned_to_the_byte(tmp_path, dims, config, tx, 
         param_dtype=param_dtype,
         verbose=False,
     )
-    assert not plan.misfits
+    assert not plan.problems
     assert planned_bytes(plan) == loaded_bytes(state)
     report = state.explain_sharding()
     assert plan.bytes_per_device() == report.bytes_per_device
@@ -217,7 +217,7 @@ def test_quantized_weights_and_adapters_are_planned_as_they_are_loaded(
         param_dtype=param_dtype,
         verbose=False,
     )
-    assert not plan.misfits
+    assert not plan.problems
     assert planned_bytes(plan) == loaded_bytes(state)
     # Four bits are stored packed, and each leaf here is one chunk.
     assert plan.cost.read == sum(record.nbytes for record in records)
@@ -227,11 +227,11 @@ def test_what_does_not_divide_is_named_with_its_axes_and_refused_by_the_load_too
     records = saved(tmp_path / "run", DecoderForCausalLM(CONFIG, rngs=nnx.Rngs(0)), TX)
     grid = ProcessGrid({"dp": 1, "fsdp": 2, "tp": 4, "sp": 1})
     plan = plan_step(records, grid, decoder_layout(CONFIG), items={"model"})
-    misfits = {leaf.record.path: leaf.misfits for leaf in plan.misfits}
+    problems = {leaf.record.path: leaf.problems for leaf in plan.problems}
     layers = [f"model/layers/{n}/self_attn/{name}_proj/kernel" for n in (0, 1) for name in "kv"]
-    assert sorted(misfits) == sorted(layers)
-    ((misfit,),) = {*misfits.values()}
-    assert (misfit.dimension, misfit.axes) == (1, ("tp",))
+    assert sorted(problems) == sorted(layers)
+    ((problem,),) = {*problems.values()}
+    assert (problem.dimension, problem.axes) == (1, ("tp",))
     with pytest.raises(ValueError, match="2 key/value heads do not divide by tp=4"):
         EasyDeLState.load_state(
             str(tmp_path / "run"),
@@ -312,9 +312,9 @@ def test_reads_are_the_chunks_that_hold_what_each_process_has(grid, names, data)
     parts = [prod(grid.sizes[axis] for axis in entry_axes(entry)) for entry in entries]
     shape = tuple(count * data.draw(st.integers(1, 5)) for count in parts)
     chunks = tuple(data.draw(st.integers(1, length)) for length in shape)
-    found = place(shape, grid.sizes, found=FoundRule("x", tuple(entries)))
+    found = place(shape, grid.sizes, match=RuleMatch("x", tuple(entries)))
     records = [leaf("model", "x", shape, chunks=chunks, shards=chunks)]
-    layout = Layout(lambda path: FoundRule("x", tuple(entries)))
+    layout = Layout(lambda path: RuleMatch("x", tuple(entries)))
     plan = plan_step(records, grid, layout, items={"model"})
     assert plan.leaves[0].entries == found.entries
     expected = chunks_of_each_process(grid, entries, shape, chunks)
@@ -349,7 +349,7 @@ def test_no_more_waits_on_the_host_than_the_window_and_the_largest_leaf():
     whole = plan_step([*large, *small], ProcessGrid({"fsdp": 1}), Layout(), items={"model"})
     window = whole.cost.host - load_cost.BUDGET_BYTES  # what its reads hold
     assert window == 2 * gib  # one leaf, which is larger than the window
-    rules = Layout(lambda path: FoundRule(".", ("fsdp",), True))
+    rules = Layout(lambda path: RuleMatch(".", ("fsdp",), True))
     grid = ProcessGrid({"fsdp": 64}, 8)
     parts = plan_step([*large, *small], grid, rules, items={"model"})
     assert parts.cost.host - load_cost.BUDGET_BYTES == load_cost.HOST_BYTES
@@ -397,7 +397,7 @@ def test_as_much_waits_on_the_host_as_was_planned(large, monkeypatch):
     }
     with devices_elsewhere(window) as most:
         load(str(large), {"model": target})
-    layout = Layout(lambda path: FoundRule("w", (None, "b")))
+    layout = Layout(lambda path: RuleMatch("w", (None, "b")))
     plan = plan_step(contents(large), ProcessGrid({"a": 2, "b": 4}), layout, items={"model"})
     nbytes = sum(4 * rows * columns for rows, columns in LARGE.values())
     assert window // 2 < most[0] <= window < nbytes
@@ -427,7 +427,7 @@ def test_as_much_is_read_as_was_planned(tmp_path, monkeypatch):
         for name, array in tree.items()
     }
     load(str(tmp_path / "run"), {"model": target})
-    layout = Layout(lambda path: FoundRule(path, tuple(specs[path])))
+    layout = Layout(lambda path: RuleMatch(path, tuple(specs[path])))
     plan = plan_step(contents(tmp_path / "run"), ProcessGrid({"a": 8}), layout, items={"model"})
     assert len(chunks) > len(tree)
     assert plan.cost.read == plan.cost.read_in_all == read
@@ -437,16 +437,16 @@ def test_keys_are_split_by_their_own_shape_and_hold_all_their_words():
     record = LeafRecord(
         item="model", path="k", shape=(8,), dtype="key<rbg>", chunks=(8, 4), shards=(8, 4)
     )
-    layout = Layout(lambda path: FoundRule("k", ("a",)))
+    layout = Layout(lambda path: RuleMatch("k", ("a",)))
     plan = plan_step([record], ProcessGrid({"a": 4}), layout, items={"model"})
-    assert (plan.leaves[0].part, plan.leaves[0].bytes_per_device) == ((2,), 2 * 4 * 4)
+    assert (plan.leaves[0].shard_shape, plan.leaves[0].bytes_per_device) == ((2,), 2 * 4 * 4)
     assert plan.cost.read == 8 * 4 * 4
 
 
 def test_the_optimizer_of_a_model_that_is_whole_goes_where_a_load_puts_it():
     records = [leaf("model", "w", (4, 4)), leaf("optimizer", "history", (1024, 64))]
     plan = plan_step(records, ProcessGrid({"fsdp": 4}), Layout(), items={"model", "optimizer"})
-    assert {one.record.path: (one.rule, one.part) for one in plan.leaves} == {
+    assert {one.record.path: (one.rule, one.shard_shape) for one in plan.leaves} == {
         "w": ("replicated", (4, 4)),
         "history": ("automatic", (256, 64)),
     }
@@ -466,4 +466,4 @@ def test_what_is_merged_has_places_of_its_own():
         ("model", ("fsdp", "tp"), "int4"),
         ("model", (None, "tp"), "float32"),  # two groups over four devices: whole
     ]
-    assert not plan.misfits
+    assert not plan.problems

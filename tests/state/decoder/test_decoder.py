@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from cairn.interop.config.decoder import FULL, WINDOW, DecoderConfig
-from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.config.experts import ExpertsConfig
 from cairn.interop.config.rope import RopeConfig
 from cairn.interop.errors import ArgumentError

@@ -376,7 +376,7 @@ def test_adapters_of_joined_kernels_become_one_of_larger_rank_and_come_apart(fus
     assert (down.shape, up.shape) == ((4, 5), (10, 4))
     expected = np.concatenate([(a @ b).T for a, b in pairs])
     np.testing.assert_allclose(up @ down, expected, rtol=1e-6)
-    again = fused.to_ours(down, up, 2)
+    again = fused.from_peft(down, up, 2)
     for (a, b), (found_a, found_b) in zip(pairs, again, strict=True):
         np.testing.assert_array_equal(found_a, a)
         np.testing.assert_array_equal(found_b, b)
@@ -384,7 +384,7 @@ def test_adapters_of_joined_kernels_become_one_of_larger_rank_and_come_apart(fus
 
 def test_one_adapter_of_joined_kernels_is_shared_and_stays_one(fused):
     down, up = np.float32(pair(3, 5, 10, 0)[0].T), np.float32(pair(3, 5, 10, 0)[1].T)
-    pairs = fused.to_ours(down, up, 3)
+    pairs = fused.from_peft(down, up, 3)
     for (a, b), rows in zip(pairs, (slice(0, 6), slice(6, 10)), strict=True):
         np.testing.assert_array_equal(a, down.T)
         np.testing.assert_array_equal(b, up[rows].T)
@@ -417,7 +417,7 @@ def test_weights_that_lie_as_ours_do_are_adapted_too():
     a, b = pair(2, 5, 7, 0)
     down, up = module.to_peft([(a, b)])
     assert (down.shape, up.shape) == ((2, 5), (7, 2))
-    ((found_a, found_b),) = module.to_ours(down, up, 2)
+    ((found_a, found_b),) = module.from_peft(down, up, 2)
     np.testing.assert_array_equal(found_a, a)
     np.testing.assert_array_equal(found_b, b)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cairn.interop.conversion import box_reads
 from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.boxes import whole_box
 from cairn.interop.conversion.ops import TRANSPOSE, Chain, Split, Stack
-from cairn.interop.conversion.parts import whole_box
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.weights.safetensors_folder import SafetensorsFolder
 from cairn.interop.weights.source_folder import SourceFolder
@@ -21,7 +21,7 @@ from cairn.interop.weights.weight_files import WeightFiles
 from cairn.state.models.hub.slices import Slice, read_slices, slice_bytes
 from cairn.storage.safetensors.format import encode_header
 from cairn.storage.store.uri import parse_uri
-from tests.interop.conversion.test_parts import CASES, case
+from tests.interop.conversion.test_boxes import CASES, case
 
 PIECES = box_reads.READERS * box_reads.PIECE_BYTES + (1 << 20)
 """What the threads hold that read a tensor."""
@@ -70,13 +70,13 @@ def grid(shape, counts):
 @given(data=st.data(), gap=st.sampled_from([0, 16, 1 << 20]), whole=st.booleans())
 def test_however_leaves_are_divided_each_number_is_read_once(name, data, gap, whole):
     op, theirs = case(data, name)
-    ours = op.to_ours(theirs)
+    ours = op.from_hf(theirs)
     rule = Rule(
         tuple(f"ours/{n}" for n in range(len(ours))),
         tuple(f"theirs.{n}" for n in range(len(theirs))),
         op,
     )
-    source = Counted(dict(zip(rule.theirs, theirs, strict=True)), whole=whole)
+    source = Counted(dict(zip(rule.tensors, theirs, strict=True)), whole=whole)
     counts = [data.draw(st.tuples(*(st.integers(1, 3) for _ in one.shape))) for one in ours]
     wanted = [
         Slice(leaf, box)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.interop.conversion import ops
+from cairn.interop.conversion.boxes import elements
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -19,7 +20,6 @@ from cairn.interop.conversion.ops import (
     SplitGroups,
     Stack,
 )
-from cairn.interop.conversion.parts import elements
 from cairn.interop.families import deepseek_gguf, gguf_names
 from cairn.interop.families.deepseek_gguf import KeysAndValues
 from cairn.interop.families.gguf_names import Column, Plus
@@ -92,7 +92,7 @@ def case(data, name):
 
 
 def made(op, theirs, leaf, box):
-    part = op.part([array.shape for array in theirs], leaf, box)
+    part = op.box_reads([array.shape for array in theirs], leaf, box)
     return part, part.make([theirs[number][inner] for number, inner in part.reads])
 
 
@@ -100,7 +100,7 @@ def made(op, theirs, leaf, box):
 @given(data=st.data())
 def test_the_boxes_read_make_what_the_whole_tensors_make(name, data):
     op, theirs = case(data, name)
-    ours = op.to_ours(theirs)
+    ours = op.from_hf(theirs)
     leaf = data.draw(st.integers(0, len(ours) - 1), "leaf")
     box = data.draw(boxes(ours[leaf].shape), "box")
     part, found = made(op, theirs, leaf, box)
@@ -115,7 +115,7 @@ def test_the_cases_are_all_operations_that_rules_have():
         kind
         for module in (ops, gguf_names, deepseek_gguf)
         for kind in vars(module).values()
-        if isinstance(kind, type) and hasattr(kind, "their_shapes") and kind is not ops.Op
+        if isinstance(kind, type) and hasattr(kind, "tensor_shapes") and kind is not ops.Op
     }
     assert used == defined
 

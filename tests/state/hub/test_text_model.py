@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.errors import ConfigError, ConversionError
-from cairn.interop.weights.text_part import text_config
+from cairn.interop.weights.text_model import text_config
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 
 SIZES = {

@@ -1,7 +1,7 @@
-"""A program: the logits of a stored model on given tokens, computed here, without a batch of ours.
+"""A program: the logits of a stored model on given tokens, computed by Cairn.
 
-`python -m cairn.state.logits.ours RUN TOKENS LOGITS DTYPE`, of a step ("run/steps/N"), two .npy
-files, and the dtype that the weights are rounded to first ("native": none). On stdout: JSON.
+`python -m cairn.state.logits.stored_model RUN TOKENS LOGITS DTYPE`, of a step ("run/steps/N"), two
+.npy files, and the dtype that the weights are rounded to first ("native": none). On stdout: JSON.
 """
 
 from __future__ import annotations

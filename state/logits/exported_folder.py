@@ -1,6 +1,7 @@
 """A program: the logits of a Hugging Face folder on given tokens, computed by `transformers`.
 
-`python -m cairn.state.logits.theirs FOLDER TOKENS LOGITS`, with two .npy files. On stdout: JSON.
+`python -m cairn.state.logits.exported_folder FOLDER TOKENS LOGITS`, with two .npy files. On stdout:
+JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def write_logits(folder: str, tokens: str, logits: str) -> dict[str, str | list[
     `problems` are the tensors that `transformers` misses, does not expect, or of which it expects
     another shape: it goes on with random ones.
     """
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
         local_files_only=True,
@@ -38,7 +39,7 @@ def write_logits(folder: str, tokens: str, logits: str) -> dict[str, str | list[
         "problems": [
             f"{name}: {kind.removesuffix('_keys')}"
             for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-            for name in sorted(map(str, found[kind]))
+            for name in sorted(map(str, loading[kind]))
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Description of a model for the import of somebody else's checkpoint. JAX-free."""
+"""Description of a model for the import of somebody else's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cairn.interop.config.auto import AutoEasyDeLConfig
 from cairn.interop.config.base import EDPretrainedConfig
 from cairn.interop.config.decoder import DecoderConfig
-from cairn.interop.config.decoder_parts import leaf_shapes
+from cairn.interop.config.decoder_layers import leaf_shapes
 from cairn.interop.errors import ConfigError
 from cairn.storage.orbax_import.model_map import ModelMap
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -29,15 +29,15 @@ def model_map(config: EDPretrainedConfig | Mapping[str, Any], rules: Mapping[str
         ConfigError: the config is of no family that is known here, or can't be read.
         PolicyError: a rule that is no regular expression.
     """
-    known = config if isinstance(config, EDPretrainedConfig) else AutoEasyDeLConfig.from_hf(config)
-    if not isinstance(known, DecoderConfig):
+    parsed = config if isinstance(config, EDPretrainedConfig) else AutoEasyDeLConfig.from_hf(config)
+    if not isinstance(parsed, DecoderConfig):
         raise ConfigError(
             path="config",
             expected="that of a family whose leaves a config describes",
-            found=type(known).__name__,
+            found=type(parsed).__name__,
             next_step="adopt the folder without a map; `cairn.load` reads it",
         )
     info = ModelInfo(
-        model_type=known.model_type, model_class="DecoderForCausalLM", config=known.to_dict()
+        model_type=parsed.model_type, model_class="DecoderForCausalLM", config=parsed.to_dict()
     )
-    return ModelMap(info, leaf_shapes(known), dict(rules))
+    return ModelMap(info, leaf_shapes(parsed), dict(rules))

@@ -1,6 +1,6 @@
 """Text model of a multimodal repository: its config, and its tensors under their own names.
 
-JAX-free. Multimodal models are a text model behind an encoder: config.json has the former's config
+Multimodal models are a text model behind an encoder: config.json has the former's config
 as `text_config`, and its tensors have names below `language_model`.
 
 Source: transformers `conversion_mapping.py`, "llava", which most such models share.
@@ -17,13 +17,13 @@ import numpy as np
 
 from cairn.interop import registry
 from cairn.interop.config.auto import AutoEasyDeLConfig
+from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array, Shape
-from cairn.interop.conversion.parts import Box
 from cairn.interop.errors import ConfigError, ConversionError
 from cairn.interop.families.family import get_family
 from cairn.interop.weights.weight_source import RowSource
 
-__all__ = ["Renamed", "has_text_part", "is_headless", "text_config", "text_tensors"]
+__all__ = ["RenamedTensors", "has_text_model", "is_headless", "text_config", "text_tensors"]
 
 _WHOLE: Final = ("gemma3", "internvl", "llava", "llava_next", "mistral3")
 """Models whose text model, alone, computes the same from text, as tests check. Not all do:
@@ -48,7 +48,7 @@ _HEAD: Final = re.compile(r"(language_model\.)?(lm_head\..*)")
 
 
 @dataclass(frozen=True)
-class Renamed:
+class RenamedTensors:
     """Some tensors of a source, under other names.
 
     Attributes:
@@ -81,12 +81,12 @@ class Renamed:
         """Return the box that a read of a tensor's box takes."""
         return self.weights.cover(self.names[name], box)
 
-    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+    def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of one tensor."""
-        return self.weights.boxes(self.names[name], wanted)
+        return self.weights.boxes(self.names[name], boxes)
 
 
-def has_text_part(data: Mapping[str, Any]) -> bool:
+def has_text_model(data: Mapping[str, Any]) -> bool:
     """Return whether config.json has a text model and more, and is not of a class of ours."""
     known = data.get("model_type") in AutoEasyDeLConfig.known_model_types()
     return isinstance(data.get(_TEXT_CONFIG), Mapping) and not known
@@ -136,7 +136,7 @@ def is_headless(weights: RowSource) -> bool:
     return not any(_HEAD.fullmatch(name) for name in weights.shapes)
 
 
-def text_tensors(weights: RowSource, path: str) -> Renamed:
+def text_tensors(weights: RowSource, path: str) -> RenamedTensors:
     """Return the text model's tensors under the names that they have in a model of their own.
 
     Args:
@@ -161,4 +161,4 @@ def text_tensors(weights: RowSource, path: str) -> Renamed:
             names[f"model.{name.removeprefix(prefix)}"] = name
         elif head := _HEAD.fullmatch(name):
             names[head[2]] = name
-    return Renamed(weights, names)
+    return RenamedTensors(weights, names)

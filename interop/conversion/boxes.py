@@ -1,4 +1,4 @@
-"""Boxes of tensors, and the boxes of theirs that make a box of a leaf of ours. NumPy only."""
+"""Boxes of tensors, and the boxes of tensors that make a box of a leaf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cairn.storage.arrays.boxes import Box
 
 __all__ = [
     "Box",
-    "Part",
+    "BoxReads",
     "box_shape",
     "common",
     "elements",
@@ -26,12 +26,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Recipe of a box of one leaf of ours.
+class BoxReads:
+    """Boxes to read for a box of one leaf, and how to make it of them.
 
     Attributes:
-        reads: boxes of theirs that it takes: number of the tensor, and box of it.
-        make: makes the box of ours from those boxes in their order; perhaps a view of them.
+        reads: for each box, the number of the tensor, and the box of it.
+        make: makes the leaf's box from those boxes in their order; perhaps a view of them.
     """
 
     reads: tuple[tuple[int, Box], ...]
@@ -45,29 +45,30 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 def box_shape(box: Box) -> tuple[int, ...]:
     """Return the shape of a box."""
-    return tuple(part.stop - part.start for part in box)
+    return tuple(extent.stop - extent.start for extent in box)
 
 
 def shifted(box: Box, axis: int, by: int) -> Box:
     """Return a box, moved along one axis."""
-    part = box[axis]
-    return (*box[:axis], slice(part.start + by, part.stop + by), *box[axis + 1 :])
+    extent = box[axis]
+    return (*box[:axis], slice(extent.start + by, extent.stop + by), *box[axis + 1 :])
 
 
 def hull(boxes: Sequence[Box]) -> Box:
     """Return the bounding box of some boxes."""
     return tuple(
-        slice(min(part.start for part in parts), max(part.stop for part in parts))
-        for parts in zip(*boxes, strict=True)
+        slice(min(extent.start for extent in extents), max(extent.stop for extent in extents))
+        for extents in zip(*boxes, strict=True)
     )
 
 
-def common(one: Box, other: Box) -> Box | None:
+def common(first: Box, second: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
     both = [
-        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
+        slice(max(a.start, b.start), min(a.stop, b.stop))
+        for a, b in zip(first, second, strict=True)
     ]
-    return None if any(part.start >= part.stop for part in both) else tuple(both)
+    return None if any(extent.start >= extent.stop for extent in both) else tuple(both)
 
 
 def elements(box: Box) -> int:
