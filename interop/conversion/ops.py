@@ -130,10 +130,10 @@ class Split:
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the joined shape."""
-        found = [shape[self.axis] if len(shape) > self.axis else None for shape in shapes]
+        lengths = [shape[self.axis] if len(shape) > self.axis else None for shape in shapes]
         rest = {(*shape[: self.axis], *shape[self.axis + 1 :]) for shape in shapes}
         _require(
-            found == list(self.sizes) and len(rest) == 1,
+            lengths == list(self.sizes) and len(rest) == 1,
             f"axis {self.axis} to be {list(self.sizes)} long, found shapes {list(shapes)}",
         )
         first = shapes[0]
@@ -307,12 +307,12 @@ class SplitGroups:
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """Return the joined shape."""
         rows = [shape[0] if shape else None for shape in shapes]
-        wanted = [self.groups * size for size in self.sizes]
+        expected = [self.groups * size for size in self.sizes]
         _require(
-            rows == wanted and len({shape[1:] for shape in shapes}) == 1,
-            f"axis 0 to be {wanted} long, found shapes {list(shapes)}",
+            rows == expected and len({shape[1:] for shape in shapes}) == 1,
+            f"axis 0 to be {expected} long, found shapes {list(shapes)}",
         )
-        return [(sum(wanted), *shapes[0][1:])]
+        return [(sum(expected), *shapes[0][1:])]
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
         """Return all rows from the first to the last that the box takes, other leaves' too."""

@@ -1,4 +1,4 @@
-"""What llama.cpp has for an architecture: files of anything else are not written.
+"""Options of an architecture in llama.cpp: files of anything else are not written.
 
 Source: llama.cpp, `src/models`: the tensors that each architecture creates, and its graph.
 """
@@ -25,7 +25,7 @@ _BY_NUMBERS = frozenset({"llama3", "longrope"})
 
 @dataclass(frozen=True)
 class Engine:
-    """What the graph of an architecture does, and which tensors it loads.
+    """Operations in the graph of an architecture, and which tensors it loads.
 
     Attributes:
         options: options of the decoder -> the only values for which there are code and tensors.
@@ -47,7 +47,7 @@ LLAMA_ENGINE = Engine(wide_heads=True, scalings=_BY_NUMBERS)
 
 
 def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> DecoderConfig:
-    """The model as llama.cpp can compute it: what it has not, and changes nothing, is left out.
+    """Return the model as llama.cpp can compute it, without options that change nothing.
 
     Args:
         engine: what it has for the architecture.
@@ -95,7 +95,7 @@ def loadable(engine: Engine, config: DecoderConfig, architecture: str) -> Decode
 
 
 def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigError:
-    """The error of a model of which no GGUF file is written."""
+    """Return the error of a model of which no GGUF file is written."""
     return ConfigError(
         path=f"{config.model_type} as GGUF",
         expected=expected,
@@ -105,14 +105,14 @@ def no_gguf_file(config: DecoderConfig, expected: str, found: str) -> ConfigErro
 
 
 def _yarn_as_usual(rope: RopeConfig, head_dim: int) -> bool:
-    """Whether the bounds that llama.cpp takes, whatever a file says, make the same frequencies."""
+    """Return whether llama.cpp's own YaRN bounds give the same frequencies."""
     usual = dataclasses.replace(rope, beta_fast=None, beta_slow=None, truncate=True)
     own, expected = inverse_frequencies(rope, head_dim), inverse_frequencies(usual, head_dim)
     return bool(np.allclose(own, expected, rtol=1e-6, atol=0))
 
 
 def _windows_matter(config: DecoderConfig) -> bool:
-    """Whether a layer has a window that a text may exceed."""
+    """Return whether a layer has a window that a text may exceed."""
     window, types = config.sliding_window, config.layer_types
     some = types is None or WINDOW in types
     return window is not None and window < config.max_position_embeddings and some

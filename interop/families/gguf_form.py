@@ -60,7 +60,7 @@ _HARMLESS = frozenset({"rope.scaling.finetuned", "vocab_size"})
 
 @dataclass(frozen=True)
 class GGUFContent:
-    """What a form is told of a file.
+    """Content of a GGUF file, as a form reads it.
 
     Attributes:
         metadata: of the architecture, without its prefix.
@@ -74,7 +74,7 @@ class GGUFContent:
 
 
 def gguf_sizes(**changes: str) -> dict[str, str]:
-    """Keys that a file must have -> config.json's.
+    """Return the keys that a file must have -> config.json's.
 
     Args:
         **changes: of config.json's keys that the family calls otherwise, or does not have (""):
@@ -95,7 +95,7 @@ def gguf_sizes(**changes: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """How a family lies in a GGUF file.
+    """Mapping of a family's options to the metadata and tensors of a GGUF file.
 
     Attributes:
         architecture: as in "general.architecture".
@@ -103,7 +103,7 @@ class GGUFForm:
             [out, in].
         sizes: keys that must be there -> config.json's.
         options: keys that may be there -> config.json's.
-        told: keys of config.json that are true if the file has this tensor.
+        flags: keys of config.json that are true if the file has this tensor.
         fixed: keys of config.json that no file says.
         only: keys that must have one of these values if they are there.
         also_read: keys that `read` reads.
@@ -121,7 +121,7 @@ class GGUFForm:
     names: Names | Callable[[DecoderConfig], Names]
     sizes: Mapping[str, str] = field(default_factory=gguf_sizes)
     options: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     also_read: frozenset[str] = frozenset()
@@ -135,12 +135,12 @@ class GGUFForm:
     fits: Callable[[GGUFContent], bool] = lambda content: True
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table against GGUF's tensor names."""
+        """Return the rule table between leaves and GGUF's tensor names."""
         names = self.names if isinstance(self.names, Names) else self.names(config)
         return names.rules(config)
 
     def config(self, content: GGUFContent, model_type: str) -> dict[str, Any]:
-        """Metadata -> config.json.
+        """Return the config.json of a file's metadata.
 
         Raises:
             ConfigError: keys are missing, or ask for what the decoder does not do, or nothing
@@ -160,7 +160,7 @@ class GGUFForm:
         data = dict(self.fixed)
         data |= {self.sizes[key]: value for key, value in sizes.items()}
         data |= {name: metadata[key] for key, name in self.options.items() if key in metadata}
-        data |= {name: tensor in content.shapes for name, tensor in self.told.items()}
+        data |= {name: tensor in content.shapes for name, tensor in self.flags.items()}
         data["model_type"] = model_type
         data["tie_word_embeddings"] = "output.weight" not in content.shapes
         data["vocab_size"] = content.shapes["token_embd.weight"][0]
@@ -200,7 +200,7 @@ class GGUFForm:
         return metadata.get(_KEY, usual)
 
     def _unread(self, metadata: Mapping[str, Any]) -> list[str]:
-        """What nothing reads and may change numbers, and what has another value than it must."""
+        """Return the entries that nothing reads, and those with a value that is not supported."""
         rope = ROPE_KEYS if self.rope else frozenset()
         read = {*self.sizes, *self.options, *self.also_read, *rope}
         read |= {_KV_HEADS, _KEY, _VALUE, _TURNING}
@@ -218,7 +218,7 @@ class GGUFForm:
 
 
 def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[str]:
-    """Config.json's `layer_types`: of so many layers the last has no window, or as the file says.
+    """Return config.json's `layer_types`: every `period`-th has no window, or as the file says.
 
     Args:
         content: the file.
@@ -234,7 +234,7 @@ def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[s
 
 
 def gguf_windows(config: DecoderConfig, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata of which layers have a window, and of the base of their rotary positions.
+    """Return metadata of the layers with a window, and of the base of their rotary positions.
 
     Args:
         config: of the model.
@@ -261,13 +261,13 @@ def refuse_own_head(content: GGUFContent, architecture: str) -> None:
 
 
 def _one(key: str, value: Any) -> Any:
-    """A number that is told for each layer, and is the same for all."""
+    """Return a list of equal numbers, one for each layer, as one number; else the value itself."""
     alike = isinstance(value, list) and value and all(number == value[0] for number in value)
     return value[0] if alike and key != _PATTERN else value
 
 
 def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
-    """Keys whose values can't be calculated with."""
+    """Return the keys whose values are no numbers where numbers are needed."""
     problems = []
     for key, value in sorted(metadata.items()):
         number = isinstance(value, int | float) and (key not in _SIZES or value >= 1)
@@ -277,7 +277,7 @@ def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _share(turning: int, size: int) -> float:
-    """So much of a head that `turning` of its dimensions turn, whole numbers being cut off."""
+    """Return the share of a head that gives `turning` rotated dimensions, cut to an integer."""
     share = turning / size
     return share if int(size * share) == turning else (turning + 0.5) / size
 

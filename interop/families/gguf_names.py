@@ -1,4 +1,4 @@
-"""What llama.cpp calls a decoder's layers, and how its converter changes their tensors.
+"""Names that llama.cpp gives a decoder's layers, and its converter's changes to tensors.
 
 Source: the package `gguf`; llama.cpp's converter.
 """
@@ -26,52 +26,52 @@ FUSED_MLP = Fused("ffn_up", ("mlp/gate_proj", "mlp/up_proj"))
 
 @dataclass(frozen=True)
 class Plus:
-    """Theirs is ours plus a number."""
+    """Tensors that are the leaves plus a number."""
 
     number: float
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """Theirs without it."""
+        """Subtract the number."""
         return [array - array.dtype.type(self.number) for array in tensors]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """Ours with it."""
+        """Add the number."""
         return [array + array.dtype.type(self.number) for array in leaves]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         return list(shapes)
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Unchanged."""
+        """Return the shapes unchanged."""
         return list(shapes)
 
     def box_reads(self, shapes: Sequence[Shape], leaf: int, box: Box) -> BoxReads:
-        """The same box."""
+        """Return the same box."""
         return BoxReads(((leaf, box),), lambda arrays: self.from_hf(arrays)[0])
 
 
 @dataclass(frozen=True)
 class Column(Op):
-    """A layer with one output: ours [in, 1], theirs [1, in], or [in] as older converters wrote."""
+    """Layer with one output: leaf [in, 1], tensor [1, in], or [in] as older converters wrote."""
 
     def from_hf(self, tensors: Sequence[Array]) -> list[Array]:
-        """A column."""
+        """Return each tensor as a column."""
         return [array.reshape(-1, 1) for array in tensors]
 
     def to_hf(self, leaves: Sequence[Array]) -> list[Array]:
-        """A row."""
+        """Return each leaf as a row."""
         return [array.reshape(1, -1) for array in leaves]
 
     def leaf_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """A column's."""
+        """Return the shape of each column."""
         for shape in shapes:
             if len(shape) != 1 and (len(shape) != 2 or shape[0] != 1):
                 raise ValueError(f"one row, found shape {shape}")
         return [(shape[-1], 1) for shape in shapes]
 
     def tensor_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """A row's."""
+        """Return the shape of each row."""
         return [(1, shape[0]) for shape in shapes]
 
 
@@ -108,7 +108,7 @@ _EACH = ("gate", "up", "down")
 
 
 def gguf_names(**changes: Any) -> Names:
-    """llama.cpp's names of a decoder's layers.
+    """Return llama.cpp's names of a decoder's layers.
 
     Args:
         **changes: other attributes of `Names`; to those that map, these are added.

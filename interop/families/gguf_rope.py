@@ -38,7 +38,7 @@ def rope_from_gguf(
     shapes: Mapping[str, Shape],
     where: str,
 ) -> dict[str, Any]:
-    """What config.json has in `rope_parameters`, but for the share of a head that turns.
+    """Return `rope_parameters` of config.json, without the share of a head that turns.
 
     Args:
         metadata: of the architecture, without its prefix.
@@ -83,7 +83,7 @@ def rope_from_gguf(
 
 
 def rope_to_gguf(rope: RopeConfig, head_dim: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What a file says of rotary positions: metadata of the architecture, and tensors.
+    """Return the metadata and tensors of a file that describe rotary positions.
 
     What no file can say is left out; whoever reads it again sees that.
 
@@ -137,7 +137,7 @@ def _longrope(
 
 
 def _llama3(divisors: Array, theta: float) -> RopeConfig | None:
-    """Llama 3's scaling, which a GGUF keeps only as the numbers that come out of it.
+    """Return Llama 3's scaling, which a GGUF keeps only as divisors of the frequencies.
 
     Only the factor differs between the models of that generation; it divides the longest wave.
     """

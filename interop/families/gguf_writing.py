@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model, made of the tables that read such files.
+"""Metadata and tensors of a GGUF file, made of the tables that read such files.
 
 Nothing is taken on trust: what is made is read again, and a model of which a file would say
 something else is refused.
@@ -35,7 +35,7 @@ _CLOSE = 1e-6  # numbers of metadata have 32 bits
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """What a file says of its model.
+    """Metadata and tensors that describe a model in a GGUF file.
 
     Attributes:
         architecture: as in "general.architecture".
@@ -49,7 +49,7 @@ class GGUFModel:
 
 
 def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
-    """The metadata of a model's file.
+    """Return the metadata of a model's file.
 
     Args:
         config: of the model.
@@ -81,12 +81,12 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
 
 
 def gguf_head_is_written(config: DecoderConfig) -> bool:
-    """Whether a model's file has its embedding twice, for llama.cpp loads none without a head."""
+    """Return whether a file has the embedding twice, as llama.cpp loads none without a head."""
     return config.tie_word_embeddings and _form(config).engine.needs_head
 
 
 def gguf_rules(config: DecoderConfig) -> RuleTable:
-    """The table between a model's leaves and the tensors of its GGUF file.
+    """Return the rule table between a model's leaves and the tensors of its GGUF file.
 
     Raises:
         ConfigError: its family has no GGUF files.
@@ -133,7 +133,7 @@ def _check(
 
 
 def _plain(config: DecoderConfig) -> dict[str, Any]:
-    """The options that change numbers, each as it is meant where it is left out."""
+    """Return the options that change numbers, with defaults filled in."""
     left_out = OURS_ALONE | _SAID_ELSEWHERE | _NO_NUMBERS
     names = [field.name for field in dataclasses.fields(config) if field.name not in left_out]
     options = {name: getattr(config, name) for name in names}
@@ -151,7 +151,7 @@ def _plain(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _own_attention_factor(rope: RopeConfig) -> float | None:
-    """What cosines and sines are multiplied by, if that does not follow from the scaling."""
+    """Return the factor of cosines and sines, if it does not follow from the scaling."""
     usual = dataclasses.replace(rope, attention_factor=None)
     said = rope.attention_factor
     follows = said is not None and np.isclose(said, attention_factor(usual), rtol=_CLOSE, atol=0)
@@ -165,7 +165,7 @@ def _as_stored(value: Any) -> Any:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether two options are the same, but for what 32 bits of a number leave of them."""
+    """Return whether two options are equal up to rounding to float32."""
     if dataclasses.is_dataclass(first) and type(first) is type(second):
         names = [field.name for field in dataclasses.fields(first)]
         return all(_alike(getattr(first, name), getattr(second, name)) for name in names)

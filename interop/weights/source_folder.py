@@ -61,9 +61,9 @@ class SourceFolder:
             return None
         files, rel = self.locate(name)
         with files.open_read(rel) as stream:
-            found = stream.read()
-        refuse_pointer(found, f"{self.uri}/{name}")
-        return found
+            content = stream.read()
+        refuse_pointer(content, f"{self.uri}/{name}")
+        return content
 
 
 def refuse_hub_options(found: str, **options: object) -> None:

@@ -88,8 +88,8 @@ class RenamedTensors:
 
 def has_text_model(data: Mapping[str, Any]) -> bool:
     """Return whether config.json has a text model and more, and is not of a class of ours."""
-    known = data.get("model_type") in AutoEasyDeLConfig.known_model_types()
-    return isinstance(data.get(_TEXT_CONFIG), Mapping) and not known
+    is_own = data.get("model_type") in AutoEasyDeLConfig.known_model_types()
+    return isinstance(data.get(_TEXT_CONFIG), Mapping) and not is_own
 
 
 def text_config(data: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -146,15 +146,17 @@ def text_tensors(weights: RowSource, path: str) -> RenamedTensors:
     Raises:
         ConversionError: there are none, or they are named in two ways.
     """
-    found = {prefix for prefix in _PREFIXES for name in weights.shapes if name.startswith(prefix)}
-    if len(found) != 1:
+    prefixes = {
+        prefix for prefix in _PREFIXES for name in weights.shapes if name.startswith(prefix)
+    }
+    if len(prefixes) != 1:
         raise ConversionError(
             path=path,
             expected=f"tensors of a text model below {' or '.join(_PREFIXES)}",
-            found="some below each" if found else f"{len(weights.shapes)} others",
+            found="some below each" if prefixes else f"{len(weights.shapes)} others",
             next_step="take the folder as it was published, or save it with transformers anew",
         )
-    (prefix,) = found
+    (prefix,) = prefixes
     names = {}
     for name in weights.shapes:
         if name.startswith(prefix):

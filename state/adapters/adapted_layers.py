@@ -49,10 +49,10 @@ def can_be_adapted(layer: Any) -> bool:
     """
     if isinstance(layer, _AdaptedCall):
         return True
-    known = next((kind for kind in LAYER_TYPES if isinstance(layer, kind)), None)
+    layer_type = next((kind for kind in LAYER_TYPES if isinstance(layer, kind)), None)
     return (
-        known is not None
-        and type(layer).__call__ is known.__call__
+        layer_type is not None
+        and type(layer).__call__ is layer_type.__call__
         and getattr(layer, "dot_general", None) in (None, jax.lax.dot_general)
         and getattr(layer, "dot_general_cls", None) is None
         and getattr(layer, "einsum_op", None) in (None, jnp.einsum)
@@ -96,11 +96,11 @@ def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
 def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
     """Return an attribute with layers replaced, also in lists, tuples and dicts; else itself."""
     if isinstance(value, dict):
-        entries = {key: _with_successors(one, successors) for key, one in value.items()}
-        return entries if any(entries[key] is not one for key, one in value.items()) else value
+        entries = {key: _with_successors(entry, successors) for key, entry in value.items()}
+        return entries if any(entries[key] is not entry for key, entry in value.items()) else value
     if isinstance(value, list | tuple):
-        items = [_with_successors(one, successors) for one in value]
-        if all(new is one for new, one in zip(items, value, strict=True)):
+        items = [_with_successors(entry, successors) for entry in value]
+        if all(new is entry for new, entry in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return successors.get(id(value), value)
@@ -108,9 +108,9 @@ def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
 
 def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
     """Return a shallow copy of a layer, as `copy.copy` makes it, of another class."""
-    made = object.__new__(layer_class)
-    vars(made).update(vars(layer))
-    return made
+    copy = object.__new__(layer_class)
+    vars(copy).update(vars(layer))
+    return copy
 
 
 @functools.cache
@@ -265,19 +265,21 @@ def rounded_activations(product: Product, method: Method, inputs: jax.Array, arr
     """
     import qwix
 
-    made = qwix.quantize(
+    rounded = qwix.quantize(
         inputs,
         method.activation,
         calibration_method=method.calibration,
         **_activation_groups(product, method, array),
     )
-    if made.zero_point is not None or not jnp.issubdtype(made.qvalue.dtype, jnp.signedinteger):
-        return made
+    if rounded.zero_point is not None or not jnp.issubdtype(
+        rounded.qvalue.dtype, jnp.signedinteger
+    ):
+        return rounded
     # Qwix puts the largest input at half a step beyond the last code. A largest one that is
     # negative would round to -128 or to -127 as the noise of a sum has it; so both are -127.
-    lowest = -jnp.iinfo(made.qvalue.dtype).max
-    wide = jnp.maximum(made.qvalue.astype(jnp.int8), jnp.int8(lowest))
-    return dataclasses.replace(made, qvalue=wide.astype(made.qvalue.dtype))
+    lowest = -jnp.iinfo(rounded.qvalue.dtype).max
+    wide = jnp.maximum(rounded.qvalue.astype(jnp.int8), jnp.int8(lowest))
+    return dataclasses.replace(rounded, qvalue=wide.astype(rounded.qvalue.dtype))
 
 
 def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:

@@ -51,15 +51,15 @@ def adaptable_layers(model: Any) -> Layers:
     left out. So are a kernel that several layers share, a kernel stacked of several layers', and a
     layer with a `dot_general` of its own.
     """
-    found: Layers = []
+    layers: Layers = []
     owners: Counter[int] = Counter()
     for path, module in nnx.iter_modules(model):
         owners.update(
             id(value) for value in vars(module).values() if isinstance(value, nnx.Variable)
         )
         if can_be_adapted(module):
-            found.append(("/".join(map(str, path)), module))
-    return [(path, layer) for path, layer in found if owners[id(layer.kernel)] <= 1]
+            layers.append(("/".join(map(str, path)), module))
+    return [(path, layer) for path, layer in layers if owners[id(layer.kernel)] <= 1]
 
 
 def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
@@ -226,8 +226,8 @@ def _condensed(paths: list[str]) -> list[str]:
         shape = tuple("*" if part.isdigit() else part for part in parts)
         numbers.setdefault(shape, []).append([int(part) for part in parts if part.isdigit()])
     lines = []
-    for shape, found in numbers.items():
-        spans = iter([(min(column), max(column)) for column in zip(*found, strict=True)])
+    for shape, rows in numbers.items():
+        spans = iter([(min(column), max(column)) for column in zip(*rows, strict=True)])
         parts = []
         for part in shape:
             low, high = next(spans) if part == "*" else (0, 0)

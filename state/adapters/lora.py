@@ -90,8 +90,8 @@ class LoraSettings:
         Raises:
             ArgumentError: if something is missing, unknown or wrong.
         """
-        made: Self = settings_from_dict(cls, data)
-        return made
+        settings: Self = settings_from_dict(cls, data)
+        return settings
 
 
 def make_adapters(
@@ -124,16 +124,16 @@ def make_adapters(
         dtype = floating_dtype(settings.dtype, argument="lora_dtype")
     initial = _starting_pair(shapes[0], shapes[1], dtype, inputs)
     words = jax.random.key_data(key)
-    made: tuple[Any, Any]
+    arrays: tuple[Any, Any]
     if isinstance(value, jax.ShapeDtypeStruct):
-        made = jax.eval_shape(initial, words)
+        arrays = jax.eval_shape(initial, words)
     elif places is None or isinstance(words, jax.core.Tracer):
-        made = jax.jit(initial)(words)
+        arrays = jax.jit(initial)(words)
     else:
         # As NumPy, a key is the same input on every process.
-        made = jax.jit(initial, out_shardings=places)(np.asarray(words))
+        arrays = jax.jit(initial, out_shardings=places)(np.asarray(words))
     pair = []
-    for array, letters in zip(made, product.adapters, strict=True):
+    for array, letters in zip(arrays, product.adapters, strict=True):
         axes = None if by_letter is None else tuple(by_letter.get(letter) for letter in letters)
         pair.append(nnx.LoRAParam(array) if axes is None else nnx.LoRAParam(array, axes=axes))
     return pair[0], pair[1]

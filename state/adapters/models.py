@@ -58,12 +58,12 @@ def build_model(
     Raises:
         ArgumentError: if quantization or adapters don't fit the model.
     """
-    given = {
+    options = {
         name: np.dtype(settings[name]) if name != "precision" else settings[name]
         for name in _CONSTRUCTOR
         if settings.get(name) is not None
     }
-    model = model_class(config=config, rngs=rngs, **given)
+    model = model_class(config=config, rngs=rngs, **options)
     if settings.get("quantization"):
         quantization = QuantizationSettings.from_dict(settings["quantization"])
         model.quantize(quantization.method, quantization.group_size, quantization.pattern)

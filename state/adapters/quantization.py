@@ -113,8 +113,8 @@ class QuantizationSettings:
         Raises:
             ArgumentError: if something is missing, unknown or wrong.
         """
-        made: Self = settings_from_dict(cls, data)
-        return made
+        settings: Self = settings_from_dict(cls, data)
+        return settings
 
 
 def settings_from_dict(settings_class: Any, data: Mapping[str, Any]) -> Any:

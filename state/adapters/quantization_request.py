@@ -50,14 +50,14 @@ class QuantizationRequest:
                 "quantization_pattern": (self.pattern, None),
                 "quantization_platform": (self.platform, None),
             }
-            given = [
+            changed = [
                 f"{name}={value!r}" for name, (value, usual) in without.items() if value != usual
             ]
-            if given:
+            if changed:
                 raise ArgumentError(
-                    path=given[0].partition("=")[0],
+                    path=changed[0].partition("=")[0],
                     expected="quantization_method with it",
-                    found=f"{', '.join(given)} and quantization_method=None",
+                    found=f"{', '.join(changed)} and quantization_method=None",
                 )
             return
         settings = self.settings
@@ -90,17 +90,17 @@ class QuantizationRequest:
             return False
         if not stored:
             return True
-        wanted, known = self.settings, QuantizationSettings.from_dict(stored)
+        requested, own = self.settings, QuantizationSettings.from_dict(stored)
         same = (
-            wanted.method == known.method
-            and self.block_size in (DEFAULT_BLOCK_SIZE, known.group_size)
-            and self.pattern in (None, known.pattern)
+            requested.method == own.method
+            and self.block_size in (DEFAULT_BLOCK_SIZE, own.group_size)
+            and self.pattern in (None, own.pattern)
         )
         if not same:
             raise ArgumentError(
                 path="quantization_method",
-                expected=f"{path} as it is quantized: {known.to_dict()}",
-                found=str(wanted.to_dict()),
+                expected=f"{path} as it is quantized: {own.to_dict()}",
+                found=str(requested.to_dict()),
                 next_step="leave the quantization arguments out, or load a floating checkpoint",
             )
         return False
@@ -112,19 +112,20 @@ def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings
     pack_kernel(layer, settings)
 
 
-def filled(model: Any, found: Mapping[str, Any], settings: QuantizationSettings) -> Any:
+def filled(model: Any, placed: Mapping[str, Any], settings: QuantizationSettings) -> Any:
     """Return a model whose layers are already quantized, with its other leaves set by path."""
     model.quantization = settings
     graphdef, state = nnx.split(model)
-    leaves = [found.get(named.path, named.leaf) for named in named_leaves(state)]
+    leaves = [placed.get(named.path, named.leaf) for named in named_leaves(state)]
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
 
 def _check_platform(platform: EasyDeLPlatforms) -> None:
-    found = jax.default_backend()
-    if platform not in (EasyDeLPlatforms.JAX, found):
+    backend = jax.default_backend()
+    if platform not in (EasyDeLPlatforms.JAX, backend):
         raise ArgumentError(
             path="quantization_platform",
-            expected=f"'jax' or {found!r}: weights are quantized by JAX, on the devices they go to",
+            expected=f"'jax' or {backend!r}: weights are quantized by JAX, on the devices they go "
+            "to",
             found=repr(str(platform)),
         )

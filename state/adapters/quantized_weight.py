@@ -102,20 +102,20 @@ class QuantizedWeight(nnx.Pytree):
         value = param.get_value()
         run = _quantizer(tuple(contracted), value.shape, settings.method, settings.group_size)
         if isinstance(value, jax.ShapeDtypeStruct):
-            made = jax.eval_shape(run, value)
+            quantized = jax.eval_shape(run, value)
         elif not isinstance(place := sharding_of(value), NamedSharding):
-            made = jax.jit(run)(value)
+            quantized = jax.jit(run)(value)
         else:
-            made = _sharded(run, place, value.shape, value.dtype, tuple(contracted))(value)
+            quantized = _sharded(run, place, value.shape, value.dtype, tuple(contracted))(value)
             # One at a time: programs that exchange parts, many in flight, block each other on CPU.
-            jax.block_until_ready(made)
+            jax.block_until_ready(quantized)
         names = axes_of(param)
-        qvalue = PackedParam.from_metadata(made.qvalue, dict(param.get_metadata()))
-        scale = PackedParam(made.scale)
+        qvalue = PackedParam.from_metadata(quantized.qvalue, dict(param.get_metadata()))
+        scale = PackedParam(quantized.scale)
         if names is not None:
-            shapes = np.shape(made.qvalue), np.shape(made.scale)
+            shapes = np.shape(quantized.qvalue), np.shape(quantized.scale)
             scale.set_metadata("axes", scale_axes(names, *shapes))
-        packed = type(made)(qvalue=qvalue, scale=scale, qtype=made.qtype)
+        packed = type(quantized)(qvalue=qvalue, scale=scale, qtype=quantized.qtype)
         return cls(settings.method, packed)
 
     def unpack(self) -> nnx.Param[Any]:
@@ -123,13 +123,13 @@ class QuantizedWeight(nnx.Pytree):
         array = self.arrays()
         value = array.qvalue
         if isinstance(value, jax.ShapeDtypeStruct):
-            made = jax.eval_shape(dequantize, array)
+            floating = jax.eval_shape(dequantize, array)
         elif isinstance(place := sharding_of(value), NamedSharding):
-            made = jax.block_until_ready(jax.jit(dequantize, out_shardings=place)(array))
+            floating = jax.block_until_ready(jax.jit(dequantize, out_shardings=place)(array))
         else:
-            made = jax.jit(dequantize)(array)
+            floating = jax.jit(dequantize)(array)
         param: nnx.Param[Any] = nnx.Param.from_metadata(
-            made, dict(self.array.qvalue.get_metadata())
+            floating, dict(self.array.qvalue.get_metadata())
         )
         return param
 
@@ -165,18 +165,18 @@ def dequantize(array: Any) -> jax.Array:
     import qwix
 
     with qwix_numerics():
-        made: jax.Array
+        floating: jax.Array
         if array.qtype != "nf4":
-            made = qwix.dequantize(array)
-            return made
+            floating = qwix.dequantize(array)
+            return floating
         values = jnp.asarray(_nf4_table())[array.qvalue.astype(jnp.int32)]
         values = values.astype(array.scale.dtype)
         whole, grouped = [], []
         for length, groups in zip(values.shape, array.scale.shape, strict=True):
             whole += [groups, length // groups]
             grouped += [groups, 1]
-        made = (values.reshape(whole) * array.scale.reshape(grouped)).reshape(values.shape)
-        return made
+        floating = (values.reshape(whole) * array.scale.reshape(grouped)).reshape(values.shape)
+        return floating
 
 
 @functools.cache
@@ -247,8 +247,8 @@ def _sharded(
                 local[other] = both
                 break
 
-    def spec(leaf: Any, wanted: Sequence[Any]) -> PartitionSpec:
-        pairs = zip(wanted, leaf.shape, strict=True)
+    def spec(leaf: Any, target: Sequence[Any]) -> PartitionSpec:
+        pairs = zip(target, leaf.shape, strict=True)
         return short_spec(
             entry if length % _parts(place, entry) == 0 else None for entry, length in pairs
         )

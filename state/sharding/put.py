@@ -48,13 +48,15 @@ def put_tree(tree: Any, places: Any) -> Any:
         ShardingError: processes have different values; on every process.
     """
     leaves, structure = jax.tree.flatten(tree)
-    wanted = jax.tree.leaves(places)
-    spread = [leaf for leaf, place in zip(leaves, wanted, strict=True) if _is_spread(leaf, place)]
+    shardings = jax.tree.leaves(places)
+    spread = [
+        leaf for leaf, place in zip(leaves, shardings, strict=True) if _is_spread(leaf, place)
+    ]
     if not spread:
         return jax.device_put(tree, places)
     # `jax.device_put` would compare them by sending every leaf of every process to all others.
     agreement.all_or_none(_checksums, spread, same=_as_values, error=ShardingError)
-    placed = [put_leaf(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
+    placed = [put_leaf(leaf, place) for leaf, place in zip(leaves, shardings, strict=True)]
     return jax.tree.unflatten(structure, placed)
 
 

@@ -91,16 +91,16 @@ def placement_of(state: Any) -> Placement | None:
     """Return where a state's leaves are, if that differs from the plan; else None."""
     model = (state.graphstate, state.graphother)
     mesh = mesh_of(model)
-    found = _specs(jax.tree.leaves(model), mesh)
-    if found is None or mesh is None:
+    specs = _specs(jax.tree.leaves(model), mesh)
+    if specs is None or mesh is None:
         return None
-    placed = found if found != _planned(state, mesh) else None
+    placed = specs if specs != _planned(state, mesh) else None
     optimizer = _specs(jax.tree.leaves(state.opt_state), mesh)
     if optimizer is not None:
-        mirrored = optimizer_shardings(state.opt_state, _with_specs(state.graphstate, found, mesh))
+        mirrored = optimizer_shardings(state.opt_state, _with_specs(state.graphstate, specs, mesh))
         if optimizer == _specs(_as_leaves(mirrored), mesh):
             optimizer = None
-    params = _with_specs(state.graphstate, found, mesh)
+    params = _with_specs(state.graphstate, specs, mesh)
     mirrored = jax.tree.leaves(optimizer_shardings(state.added_fields, params))
     own = jax.tree.leaves(state.added_fields)
     fields = tuple(_spec(leaf, mesh) for leaf in own)
@@ -123,12 +123,14 @@ def _kept(state: Any, mesh: AbstractMesh) -> Any:
     updates = {"graphstate": graphstate, "graphother": graphother}
     if state.opt_state is not None:
         moments, structure = jax.tree.flatten(state.opt_state)
-        wanted: Sequence[PartitionSpec] | None = placement.optimizer
-        if wanted is None or len(wanted) != len(moments):
+        moment_specs: Sequence[PartitionSpec] | None = placement.optimizer
+        if moment_specs is None or len(moment_specs) != len(moments):
             params = _with_specs(state.graphstate, specs, mesh)
             places = _as_leaves(optimizer_shardings(state.opt_state, params))
-            wanted = [place.spec for place in places]
-        kept = [_constrained(leaf, spec, mesh) for leaf, spec in zip(moments, wanted, strict=True)]
+            moment_specs = [place.spec for place in places]
+        kept = [
+            _constrained(leaf, spec, mesh) for leaf, spec in zip(moments, moment_specs, strict=True)
+        ]
         updates["opt_state"] = jax.tree.unflatten(structure, kept)
     added, structure = jax.tree.flatten(state.added_fields)
     if added:

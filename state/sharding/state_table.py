@@ -20,17 +20,19 @@ def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str,
         parts: Its trees by name; one without leaves is left out.
         facts: Further rows for the head of the table.
     """
-    found = {name: named_leaves(tree) for name, tree in parts.items()}
-    leaves = [(name, leaf) for name, part in found.items() for leaf in part]
-    sizes = [(name, sum(leaf_bytes(one.leaf) for one in part)) for name, part in found.items()]
+    leaves_of = {name: named_leaves(tree) for name, tree in parts.items()}
+    leaves = [(name, leaf) for name, part in leaves_of.items() for leaf in part]
+    sizes = [
+        (name, sum(leaf_bytes(named.leaf) for named in part)) for name, part in leaves_of.items()
+    ]
     return html_table(
         title,
         [
             *facts,
             *(
-                (name, f"{len(found[name]):,} leaves, {size_cell(nbytes)}")
+                (name, f"{len(leaves_of[name]):,} leaves, {size_cell(nbytes)}")
                 for name, nbytes in sizes
-                if found[name]
+                if leaves_of[name]
             ),
         ],
         ("part", "leaf", "dtype", "shape", "size", "sharding", "per device"),
@@ -48,6 +50,8 @@ def _cells(leaf: Any) -> tuple[object, ...]:
     traced = isinstance(leaf, jax.core.Tracer)
     sharding = None if traced else getattr(leaf, "sharding", None)
     spec = getattr(sharding, "spec", None)
-    told = str(tuple(spec)) if spec is not None else type(sharding).__name__ if sharding else None
+    placement = (
+        str(tuple(spec)) if spec is not None else type(sharding).__name__ if sharding else None
+    )
     part = leaf if sharding is None else jax.ShapeDtypeStruct(sharding.shard_shape(shape), dtype)
-    return dtype, tuple(shape), size_cell(nbytes), told, size_cell(leaf_bytes(part))
+    return dtype, tuple(shape), size_cell(nbytes), placement, size_cell(leaf_bytes(part))

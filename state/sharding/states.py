@@ -155,17 +155,17 @@ class StateShardingMixin:
             TreeStructureError: if the trees differ.
         """
         leaves, structure = jax.tree.flatten(self)
-        wanted = _places_of(shape, self)
-        placed = [_placed(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
+        shardings = _places_of(shape, self)
+        placed = [_placed(leaf, place) for leaf, place in zip(leaves, shardings, strict=True)]
         restored: Self = jax.tree.unflatten(structure, placed)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            known = [
+            abstract = [
                 leaf
                 if place is None
                 else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-                for leaf, place in zip(leaves, wanted, strict=True)
+                for leaf, place in zip(leaves, shardings, strict=True)
             ]
-            placement = placement_of(jax.tree.unflatten(structure, known))
+            placement = placement_of(jax.tree.unflatten(structure, abstract))
             whole: Any = restored
             noted: Self = dataclasses.replace(whole, placement=placement)
             return noted
@@ -285,13 +285,13 @@ def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
     own = named_leaves(state)
     problems = []
     try:
-        given = structure.flatten_up_to(shape)
+        places = structure.flatten_up_to(shape)
     except ValueError:
         # Static parts may differ (another optimizer object, say): paths tell the leaves.
         by_path = {named.path: named.leaf for named in named_leaves(shape)}
-        given = [by_path.pop(named.path, _MISSING) for named in own]
+        places = [by_path.pop(named.path, _MISSING) for named in own]
         problems = [f"{path}: unexpected" for path in by_path]
-    for named, place in zip(own, given, strict=True):
+    for named, place in zip(own, places, strict=True):
         if place is _MISSING:
             problems.append(f"{named.path}: missing")
         elif (
@@ -312,5 +312,5 @@ def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
         )
     return [
         place if place is None or isinstance(place, Sharding) else getattr(place, "sharding", None)
-        for place in given
+        for place in places
     ]

@@ -130,7 +130,7 @@ FAMILY = Family(
         "falcon",
         _gguf_names,
         sizes=gguf_sizes(intermediate_size="ffn_hidden_size", layer_norm="layer_norm_epsilon"),
-        told={"bias": "blk.0.attn_qkv.bias"},
+        flags={"bias": "blk.0.attn_qkv.bias"},
         only={"tensor_data_layout": ("jploski",)},
         fixed={"new_decoder_architecture": True},  # which says its groups and norms
         read=lambda content, data: {

@@ -52,7 +52,7 @@ FAMILY = Family(
     GGUFForm(
         "glm4",
         gguf_names(fused=(FUSED_MLP,), ops=_PAIRS),
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         part_turns=True,
         engine=Engine(wide_heads=True),
     ),

@@ -78,7 +78,7 @@ FAMILY = Family(
         gguf_names(fused=(FUSED_QKV,)),
         sizes=gguf_sizes(layer_norm="layer_norm_eps"),
         options={"use_parallel_residual": "use_parallel_residual"},
-        told={"attention_bias": "blk.0.attn_qkv.bias"},
+        flags={"attention_bias": "blk.0.attn_qkv.bias"},
         heads=None,
         head_dim=None,
         part_turns=True,

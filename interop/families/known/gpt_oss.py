@@ -140,7 +140,7 @@ FAMILY = Family(
             "expert_feed_forward_length": "intermediate_size",
             "expert_used_count": "num_experts_per_tok",
         },
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length", _CUT}),
         only={"expert_gating_func": (3,)},  # the softmax of those that are chosen
         read=_read_gguf,

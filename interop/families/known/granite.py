@@ -58,7 +58,7 @@ FAMILY = Family(
             "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier",
         },
-        told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
         only={"rope.scaling.finetuned": (True,)},  # of this architecture: whether heads turn
         engine=LLAMA_ENGINE,
     ),

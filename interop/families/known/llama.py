@@ -41,7 +41,7 @@ FAMILY = Family(
     GGUFForm(
         "llama",
         gguf_names(ops=ROTARY_PAIRS),
-        told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
         only={"attention.sliding_window": (0,), "tensor_data_layout": ("Meta AI original pth",)},
         fits=_plain,
         engine=LLAMA_ENGINE,

@@ -27,7 +27,7 @@ FAMILY = Family(
     GGUFForm(
         "olmo2",
         gguf_names(),
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         fits=lambda content: not content.metadata.get("attention.sliding_window"),
         engine=Engine({"attention_bias": (False,)}, needs_head=True),
     ),

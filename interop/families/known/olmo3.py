@@ -96,7 +96,7 @@ FAMILY = Family(
         gguf_names(),
         options={"attention.sliding_window": "sliding_window"},
         also_read=frozenset({"attention.sliding_window_pattern", GGUF_WINDOW_BASE}),
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         read=_read_gguf,
         write=gguf_windows,
         fits=lambda content: bool(content.metadata.get("attention.sliding_window")),

@@ -96,7 +96,7 @@ FAMILY = Family(
             "expert_feed_forward_length": "moe_intermediate_size",
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
-        told={"qkv_bias": "blk.0.attn_q.bias"},
+        flags={"qkv_bias": "blk.0.attn_q.bias"},
         fixed={"norm_topk_prob": False},
         only={"expert_weights_norm": (False,)},
         engine=Engine(needs_head=True),

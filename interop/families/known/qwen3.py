@@ -40,7 +40,7 @@ FAMILY = Family(
     GGUFForm(
         "qwen3",
         gguf_names(),
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         engine=Engine({"attention_bias": (False,)}, wide_heads=True),
     ),
 )

@@ -86,7 +86,7 @@ FAMILY = Family(
             "expert_used_count": "num_experts_per_tok",
             "expert_feed_forward_length": "moe_intermediate_size",
         },
-        told={"attention_bias": "blk.0.attn_q.bias"},
+        flags={"attention_bias": "blk.0.attn_q.bias"},
         fixed={"norm_topk_prob": True},
         only={"expert_weights_norm": (True,)},
         engine=Engine({"attention_bias": (False,)}, wide_heads=True),

@@ -61,7 +61,7 @@ FAMILY = Family(
         "stablelm",
         gguf_names(),
         sizes=gguf_sizes(layer_norm="layer_norm_eps"),
-        told={"qk_layernorm": "blk.0.attn_q_norm.weight", "use_qkv_bias": "blk.0.attn_q.bias"},
+        flags={"qk_layernorm": "blk.0.attn_q_norm.weight", "use_qkv_bias": "blk.0.attn_q.bias"},
         # The key is true in files of models whose config.json did not say: the norm decides.
         also_read=frozenset({"use_parallel_residual"}),
         read=lambda content, data: {

@@ -1,4 +1,4 @@
-"""Reads GGUF files: metadata as a config, tensors dequantized one by one.
+"""Reader of GGUF files: metadata as a config, tensors dequantized one by one.
 
 Source: ggml's GGUF specification, version 3; the `gguf` package reads and dequantizes.
 """
@@ -42,7 +42,7 @@ _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"
 
 
 class GGUFFile:
-    """One GGUF file, memory-mapped: a source of weights and of a config.
+    """GGUF file, memory-mapped: a source of weights and of a config.
 
     Attributes:
         path: the file.
@@ -50,7 +50,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens the file and checks that every tensor can be dequantized.
+        """Open the file and check that every tensor can be dequantized.
 
         Raises:
             NotFoundError: there is no such file.
@@ -99,21 +99,21 @@ class GGUFFile:
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """The dtype that `read` gives each tensor: float32 for all."""
+        """Dtype that `read` gives each tensor: float32 for all."""
         return dict.fromkeys(self.shapes, np.dtype(np.float32))
 
     def read(self, name: str) -> Array:
-        """One tensor, dequantized to float32."""
+        """Return one tensor, dequantized to float32."""
         tensor = self._tensors[name]
         values: Array = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         return values.reshape(self.shapes[name])
 
     def cover(self, name: str, box: Box) -> Box:
-        """All of the tensor."""
+        """Return the box of the whole tensor."""
         return whole_box(self.shapes[name])
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
-        """Boxes of one tensor, which is dequantized whole, and once."""
+        """Return boxes of one tensor, which is dequantized whole, and once."""
         values = self.read(name)
         return [values[box] for box in boxes]
 
@@ -127,7 +127,7 @@ class GGUFFile:
         }
 
     def config(self) -> DecoderConfig:
-        """The model's config, special token ids included.
+        """Return the model's config, special token ids included.
 
         Raises:
             ConfigError: an architecture that is unknown here, keys that are missing or that nothing
@@ -153,11 +153,11 @@ class GGUFFile:
         return DecoderConfig(**family.read_options(data))
 
     def rules(self, config: DecoderConfig) -> RuleTable:
-        """The family's table against GGUF's tensor names."""
+        """Return the family's rule table for GGUF's tensor names."""
         return _form(get_family(config.model_type)).rules(config)
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer as transformers writes it; {} if transformers is not installed.
+        """Return the tokenizer as transformers writes it; {} if transformers is not installed.
 
         It is left out, with a warning that says why, if transformers does not make one of what the
         file says.
@@ -210,7 +210,7 @@ class GGUFFile:
         )
 
     def _named_templates(self) -> dict[str, str]:
-        """Chat templates beside the usual one, by name."""
+        """Return the chat templates beside the usual one, by name."""
         start = f"{_TEMPLATE}."
         templates = {
             name: template for name, template in self._fields.items() if name.startswith(start)
@@ -221,7 +221,7 @@ class GGUFFile:
         }
 
     def _check_alignment(self, start: int) -> None:
-        """Whether tensors lie as the file says: another alignment would shift all numbers.
+        """Check the alignment that the file gives: another one would shift all numbers.
 
         Args:
             start: byte with which the tensors begin.
@@ -301,7 +301,7 @@ def _form(family: Family) -> GGUFForm:
 
 @functools.cache
 def _dequantizes(kind: Any) -> bool:
-    """Whether the package dequantizes a type: it has no list of them, so that a block is tried."""
+    """Return whether the package dequantizes a type: it lists none, so one block is tried."""
     gguf = gguf_package()
     _, nbytes = gguf.GGML_QUANT_SIZES[kind]
     try:
@@ -313,7 +313,7 @@ def _dequantizes(kind: Any) -> bool:
 
 @functools.cache
 def _reader_class(gguf: Any) -> Any:
-    """The package's reader, over a plain array.
+    """Return the package's reader class, over a plain array.
 
     It takes a vocabulary apart with some slices for every word, which are slow of a `np.memmap`.
     """
@@ -331,7 +331,7 @@ def _reader_class(gguf: Any) -> Any:
 
 
 def gguf_package() -> Any:
-    """The package `gguf`.
+    """Return the package `gguf`.
 
     Raises:
         ArgumentError: it is not installed.

@@ -53,7 +53,7 @@ _LLAMA3: Final = frozenset({"falcon3", "llama-bpe", "llama-v3", "llama3"})
 
 
 def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
-    """The keys of a file, and what has to be said of them: "left out", if there are none, and why.
+    """Return the tokenizer's keys of a file, and a note: "left out" and why, if there are none.
 
     Args:
         assets: small files of a model, by name.
@@ -66,7 +66,7 @@ def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str
 
 
 class _LeftOutError(Exception):
-    """Why a file has no tokenizer."""
+    """Reason why a file has no tokenizer."""
 
 
 def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
@@ -108,7 +108,7 @@ def _keys(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str |
 
 
 def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> bytes | None:
-    """A tokenizer.json that was made of a GGUF file, and cuts text as the file says.
+    """Return a tokenizer.json, made of a GGUF file, that cuts text as the file says.
 
     Who makes it may know fewer names, and cuts text as GPT-2 does then.
 
@@ -147,7 +147,7 @@ def _beginning(data: Mapping[str, Any], begin: str) -> dict[str, Any]:
 
 
 def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """What a text is put between: why no file can say it, or the keys that do.
+    """Return why no file can express the tokens that are added around a text, or the keys.
 
     They are said in any case: llama.cpp goes by the name of the rules where they are not.
     transformers goes by tokenizer.json alone, whatever add_bos_token of its config says.
@@ -174,7 +174,7 @@ def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
-    """Why llama.cpp would find other added tokens in a text; None: it finds the same.
+    """Return why llama.cpp would find other added tokens in a text; None: it finds the same.
 
     It takes the text of a token as it is, and looks for the longest tokens first.
     """
@@ -200,7 +200,7 @@ def _unlike_in_a_text(data: Mapping[str, Any]) -> str | None:
 
 
 def _splitting(data: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name of how a text is cut; None: it has none that is known here."""
+    """Return llama.cpp's name of the splitting rules; None: it has none that is known here."""
     rules = data.get("pre_tokenizer") or {}
     steps = rules.get("pretokenizers", [rules]) if rules.get("type") == "Sequence" else [rules]
     kinds = [step.get("type") for step in steps]
@@ -220,7 +220,7 @@ def _splitting(data: Mapping[str, Any]) -> str | None:
 
 
 def _templates(assets: Mapping[str, bytes]) -> dict[str, Any]:
-    """The chat template, and those of other names, as the keys of a file."""
+    """Return the chat template, and those of other names, as the keys of a file."""
     templates = json.loads(assets.get("tokenizer_config.json", b"{}")).get("chat_template")
     if "chat_template.jinja" in assets:
         templates = assets["chat_template.jinja"].decode()

@@ -51,7 +51,7 @@ def stored_gguf(
     *,
     dtype: str = "float16",
 ) -> tuple[Shard, str | None]:
-    """The file of a stored step, and what has to be said of its tokenizer, see `gguf_shard`.
+    """Return the file of a stored step, and a note on its tokenizer, see `gguf_shard`.
 
     Args:
         manifest: of the step.
@@ -76,7 +76,7 @@ def gguf_shard(
     dtype: str,
     path: str,
 ) -> tuple[Shard, str | None]:
-    """The file of a model, and what has to be said of its tokenizer: why it is left out.
+    """Return the file of a model, and a note on its tokenizer: why it is left out.
 
     Without a tokenizer the file says so, and llama.cpp takes and gives token ids.
 
@@ -134,7 +134,7 @@ def gguf_shard(
 
 
 def _token_ids(config: DecoderConfig) -> dict[str, int]:
-    """The keys of the special tokens."""
+    """Return the keys of the special tokens."""
     keys = config.to_hf()
     end = keys.get("eos_token_id")
     ends = list(dict.fromkeys(end if isinstance(end, list | tuple) else [end]))
@@ -156,7 +156,7 @@ def _token_ids(config: DecoderConfig) -> dict[str, int]:
 
 
 def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSource, Any]:
-    """A tensor as it lies in the file, and GGML's name of its type."""
+    """Return a tensor as it lies in the file, and GGML's name of its type."""
     types = package.GGMLQuantizationType
     if _stays_float32(source):
         return _cast(source, np.dtype(np.float32)), types.F32
@@ -170,7 +170,7 @@ def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSour
 
 
 def _stays_float32(source: TensorSource) -> bool:
-    """Whether llama.cpp's converter leaves a tensor in float32, whatever the file's type."""
+    """Return whether llama.cpp's converter keeps a tensor in float32, whatever the file's type."""
     name = source.name
     whole = ("_norm.weight", *_WHOLE)
     return len(source.shape) < 2 or not name.endswith(".weight") or name.endswith(whole)

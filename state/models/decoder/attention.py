@@ -77,7 +77,9 @@ class Attention(nnx.Module):
         if self.qk_norm == "whole":
             query, key = self.q_norm(query), self.k_norm(key)
         query = query.reshape(*x.shape[:2], self.heads, -1)
-        key, value = (one.reshape(*x.shape[:2], self.kv_heads, -1) for one in (key, value))
+        key, value = (
+            projected.reshape(*x.shape[:2], self.kv_heads, -1) for projected in (key, value)
+        )
         if self.qk_norm in ("head", "each_head"):
             query, key = self.q_norm(query), self.k_norm(key)
         if angles is not None:

@@ -50,10 +50,10 @@ def _place(
     if mesh is None:
         return array
     rows = PartitionSpec.UNCONSTRAINED if axis is None else entries[0]
-    wanted = (rows, *entries[1:]) if sharded else (rows, None, None, None)
+    spec = (rows, *entries[1:]) if sharded else (rows, None, None, None)
     taken: set[str] = set()
     fitted = [
-        _fitting(entry, size, mesh, taken) for entry, size in zip(wanted, array.shape, strict=True)
+        _fitting(entry, size, mesh, taken) for entry, size in zip(spec, array.shape, strict=True)
     ]
     placed: jax.Array = jax.lax.with_sharding_constraint(
         array, NamedSharding(mesh, PartitionSpec(*fitted))

@@ -71,10 +71,10 @@ class Block(nnx.Module):
             inputs = self._normed("post_attention_layernorm", x)
         router = None
         if isinstance(self.mlp, MixtureOfExperts):
-            made, router = self.mlp(inputs)
+            output, router = self.mlp(inputs)
         else:
-            made = self.mlp(inputs)
-        x = x + self._normed("mlp_output_norm", made) * self.scale
+            output = self.mlp(inputs)
+        x = x + self._normed("mlp_output_norm", output) * self.scale
         return (x + attended if self.parallel else x), cache, router
 
     def _normed(self, name: str, x: jax.Array, otherwise: jax.Array | None = None) -> jax.Array:
@@ -215,7 +215,7 @@ class Decoder(nnx.Module):
             def body(
                 carry: tuple[Any, Any], this: tuple[Any, jax.Array], turns: Run = turns
             ) -> tuple[Any, list[Any]]:
-                made = []
+                router_logits = []
                 for place, (graphdef, state) in enumerate(
                     zip(turns.graphdefs, this[0], strict=True)
                 ):
@@ -223,12 +223,12 @@ class Decoder(nnx.Module):
                     shown = angles.of(layer), masks.of(layer)
                     x, cache, logits = run(graphdef, state, carry, shown, layer)
                     carry = x, cache
-                    made += [] if logits is None else [logits]
-                return carry, made
+                    router_logits += [] if logits is None else [logits]
+                return carry, router_logits
 
             firsts = jnp.asarray(turns.firsts, jnp.int32)
-            (x, cache), made = jax.lax.scan(body, (x, cache), (states, firsts))
-            routers += [logits for turn in zip(*made, strict=True) for logits in turn]
+            (x, cache), router_logits = jax.lax.scan(body, (x, cache), (states, firsts))
+            routers += [logits for turn in zip(*router_logits, strict=True) for logits in turn]
         return x, cache, routers
 
 

@@ -48,8 +48,8 @@ class LatentAttention(Attention):
         query = query.reshape(*rows, self.heads, latent.key_dim)
         both = self.kv_a_proj(x)
         short, turning = jnp.split(both, [latent.key_value_rank], axis=-1)
-        made = self.kv_b_proj(self.kv_a_norm(short)).reshape(*rows, self.heads, -1)
-        content, value = jnp.split(made, [latent.content_dim], axis=-1)
+        expanded = self.kv_b_proj(self.kv_a_norm(short)).reshape(*rows, self.heads, -1)
+        content, value = jnp.split(expanded, [latent.content_dim], axis=-1)
         turning = turning[:, :, None, :]
         still, turned = jnp.split(query, [latent.content_dim], axis=-1)
         if angles is not None:

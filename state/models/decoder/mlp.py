@@ -111,9 +111,9 @@ class MixtureOfExperts(nnx.Module):
         order = jnp.argsort(expert, stable=True)
         token = order // settings.per_token
         counts = jnp.bincount(expert, length=settings.count).astype(jnp.int32)
-        made = self.experts(tokens[token], counts, expert[order])
-        made = made * weights.reshape(-1)[order].astype(made.dtype)[:, None]
-        out = jnp.zeros_like(tokens).at[token].add(made).reshape(x.shape)
+        outputs = self.experts(tokens[token], counts, expert[order])
+        outputs = outputs * weights.reshape(-1)[order].astype(outputs.dtype)[:, None]
+        out = jnp.zeros_like(tokens).at[token].add(outputs).reshape(x.shape)
         if hasattr(self, "shared"):
             shared = self.shared(x)
             if hasattr(self, "shared_gate"):
@@ -126,21 +126,21 @@ class MixtureOfExperts(nnx.Module):
         settings = self.settings
         softmax = settings.score == "softmax"
         scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
-        wanted = scores
+        ranking = scores
         if hasattr(self, "correction"):
-            wanted = scores + self.correction[...].astype(jnp.float32)[None, :]
+            ranking = scores + self.correction[...].astype(jnp.float32)[None, :]
         if settings.groups > 1:
-            wanted = jnp.where(self._allowed(wanted), wanted, -jnp.inf)
-        _, chosen = jax.lax.top_k(wanted, settings.per_token)
+            ranking = jnp.where(self._allowed(ranking), ranking, -jnp.inf)
+        _, chosen = jax.lax.top_k(ranking, settings.per_token)
         weights = jnp.take_along_axis(scores, chosen, axis=-1)
         if settings.normalize:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
         return chosen, weights * settings.scale
 
-    def _allowed(self, wanted: Float[Array, "R E"]) -> jax.Array:
+    def _allowed(self, ranking: Float[Array, "R E"]) -> jax.Array:
         """Return whether an expert is in one of the best groups of a token."""
         settings = self.settings
-        grouped = wanted.reshape(wanted.shape[0], settings.groups, -1)
+        grouped = ranking.reshape(ranking.shape[0], settings.groups, -1)
         best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "max" else 2)
         _, groups = jax.lax.top_k(best.sum(axis=-1), settings.groups_per_token)
         inside = jax.nn.one_hot(groups, settings.groups, dtype=jnp.bool_).any(axis=1)

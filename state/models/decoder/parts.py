@@ -94,9 +94,9 @@ def make_part(
         return ExpertsLinear(part, initializer, **options, key=rngs.params())
     if part.kind is LayerKind.NORM:
         eps = config.rms_norm_eps if part.eps is None else part.eps
-        known = {"eps": eps, "param_dtype": param_dtype, "axes": axes}
+        norm_options = {"eps": eps, "param_dtype": param_dtype, "axes": axes}
         if config.norm == "layer":
-            return LayerNorm(shape, **known, use_bias=part.bias)
-        return RMSNorm(shape, **known, offset=config.norm == "rms_offset")
+            return LayerNorm(shape, **norm_options, use_bias=part.bias)
+        return RMSNorm(shape, **norm_options, offset=config.norm == "rms_offset")
     kind = Untrained if part.kind is LayerKind.UNTRAINED else nnx.Param
     return kind(jnp.zeros(shape, param_dtype), axes=axes)

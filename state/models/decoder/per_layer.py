@@ -70,7 +70,7 @@ class Run:
 
 def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
     """Return the layers as runs, each as long as can be: alike one by one, or turn by turn."""
-    found: list[Run] = []
+    runs: list[Run] = []
     first = 0
     while first < len(layers):
         turn, count = 1, 1
@@ -81,9 +81,9 @@ def find_runs(graphdefs: Sequence[Any], layers: Sequence[Any]) -> list[Run]:
         places = range(first, first + turn)
         stop = first + turn * count
         by_place = tuple(tuple(layers[place:stop:turn]) for place in places)
-        found.append(Run(first, tuple(graphdefs[first : first + turn]), by_place))
+        runs.append(Run(first, tuple(graphdefs[first : first + turn]), by_place))
         first = stop
-    return found
+    return runs
 
 
 def _repeats(graphdefs: Sequence[Any], first: int, length: int) -> int:

@@ -44,14 +44,14 @@ def rotate(
 
 def _frequencies(length: jax.Array, rope: RopeConfig, head_dim: int) -> Float[Array, " half"]:
     kept = jnp.asarray(inverse_frequencies(rope, head_dim))
-    known = rope.original_max_position_embeddings or 1
+    pretrained_length = rope.original_max_position_embeddings or 1
     if rope.scaling == "longrope":
         beyond = jnp.asarray(inverse_frequencies(rope, head_dim, long=True))
-        return jnp.where(length > known, beyond, kept)
+        return jnp.where(length > pretrained_length, beyond, kept)
     if rope.scaling != "dynamic":
         return kept
     dims = rope.rotary_dim(head_dim)
-    longer = jnp.maximum(length, known).astype(jnp.float32) / known
+    longer = jnp.maximum(length, pretrained_length).astype(jnp.float32) / pretrained_length
     base = rope.theta * (rope.factor * longer - (rope.factor - 1)) ** (dims / (dims - 2))
     exponents = jnp.arange(0, dims, 2, dtype=jnp.float32) / dims
     return jnp.asarray(1.0 / base**exponents)

@@ -127,7 +127,7 @@ class EasyBridgeMixin:
             "sharding_axis_dims": sharding_axis_dims,
             "sharding_axis_names": sharding_axis_names,
         }
-        given: dict[str, Any] = {
+        mesh_options: dict[str, Any] = {
             name: tuple(value) for name, value in axes.items() if value is not None
         }
         request = QuantizationRequest(
@@ -156,14 +156,14 @@ class EasyBridgeMixin:
                 revision=revision,
                 token=token,
                 local_files_only=local_files_only,
-                **given,
+                **mesh_options,
             )
             run = str(pretrained_model_name_or_path)
             return cast(Self, load_module(run, arguments, expected_class=cls))
         find = partial(
             open_pretrained,
             pretrained_model_name_or_path,
-            config_kwargs={**(config_kwargs or {}), **given},
+            config_kwargs={**(config_kwargs or {}), **mesh_options},
             revision=revision,
             token=token,
             local_files_only=local_files_only,
@@ -172,20 +172,22 @@ class EasyBridgeMixin:
         )
         if auto_shard_model and (mesh is None or mesh.is_multi_process):
             # What each process reads follows from what it has found: that has to be the same.
-            found = agreement.all_or_none(find, same=_same, error=ArgumentError)
+            pretrained = agreement.all_or_none(find, same=_same, error=ArgumentError)
         else:
-            found = find()
-        print_progress(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
+            pretrained = find()
+        print_progress(
+            verbose, f"loading {len(pretrained.weights.shapes)} tensors from {pretrained.path}"
+        )
         place = placement(
-            found.config,
+            pretrained.config,
             mesh=mesh,
             partition_rules=partition_rules,
             auto_shard_model=auto_shard_model,
             device=device,
         )
         model = load_weights(
-            cls._class_for(found.config),
-            found,
+            cls._class_for(pretrained.config),
+            pretrained,
             dtype=dtype,
             param_dtype=param_dtype,
             precision=precision,

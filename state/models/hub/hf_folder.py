@@ -58,7 +58,9 @@ class _Weights:
             named.path: named.leaf for named in named_leaves(weights)
         }
         kernels = ((f"{path}/kernel", layer.kernel) for path, layer in adaptable_layers(model))
-        self.arrays |= {path: one for path, one in kernels if isinstance(one, QuantizedWeight)}
+        self.arrays |= {
+            path: kernel for path, kernel in kernels if isinstance(kernel, QuantizedWeight)
+        }
         self.fetched: dict[str, Array] = {}
 
     def fetch(self, path: str, at: int | None = None) -> Array:
@@ -128,8 +130,8 @@ def write_folder(
             folder.write(name, content)
         folder.check()
 
-    with ExitStack() as held:
-        _on_first(partial(held.enter_context, folder.files.exclusive()))
+    with ExitStack() as stack:
+        _on_first(partial(stack.enter_context, folder.files.exclusive()))
         for shard in shards:
             if jax.process_count() > 1:
                 # Gathering is collective: every process does it, in one order, outside of threads.
@@ -168,8 +170,8 @@ def _streams(
     rules = match(table, leaves=shapes, path=type(model).__name__)
     leaves = {path: weights.leaf(path) for path in shapes}
     target = float_dtype(dtype, argument="float_dtype")
-    made = streams(rules, leaves, dtype=target, path=type(model).__name__)
-    return table, rules, made
+    sources = streams(rules, leaves, dtype=target, path=type(model).__name__)
+    return table, rules, sources
 
 
 def _check_form(model: Any, dtype: Any) -> None:
@@ -196,8 +198,8 @@ def _check_form(model: Any, dtype: Any) -> None:
 def _remove_stale(files: Files, *, keep: set[str]) -> None:
     """Remove weights of an earlier save, which readers would mix with these; no other files."""
     for entry in files.list(""):
-        ours = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
-        if ours and not entry.is_dir and entry.name not in keep:
+        is_weights = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
+        if is_weights and not entry.is_dir and entry.name not in keep:
             files.delete_tree(entry.name)
 
 

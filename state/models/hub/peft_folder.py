@@ -135,15 +135,16 @@ def read_adapter(
     config = PeftConfig.read(parse_json(raw, where), path=where)
     folder.fetch([WEIGHTS_FILE])
     kernels = _kernels(model)
-    modules = {one.name: one for one in modules_of(model.config, kernels, path=str(folder.uri))}
-    found, weights = _modules_found(folder, modules, config)
+    every = modules_of(model.config, kernels, path=str(folder.uri))
+    modules = {module.name: module for module in every}
+    adapters, weights = _modules_found(folder, modules, config)
     _check_weights(model, modules, weights, path=f"{folder.uri}/{WEIGHTS_FILE}")
-    settings = _settings(found, modules, config, kernels, path=str(folder.uri))
+    settings = _settings(adapters, modules, config, kernels, path=str(folder.uri))
     pairs: dict[str, Pair] = {}
-    for name, (down, up) in found.items():
+    for name, (down, up) in adapters.items():
         module = modules[name]
-        made = module.from_peft(down, up, config.rank)
-        pairs |= dict(zip(module.kernels, made, strict=True))
+        converted = module.from_peft(down, up, config.rank)
+        pairs |= dict(zip(module.kernels, converted, strict=True))
     _give(model, settings, pairs, path=str(folder.uri))
 
 
@@ -196,10 +197,10 @@ def _modules_found(
         )
 
     def read(tensor: str) -> Array:
-        found: Array = read_tensor(files, rel, tensor, header=header)
-        return found
+        array: Array = read_tensor(files, rel, tensor, header=header)
+        return array
 
-    pairs = {name: (read(one["A"]), read(one["B"])) for name, one in names.items()}
+    pairs = {name: (read(letters["A"]), read(letters["B"])) for name, letters in names.items()}
     return pairs, {name: read(tensor) for name, tensor in weights.items()}
 
 
@@ -228,9 +229,9 @@ def _check_weights(
             problems.append(f"{name}: quantized here")
             continue
         own = [np.asarray(gather_leaf(kernel.get_value())) for kernel in kernels]
-        (theirs,) = module.rule.op.to_hf(own)
-        narrow = min(theirs.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
-        if not np.array_equal(theirs.astype(narrow), weight.astype(narrow)):
+        (exported,) = module.rule.op.to_hf(own)
+        narrow = min(exported.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
+        if not np.array_equal(exported.astype(narrow), weight.astype(narrow)):
             problems.append(f"{name}: other numbers, or another shape")
     if problems:
         raise ConversionError(
@@ -244,7 +245,7 @@ def _check_weights(
 
 
 def _settings(
-    found: Mapping[str, Pair],
+    adapters: Mapping[str, Pair],
     modules: Mapping[str, AdaptedModule],
     config: PeftConfig,
     kernels: Mapping[str, Shape],
@@ -257,10 +258,10 @@ def _settings(
         ConversionError: ranks or scales differ between layers.
     """
     sizes: dict[tuple[int, float], list[str]] = {}
-    for name, (down, up) in found.items():
+    for name, (down, up) in adapters.items():
         module, rank = modules[name], down.shape[0]
-        ours = module.from_peft(down, up, config.rank)[0][0].shape[1]
-        sizes.setdefault((ours, config.scale(name, rank)), []).append(name)
+        lora_rank = module.from_peft(down, up, config.rank)[0][0].shape[1]
+        sizes.setdefault((lora_rank, config.scale(name, rank)), []).append(name)
     if len(sizes) > 1:
         raise ConversionError(
             path=path,
@@ -274,9 +275,11 @@ def _settings(
             ],
         )
     ((rank, scale),) = sizes
-    paths = [kernel.removesuffix("/kernel") for name in found for kernel in modules[name].kernels]
+    paths = [
+        kernel.removesuffix("/kernel") for name in adapters for kernel in modules[name].kernels
+    ]
     others = {kernel.removesuffix("/kernel") for kernel in kernels} - set(paths)
-    dtypes = {array.dtype.name for pair in found.values() for array in pair}
+    dtypes = {array.dtype.name for pair in adapters.values() for array in pair}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return LoraSettings(rank, scale * rank, _pattern(paths, others), dtype)
 
@@ -296,7 +299,7 @@ def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path
     Raises:
         ArgumentError: the model has adapters of another size, or elsewhere.
     """
-    wanted = {
+    arrays = {
         f"{kernel}_lora_{letter}": array
         for kernel, pair in pairs.items()
         for letter, array in zip("ab", pair, strict=True)
@@ -307,7 +310,7 @@ def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path
         model.apply_lora_to_layers(rank, alpha, settings.pattern, lora_dtype=dtype)
     leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
     same = own is None or (own.rank, own.scale) == (settings.rank, settings.scale)
-    if not same or leaves.keys() != wanted.keys():
+    if not same or leaves.keys() != arrays.keys():
         raise ArgumentError(
             path=path,
             expected=f"adapters as the model has them: {own}",
@@ -316,7 +319,7 @@ def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path
         )
     tree = nnx.state(model, nnx.LoRAParam)
     placed = [
-        put(wanted[named.path], wanted[named.path].dtype, _place(named.leaf))
+        put(arrays[named.path], arrays[named.path].dtype, _place(named.leaf))
         for named in named_leaves(tree)
     ]
     nnx.update(model, jax.tree.unflatten(jax.tree.structure(tree), placed))

@@ -53,7 +53,7 @@ def is_weight(path: Any, node: Any) -> bool:
 
 def load_weights(
     model_class: type[Model],
-    found: PretrainedWeights,
+    pretrained: PretrainedWeights,
     *,
     dtype: Any,
     param_dtype: Any,
@@ -70,7 +70,7 @@ def load_weights(
 
     Args:
         model_class: made abstractly first, so that it must not look at its weights in `__init__`.
-        found: config and weights.
+        pretrained: config and weights.
         dtype: of the computation.
         param_dtype: floating weights are cast to this; None keeps each one's own.
         precision: of matrix multiplications.
@@ -86,13 +86,13 @@ def load_weights(
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
         "dtype": float_dtype(dtype, argument="dtype"),
-        "param_dtype": cast or _usual(found.weights.dtypes),
+        "param_dtype": cast or _usual(pretrained.weights.dtypes),
         "precision": precision,
     }
 
     def make() -> Model:
-        made: Model = model_class(found.config, **options, rngs=nnx.Rngs(0))
-        return made
+        built: Model = model_class(pretrained.config, **options, rngs=nnx.Rngs(0))
+        return built
 
     model = nnx.eval_shape(make)
     layers: dict[str, Any] = {}
@@ -104,17 +104,19 @@ def load_weights(
     graphdef, weights, others = nnx.split(model, is_weight, ...)
     leaves = {named.path: named for named in named_leaves(weights)}
     shapes = {path: tuple(named.leaf.shape) for path, named in leaves.items()}
-    table = found.own_rules(shapes) or rule_table(found.config, shapes)
-    rules = match(table, leaves=shapes, tensors=found.weights.shapes, path=found.path)
+    table = pretrained.own_rules(shapes) or rule_table(pretrained.config, shapes)
+    rules = match(table, leaves=shapes, tensors=pretrained.weights.shapes, path=pretrained.path)
     dtypes = {path: named.leaf.dtype for path, named in leaves.items()}
-    _refuse_numbers(rules, dtypes, found)
-    _refuse_several_dtypes(rules, found, cast)
+    _refuse_numbers(rules, dtypes, pretrained)
+    _refuse_several_dtypes(rules, pretrained, cast)
     shardings = place(weights)
-    stored = [one_dtype([found.weights.dtypes[name] for name in rule.tensors]) for rule in rules]
+    stored = [
+        one_dtype([pretrained.weights.dtypes[name] for name in rule.tensors]) for rule in rules
+    ]
 
     def target(path: str, dtype: np.dtype[Any]) -> Target:
-        wanted = dtype if cast is None else _cast(dtype, leaves[path], cast)
-        return Target(path, shapes[path], wanted, shardings[path])
+        own_dtype = dtype if cast is None else _cast(dtype, leaves[path], cast)
+        return Target(path, shapes[path], own_dtype, shardings[path])
 
     targets = [
         [target(path, dtype) for path in rule.leaves]
@@ -123,10 +125,10 @@ def load_weights(
     spread = spans_processes(shardings.values())
     placed: dict[str, jax.Array] = {}
     for batch in _batches(targets, _TOGETHER_BYTES if spread else 0):
-        read = partial(_read, found.weights, [(rules[n], targets[n]) for n in batch])
+        read = partial(_read, pretrained.weights, [(rules[n], targets[n]) for n in batch])
         # What one process can't read fails in all: none waits for it in an exchange.
         arrays = agreement.all_or_none(read) if spread else read()
-        for aim in (one for n in batch for one in targets[n]):
+        for aim in (target_leaf for n in batch for target_leaf in targets[n]):
             array = exchanged(arrays.pop(aim.path), aim)
             if aim.path in layers and quantization is not None:
                 quantize_layer(layers[aim.path], array, quantization)
@@ -149,11 +151,11 @@ def _read(
     source: WeightSource, rules: Sequence[tuple[Rule, Sequence[Target]]]
 ) -> dict[str, jax.Array]:
     """Return the leaves of some rules by path, each where it is read to."""
-    found: dict[str, jax.Array] = {}
+    leaves: dict[str, jax.Array] = {}
     for rule, targets in rules:
         arrays = read_rule(source, rule, targets, read_places(source, rule, targets))
-        found |= {target.path: array for target, array in zip(targets, arrays, strict=True)}
-    return found
+        leaves |= {target.path: array for target, array in zip(targets, arrays, strict=True)}
+    return leaves
 
 
 def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[int]]:
@@ -162,7 +164,7 @@ def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[i
     size = 0
     for number, rule in enumerate(targets):
         batch.append(number)
-        size += sum(math.prod(one.shape) * one.dtype.itemsize for one in rule)
+        size += sum(math.prod(target.shape) * target.dtype.itemsize for target in rule)
         if size >= least:
             yield batch
             batch, size = [], 0
@@ -171,10 +173,10 @@ def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[i
 
 
 def _refuse_numbers(
-    rules: Iterable[Rule], dtypes: Mapping[str, Any], found: PretrainedWeights
+    rules: Iterable[Rule], dtypes: Mapping[str, Any], pretrained: PretrainedWeights
 ) -> None:
     """Raise if integers, bools or complex numbers would become floating weights."""
-    stored = found.weights.dtypes
+    stored = pretrained.weights.dtypes
     problems = [
         f"dtype of {name}: expected a floating one for {', '.join(rule.leaves)}, "
         f"found {stored[name]}"
@@ -185,7 +187,7 @@ def _refuse_numbers(
     ]
     if problems:
         raise ConversionError(
-            path=found.path,
+            path=pretrained.path,
             expected="floating tensors for floating weights",
             found=f"{len(problems)} that are not",
             next_step="take the weights as they were before quantization, or dequantize them",
@@ -194,10 +196,10 @@ def _refuse_numbers(
 
 
 def _refuse_several_dtypes(
-    rules: Iterable[Rule], found: PretrainedWeights, cast: np.dtype[Any] | None
+    rules: Iterable[Rule], pretrained: PretrainedWeights, cast: np.dtype[Any] | None
 ) -> None:
     """Raise if tensors of several dtypes would be one weight, and nothing says which it has."""
-    stored = found.weights.dtypes
+    stored = pretrained.weights.dtypes
     problems = [
         f"{', '.join(rule.leaves)}: {', '.join(f'{name} {stored[name]}' for name in rule.tensors)}"
         for rule in rules
@@ -205,7 +207,7 @@ def _refuse_several_dtypes(
     ]
     if problems:
         raise ConversionError(
-            path=found.path,
+            path=pretrained.path,
             expected="tensors of one dtype where they become one weight",
             found=f"{len(problems)} weights of several",
             next_step="pass a param_dtype, to which all floating weights are cast",
@@ -256,8 +258,8 @@ def placement(
             found=f"{jax.process_count()}: one device can't be seen by all of them",
             next_step="leave auto_shard_model on",
         )
-    one = SingleDeviceSharding(jax.local_devices()[0] if device is None else device)
-    return lambda params: {named.path: one for named in named_leaves(params)}
+    sharding = SingleDeviceSharding(jax.local_devices()[0] if device is None else device)
+    return lambda params: {named.path: sharding for named in named_leaves(params)}
 
 
 def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -82,22 +82,22 @@ def read_rule(
     read meanwhile; when this returns all have arrived.
     """
     holders = [_holders(target.shape, place) for target, place in zip(targets, places, strict=True)]
-    wanted = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
-    held: list[dict[jax.Device, jax.Array]] = [{} for _ in targets]
+    slices = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
+    by_device: list[dict[jax.Device, jax.Array]] = [{} for _ in targets]
     sent: list[jax.Array] = []
-    for one, values in read_slices(source, rule, wanted):
-        target = targets[one.leaf]
-        is_own = places[one.leaf] == target.place
-        ours = _own(values, target.dtype)
-        ready = ours if is_own else ours.view(_bits(target.dtype))
-        _, devices = holders[one.leaf][_key(one.box)]
+    for part, values in read_slices(source, rule, slices):
+        target = targets[part.leaf]
+        is_own = places[part.leaf] == target.place
+        owned = _own(values, target.dtype)
+        ready = owned if is_own else owned.view(_bits(target.dtype))
+        _, devices = holders[part.leaf][_key(part.box)]
         jax.block_until_ready(sent)  # what is on its way is in host memory too
         sent = [jax.device_put(ready, device) for device in devices]
-        held[one.leaf] |= dict(zip(devices, sent, strict=True))
-        del values, ours, ready
+        by_device[part.leaf] |= dict(zip(devices, sent, strict=True))
+        del values, owned, ready
     leaves = [
         _assembled(target, place, arrays)
-        for target, place, arrays in zip(targets, places, held, strict=True)
+        for target, place, arrays in zip(targets, places, by_device, strict=True)
     ]
     jax.block_until_ready(leaves)
     return leaves
@@ -151,7 +151,7 @@ def _cost(
     source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
 ) -> int:
     """Return the bytes that one process reads; the others read as many."""
-    wanted = []
+    slices = []
     for leaf, (target, place) in enumerate(zip(targets, places, strict=True)):
         indices: Mapping[Any, Any] = place.devices_indices_map(target.shape)
         boxes = [
@@ -159,8 +159,8 @@ def _cost(
         ]
         first = min(process for process, _ in boxes)
         mine = {_key(box): box for process, box in boxes if process == first}
-        wanted += [Slice(leaf, box) for box in mine.values()]
-    return slice_bytes(source, rule, wanted)
+        slices += [Slice(leaf, box) for box in mine.values()]
+    return slice_bytes(source, rule, slices)
 
 
 _Key = tuple[tuple[int, int], ...]
@@ -168,11 +168,11 @@ _Key = tuple[tuple[int, int], ...]
 
 def _holders(shape: Sequence[int], place: Sharding) -> dict[_Key, tuple[Box, list[jax.Device]]]:
     """Return each box of a leaf that this process's devices hold, with these devices."""
-    found: dict[_Key, tuple[Box, list[jax.Device]]] = {}
+    holders: dict[_Key, tuple[Box, list[jax.Device]]] = {}
     for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
         box = _box(index, shape)
-        found.setdefault(_key(box), (box, []))[1].append(device)
-    return found
+        holders.setdefault(_key(box), (box, []))[1].append(device)
+    return holders
 
 
 def _box(index: tuple[slice, ...] | None, shape: Sequence[int]) -> Box:
@@ -192,25 +192,27 @@ def _own(values: Array, dtype: np.dtype[Any]) -> Array:
     is_own = root.flags.writeable and root.nbytes < values.nbytes + _SPARE_BYTES
     if is_own and values.dtype == dtype and values.flags.c_contiguous:
         return values
-    (ours,) = aligned_empty([values.shape], dtype)
-    fill(ours, values)
-    return ours
+    (copy,) = aligned_empty([values.shape], dtype)
+    fill(copy, values)
+    return copy
 
 
 def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(f"u{dtype.itemsize}")
 
 
-def _assembled(target: Target, place: Sharding, held: dict[jax.Device, jax.Array]) -> jax.Array:
+def _assembled(
+    target: Target, place: Sharding, by_device: dict[jax.Device, jax.Array]
+) -> jax.Array:
     """Return an array assembled from the parts of each local device."""
     dtype = target.dtype if place == target.place else _bits(target.dtype)
-    known = jax.dtypes.canonicalize_dtype(dtype)
-    if known != dtype:
+    canonical = jax.dtypes.canonicalize_dtype(dtype)
+    if canonical != dtype:
         warnings.warn(
-            f"{target.path}: stored as {dtype}, which JAX holds as {known}; set jax_enable_x64 to "
-            "keep it",
+            f"{target.path}: stored as {dtype}, which JAX holds as {canonical}; set jax_enable_x64 "
+            "to keep it",
             stacklevel=2,
         )
     devices = place.addressable_devices_indices_map(target.shape)
-    arrays = [held[device] for device in devices]
-    return jax.make_array_from_single_device_arrays(target.shape, place, arrays, dtype=known)
+    arrays = [by_device[device] for device in devices]
+    return jax.make_array_from_single_device_arrays(target.shape, place, arrays, dtype=canonical)

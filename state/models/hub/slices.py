@@ -52,22 +52,22 @@ class _Read(NamedTuple):
 
 
 def read_slices(
-    source: WeightSource, rule: Rule, wanted: Sequence[Slice]
+    source: WeightSource, rule: Rule, slices: Sequence[Slice]
 ) -> Iterator[tuple[Slice, Array]]:
     """Yield each slice with its numbers, in any order; they may be views of shared arrays.
 
     Memory holds only slices that share bytes, or one slice, and the boxes that they are made of.
     """
-    empty = [one for one in wanted if 0 in box_shape(one.box)]
-    for one in empty:
-        yield one, np.empty(box_shape(one.box), source.dtypes[rule.tensors[0]])
-    filled = [one for one in wanted if one not in empty]
-    parts = _parts(source, rule, filled)
-    for numbers in _batches(source, rule, parts):
-        arrays = _arrays(source, rule, parts, numbers)
+    empty = [leaf_slice for leaf_slice in slices if 0 in box_shape(leaf_slice.box)]
+    for leaf_slice in empty:
+        yield leaf_slice, np.empty(box_shape(leaf_slice.box), source.dtypes[rule.tensors[0]])
+    filled = [leaf_slice for leaf_slice in slices if leaf_slice not in empty]
+    reads = _parts(source, rule, filled)
+    for numbers in _batches(source, rule, reads):
+        arrays = _arrays(source, rule, reads, numbers)
         while numbers:
             number = numbers.pop()
-            yield filled[number], parts[number].make(_in_one_dtype(arrays.pop(number)))
+            yield filled[number], reads[number].make(_in_one_dtype(arrays.pop(number)))
 
 
 def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
@@ -86,9 +86,9 @@ def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
     return [array.astype(one_dtype(dtypes)) for array in arrays]
 
 
-def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> int:
+def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> int:
     """Return the bytes that `read_slices` reads, by the tensors' dtypes."""
-    filled = [one for one in wanted if 0 not in box_shape(one.box)]
+    filled = [leaf_slice for leaf_slice in slices if 0 not in box_shape(leaf_slice.box)]
     covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
     return sum(
         elements(cover) * source.dtypes[rule.tensors[tensor]].itemsize
@@ -97,9 +97,9 @@ def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> in
     )
 
 
-def _parts(source: WeightSource, rule: Rule, wanted: Iterable[Slice]) -> list[BoxReads]:
+def _parts(source: WeightSource, rule: Rule, slices: Iterable[Slice]) -> list[BoxReads]:
     shapes = [source.shapes[name] for name in rule.tensors]
-    return [rule.op.box_reads(shapes, one.leaf, one.box) for one in wanted]
+    return [rule.op.box_reads(shapes, leaf_slice.leaf, leaf_slice.box) for leaf_slice in slices]
 
 
 def _reads(parts: Sequence[BoxReads], numbers: Iterable[int] | None = None) -> list[_Read]:
@@ -113,8 +113,8 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)
     return {
-        tensor: merged(wanted, functools.partial(source.cover, rule.tensors[tensor]))
-        for tensor, wanted in boxes.items()
+        tensor: merged(tensor_boxes, functools.partial(source.cover, rule.tensors[tensor]))
+        for tensor, tensor_boxes in boxes.items()
     }
 
 
@@ -139,24 +139,24 @@ def _arrays(
     """Return the boxes that each slice takes, read, by the slice's number."""
     reads = _reads(parts, numbers)
     places: dict[int, list[int]] = {}
-    for place, one in enumerate(reads):
-        places.setdefault(one.tensor, []).append(place)
+    for place, box_read in enumerate(reads):
+        places.setdefault(box_read.tensor, []).append(place)
 
     def read(tensor: int) -> list[Array]:
         return source.boxes(rule.tensors[tensor], [reads[n].box for n in places[tensor]])
 
     with ThreadPoolExecutor(READERS, "cairn-tensors") as pool:
         # One is read in this thread: no other is started for it.
-        made = map(read, places) if len(places) == 1 else pool.map(read, places)
-        by_tensor = dict(zip(places, made, strict=True))
-    found = {
+        tensors = map(read, places) if len(places) == 1 else pool.map(read, places)
+        by_tensor = dict(zip(places, tensors, strict=True))
+    by_place = {
         place: array
         for tensor, arrays in by_tensor.items()
         for place, array in zip(places[tensor], arrays, strict=True)
     }
     by_slice: dict[int, list[Array]] = {number: [] for number in numbers}
-    for place, one in enumerate(reads):
-        by_slice[one.slice].append(found[place])
+    for place, box_read in enumerate(reads):
+        by_slice[box_read.slice].append(by_place[place])
     return by_slice
 
 

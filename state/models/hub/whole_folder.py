@@ -63,12 +63,12 @@ class WholeFolder:
         problems = []
         for name, (size, etag, crc32c) in self._written.items():
             try:
-                found = self.files.stat(name)
+                stat = self.files.stat(name)
             except NotFoundError:
                 problems.append(f"{name}: removed")
                 continue
-            same = (found.size, found.etag) == (size, etag)
-            if not same or found.crc32c not in (None, crc32c):
+            same = (stat.size, stat.etag) == (size, etag)
+            if not same or stat.crc32c not in (None, crc32c):
                 problems.append(f"{name}: replaced")
         if problems:
             raise self._shared(problems)

@@ -128,8 +128,8 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
             "labels": labels,
             "cache": past_key_values,
         }
-        given = {name: value for name, value in inputs.items() if value is not None}
-        outputs: CausalLMOutput = _forward(self.module, self._fitting(params), input_ids, given)
+        present = {name: value for name, value in inputs.items() if value is not None}
+        outputs: CausalLMOutput = _forward(self.module, self._fitting(params), input_ids, present)
         return outputs
 
     def generate(
@@ -210,8 +210,8 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
     def to_nnx(self, params: Any = None) -> DecoderForCausalLM:
         """Return this model as an NNX module, around the same arrays."""
         graphdef, state = self._graph
-        given = rebuild(state, self._fitting(params), path="params")
-        model: DecoderForCausalLM = nnx.merge(graphdef, given)
+        leaves = rebuild(state, self._fitting(params), path="params")
+        model: DecoderForCausalLM = nnx.merge(graphdef, leaves)
         return model
 
     @classmethod
@@ -227,9 +227,9 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
                 expected="a DecoderForCausalLM",
                 found=type(model).__name__,
             )
-        made = cls(model.config, settings=module_settings(model), _do_init=False)
-        made.params = nnx.to_pure_dict(nnx.state(model))
-        return made
+        linen = cls(model.config, settings=module_settings(model), _do_init=False)
+        linen.params = nnx.to_pure_dict(nnx.state(model))
+        return linen
 
     @classmethod
     def nnx_class(cls) -> type[DecoderForCausalLM]:
@@ -298,11 +298,11 @@ def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderFo
     return built
 
 
-def _merged(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+def _merged(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> dict[Any, Any]:
     """Merge two nested dicts of different leaves."""
-    both = {**one, **other}
+    both = {**first, **second}
     return {
-        key: _merged(one[key], other[key]) if key in one and key in other else value
+        key: _merged(first[key], second[key]) if key in first and key in second else value
         for key, value in both.items()
     }
 

@@ -245,20 +245,20 @@ class EDPretrainedModel:
                 attributes.
         """
         own: Any = type(self)
-        made = linen_model(own, self.config, self.dtype)
-        if self.module is not self._own_module and made.module != self.module:
+        rebuilt = linen_model(own, self.config, self.dtype)
+        if self.module is not self._own_module and rebuilt.module != self.module:
             raise ArgumentError(
                 path=f"{type(self).__name__}.to_nnx",
-                expected=f"the module that {type(self).__name__}(config) makes: {made.module}",
+                expected=f"the module that {type(self).__name__}(config) makes: {rebuilt.module}",
                 found=str(self.module),
                 next_step="put what differs into the config, nothing else is saved; functions that "
                 "are made anew each time differ too: define them once, or set module_class",
             )
         changed = [
-            f"{name}={value!r}, and {getattr(made, name)!r} in the other"
+            f"{name}={value!r}, and {getattr(rebuilt, name)!r} in the other"
             for name, value in sorted(vars(self).items())
             if type(value) in _PLAIN and name not in _OF_A_MODEL and not name.startswith("_")
-            if hasattr(made, name) and getattr(made, name) != value
+            if hasattr(rebuilt, name) and getattr(rebuilt, name) != value
         ]
         if changed:
             raise ArgumentError(
@@ -287,10 +287,10 @@ class EDPretrainedModel:
                 expected=f"what to_nnx of a {cls.__name__} returns",
                 found=type(model).__name__,
             )
-        made: Any = cls
-        made = made(model.config, dtype=model.dtype, _do_init=False)
-        made.params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-        same_class: Self = made
+        linen: Any = cls
+        linen = linen(model.config, dtype=model.dtype, _do_init=False)
+        linen.params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        same_class: Self = linen
         return same_class
 
     @classmethod
@@ -445,10 +445,10 @@ class EDPretrainedModel:
 
     def __repr__(self) -> str:
         elements = sum(prod(leaf.shape) for leaf in jax.tree.leaves(self.params_shape_tree))
-        held = "" if self._params is not None else ", without params"
+        suffix = "" if self._params is not None else ", without params"
         return (
             f"{type(self).__name__}(model_type={self.config.model_type!r}, "
-            f"{elements:,} parameters, dtype={self.dtype.name}{held})"
+            f"{elements:,} parameters, dtype={self.dtype.name}{suffix})"
         )
 
     def __str__(self) -> str:
@@ -471,10 +471,10 @@ class EDPretrainedModel:
             return {}  # who initialises it with other inputs says what is of it
         inputs = jnp.zeros(self.input_shape, jnp.int32)
         key = jax.random.key(0)
-        made = jax.eval_shape(lambda: meta.unbox(unfreeze(self.module.init(key, inputs))))
-        passed = {name: made.pop(name) for name in ("params", "cache") if name in made}
-        found = {name: [leaf.path for leaf in named_leaves(made[name])] for name in made}
-        if not found:
+        initial = jax.eval_shape(lambda: meta.unbox(unfreeze(self.module.init(key, inputs))))
+        passed = {name: initial.pop(name) for name in ("params", "cache") if name in initial}
+        needed = {name: [leaf.path for leaf in named_leaves(initial[name])] for name in initial}
+        if not needed:
             return {}
 
         def run(variables: Any) -> None:
@@ -483,7 +483,7 @@ class EDPretrainedModel:
         try:
             jax.eval_shape(run, passed)
         except FlaxError:
-            return found
+            return needed
         return {}
 
     def params_with_axes(self) -> Any:

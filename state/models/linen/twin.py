@@ -66,8 +66,8 @@ class LinenTwin:
                 "the parameters in a TrainState with a field for each collection",
             )
         key = (nnx.Rngs(0) if rngs is None else rngs).params()
-        made = jax.tree.map(self._cast, model.init_weights(key))
-        taken = sorted(name for name in made if hasattr(type(self), name) or name in vars(self))
+        params = jax.tree.map(self._cast, model.init_weights(key))
+        taken = sorted(name for name in params if hasattr(type(self), name) or name in vars(self))
         if taken:
             raise ConfigError(
                 path=f"{type(self).__name__}: the Linen module's parameters",
@@ -75,7 +75,7 @@ class LinenTwin:
                 found=", ".join(taken),
                 next_step="give these submodules or parameters other names",
             )
-        for name, node in _as_variables(made, model.params_with_axes()).items():
+        for name, node in _as_variables(params, model.params_with_axes()).items():
             setattr(self, name, node)
 
     def _cast(self: Any, leaf: Any) -> Any:
@@ -101,12 +101,12 @@ def make_twin(linen_class: type[Any]) -> type[EasyDeLBaseModule]:
         "__qualname__": linen_class.__qualname__,
         "linen_class": linen_class,
     }
-    made: type[EasyDeLBaseModule] = types.new_class(
+    twin: type[EasyDeLBaseModule] = types.new_class(
         linen_class.__name__,
         (LinenTwin, EasyDeLBaseModule),
         exec_body=lambda body: body.update(namespace),
     )
-    return made
+    return twin
 
 
 @functools.lru_cache(maxsize=64)

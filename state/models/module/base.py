@@ -218,13 +218,13 @@ class EasyDeLBaseModule(
         Raises:
             ArgumentError: if there is no such dtype, or it is not floating.
         """
-        wanted = floating_dtype(dtype, argument="dtype")
+        target = floating_dtype(dtype, argument="dtype")
 
         def cast(leaf: Any) -> Any:
-            return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+            return leaf.astype(target) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         nnx.update(self, jax.tree.map(cast, nnx.state(self, nnx.Not(PackedParam))))
-        self.param_dtype = wanted
+        self.param_dtype = target
         return self
 
     def half(self) -> Self:

@@ -159,11 +159,11 @@ def _count_equation(equation: Any) -> int:
 def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the functions that an equation calls; JAX exports this itself from 0.10 on."""
     for value in params.values():
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one
+        for entry in value if isinstance(value, tuple) else (value,):
+            if isinstance(entry, ClosedJaxpr):
+                yield entry.jaxpr
+            elif isinstance(entry, Jaxpr):
+                yield entry
 
 
 def _outputs(equation: Any) -> int:

@@ -149,8 +149,8 @@ class EasyGenerationMixin:
             key=sampling_key(rng),
         )
         # On the host: cutting and joining on a device would compile anew for each length.
-        made = np.asarray(tokens)[:, : int(np.asarray(lengths).max())]
-        sequences = np.concatenate([np.asarray(input_ids).astype(np.int32), made], axis=1)
+        new_tokens = np.asarray(tokens)[:, : int(np.asarray(lengths).max())]
+        sequences = np.concatenate([np.asarray(input_ids).astype(np.int32), new_tokens], axis=1)
         return GenerationOutput(sequences=jax.device_put(sequences), lengths=lengths)
 
     def prepare_inputs_for_generation(

@@ -87,10 +87,10 @@ def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | No
         ArgumentError: not a positive integer, or more than there is room for.
     """
     new, width, tokens = _USUAL_NEW_TOKENS, mask.shape[1], int(mask.sum(axis=1).max())
-    given = {"max_new_tokens", "max_length"} & settings.keys()
-    if "max_new_tokens" in given:
+    lengths = {"max_new_tokens", "max_length"} & settings.keys()
+    if "max_new_tokens" in lengths:
         new = checked_integer("max_new_tokens", settings["max_new_tokens"], least=1)
-    elif "max_length" in given:
+    elif "max_length" in lengths:
         length = checked_integer("max_length", settings["max_length"], least=1)
         new = length - width
         if new < 1:
@@ -100,7 +100,7 @@ def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | No
                 found=length,
                 next_step="pass max_new_tokens, which the prompt does not count for",
             )
-    if given and settings["own_max_length"] and longest is not None:
+    if lengths and settings["own_max_length"] and longest is not None:
         new = max(1, min(new, longest - tokens))
     if longest is not None and tokens + new > longest:
         raise ArgumentError(
@@ -139,10 +139,10 @@ def checked_sampling(
         raise ArgumentError(path="min_p", expected="from 0 to 1", found=min_p)
     if top_k is not None:
         top_k = checked_integer("top_k", top_k, least=0)
-    given = {"temperature": temperature or None, "top_p": top_p, "top_k": top_k, "min_p": min_p}
-    asked = {name: value for name, value in given.items() if value is not None}
+    arguments = {"temperature": temperature or None, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    present = {name: value for name, value in arguments.items() if value is not None}
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    asked_for = {name: value for name, value in asked.items() if value != neutral[name]}
+    asked_for = {name: value for name, value in present.items() if value != neutral[name]}
     if do_sample is False and asked_for:
         raise ArgumentError(
             path="do_sample=False", expected="no arguments of sampling", found=_listed(asked_for)
@@ -157,7 +157,7 @@ def checked_sampling(
         top_p=jnp.float32(1.0 if top_p is None else max(top_p, smallest)),
         top_k=jnp.int32(top_k or 0),
         min_p=jnp.float32(min_p or 0.0),
-        random=bool(do_sample or (asked and do_sample is None)) and temperature != 0,
+        random=bool(do_sample or (present and do_sample is None)) and temperature != 0,
     )
 
 
@@ -309,14 +309,14 @@ def _biases(biases: Mapping[tuple[int, ...], float]) -> tuple[Biases, ...]:
     groups: dict[int, list[tuple[int, ...]]] = {}
     for sequence in biases:
         groups.setdefault(len(sequence), []).append(sequence)
-    made = []
+    groups_of_biases = []
     for _, group in sorted(groups.items()):
         tokens = np.array(group, np.int32)
         values = np.array([biases[sequence] for sequence in group], np.float32)
-        made.append(
+        groups_of_biases.append(
             Biases(jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, -1]), jnp.asarray(values))
         )
-    return tuple(made)
+    return tuple(groups_of_biases)
 
 
 def _ids(name: str, value: Any, vocabulary: int | None) -> jax.Array:
@@ -343,8 +343,8 @@ def longest_sequence(config: Any) -> int | None:
     if hasattr(config, "longest_sequence"):
         own: int | None = config.longest_sequence
         return own
-    found: int | None = config_value(config, "max_position_embeddings")
-    return found
+    positions: int | None = config_value(config, "max_position_embeddings")
+    return positions
 
 
 def sampling_key(rng: Any) -> jax.Array:

@@ -84,8 +84,8 @@ def with_cache(
     padding = ((0, 0), (left, 0))
     prompt, mask = np.pad(prompt, padding), np.pad(mask, padding)
     room = bucket(int(limit))
-    made: Made = cached(graphdef, state, prompt, mask, limit, rest, room=room)
-    return made
+    generated: Made = cached(graphdef, state, prompt, mask, limit, rest, room=room)
+    return generated
 
 
 def without_cache(
@@ -103,8 +103,8 @@ def without_cache(
     right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
     prompt, mask = np.pad(prompt, right), np.pad(mask, right)
     room, start = bucket(int(limit)), jnp.int32(tokens)
-    made: Made = recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
-    return made
+    generated: Made = recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
+    return generated
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "room"))
@@ -127,8 +127,8 @@ def cached(
         inputs_now = model.update_inputs_for_generation(
             outputs.replace(cache=cache), tokens, inputs
         )
-        made = _evaluated(graphdef, state)(**inputs_now)
-        return made.logits[:, -1], made.cache
+        step_outputs = _evaluated(graphdef, state)(**inputs_now)
+        return step_outputs.logits[:, -1], step_outputs.cache
 
     so_far = jnp.pad(_tokens(prompt, mask), ((0, 0), (0, room)), constant_values=NO_TOKEN)
     start = jnp.int32(prompt.shape[1])
@@ -160,8 +160,10 @@ def recomputed(
 
     def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:
         model = _evaluated(graphdef, state)
-        made = model(input_ids=ids, attention_mask=mask.astype(jnp.int32))
-        logits = made["logits"] if isinstance(made, dict) else getattr(made, "logits", made)
+        outputs = model(input_ids=ids, attention_mask=mask.astype(jnp.int32))
+        logits = (
+            outputs["logits"] if isinstance(outputs, dict) else getattr(outputs, "logits", outputs)
+        )
         taken: jax.Array = jax.lax.dynamic_index_in_dim(logits, at, axis=1, keepdims=False)
         return taken
 
@@ -229,7 +231,7 @@ def _loop(
         key: a JAX key.
     """
     batch = logits.shape[0]
-    made = jnp.full((batch, room), stop.pad, jnp.int32)
+    new_tokens = jnp.full((batch, room), stop.pad, jnp.int32)
     lengths, done = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.bool_)
     seen = None if rules is None else so_far
 
@@ -238,14 +240,14 @@ def _loop(
         return more
 
     def advance(loop: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, done, lengths, made, seen, logits, carry = loop
+        step, done, lengths, new_tokens, seen, logits, carry = loop
         at = start + step
         ruled = logits
         if rules is not None:
             ruled = rules.applied(logits, seen, at, step=step, limit=limit, eos=stop.eos)
         chosen = sampling.choose(ruled, jax.random.fold_in(key, step))
         tokens = jnp.where(done, stop.pad, chosen)
-        made = jax.lax.dynamic_update_slice(made, tokens[:, None], (jnp.int32(0), step))
+        new_tokens = jax.lax.dynamic_update_slice(new_tokens, tokens[:, None], (jnp.int32(0), step))
         if rules is not None:
             seen = jax.lax.dynamic_update_slice(seen, tokens[:, None], (jnp.int32(0), at))
         lengths = lengths + (~done).astype(jnp.int32)
@@ -258,8 +260,8 @@ def _loop(
             lambda carry: logits_after(tokens, step, carry),
             carry,
         )
-        return step + 1, done, lengths, made, seen, logits, carry
+        return step + 1, done, lengths, new_tokens, seen, logits, carry
 
-    loop = (jnp.int32(0), done, lengths, made, seen, logits, carry)
-    _, _, lengths, made, *_ = jax.lax.while_loop(goes_on, advance, loop)
-    return made, lengths
+    loop = (jnp.int32(0), done, lengths, new_tokens, seen, logits, carry)
+    _, _, lengths, new_tokens, *_ = jax.lax.while_loop(goes_on, advance, loop)
+    return new_tokens, lengths

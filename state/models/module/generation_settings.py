@@ -132,8 +132,8 @@ def _own(config: Any) -> dict[str, Any]:
     if raw is not None:
         return {"top_k": _USUAL_TOP_K, **_said(parse_json(raw, GENERATION_FILE))}
     extra = getattr(config, "hf_extra", {})
-    known = SETTINGS | _NEUTRAL.keys()
-    return _of_config(config, {name: value for name, value in extra.items() if name in known})
+    names = SETTINGS | _NEUTRAL.keys()
+    return _of_config(config, {name: value for name, value in extra.items() if name in names})
 
 
 def _given(config: Any, generation_config: Any) -> dict[str, Any]:
@@ -172,12 +172,12 @@ def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampling(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of sampling; those in the call turn it on, and so does `do_sample`."""
-    given = {name: call.get(name) for name in SAMPLING}
-    asked = any(value is not None for value in given.values())
-    do_sample = call.get("do_sample", None if asked else own.get("do_sample"))
-    if not (do_sample or (asked and do_sample is None)) or given["temperature"] == 0:
-        return {"do_sample": do_sample, **given}
-    filled = {name: own.get(name) if value is None else value for name, value in given.items()}
+    settings = {name: call.get(name) for name in SAMPLING}
+    is_sampling = any(value is not None for value in settings.values())
+    do_sample = call.get("do_sample", None if is_sampling else own.get("do_sample"))
+    if not (do_sample or (is_sampling and do_sample is None)) or settings["temperature"] == 0:
+        return {"do_sample": do_sample, **settings}
+    filled = {name: own.get(name) if value is None else value for name, value in settings.items()}
     return {"do_sample": True if do_sample is None else do_sample, **filled}
 
 
@@ -201,5 +201,5 @@ def _problems(
 
 
 def _is_harmless(name: str) -> bool:
-    known = name in SETTINGS or name in _HARMLESS
-    return known or name.startswith("_") or name.endswith("_token_id")
+    is_setting = name in SETTINGS or name in _HARMLESS
+    return is_setting or name.startswith("_") or name.endswith("_token_id")

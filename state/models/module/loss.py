@@ -100,8 +100,8 @@ def causal_lm_loss(
     scores = logits[:, :-1].astype(jnp.float32)
     targets = labels[:, 1:]
     counts = targets != IGNORE_INDEX
-    known = (targets >= 0) & (targets < logits.shape[-1])
-    safe_targets = jnp.where(counts & known, targets, 0)
+    in_vocabulary = (targets >= 0) & (targets < logits.shape[-1])
+    safe_targets = jnp.where(counts & in_vocabulary, targets, 0)
     tokens = counts.astype(jnp.float32).sum()
 
     def mean(values: jax.Array) -> jax.Array:
@@ -109,7 +109,7 @@ def causal_lm_loss(
 
     normaliser = jax.nn.logsumexp(scores, axis=-1)
     chosen = jnp.take_along_axis(scores, safe_targets[..., None], axis=-1)[..., 0]
-    losses = jnp.where(known, normaliser - chosen, jnp.nan)
+    losses = jnp.where(in_vocabulary, normaliser - chosen, jnp.nan)
     if config.label_smoothing:
         spread = normaliser - scores.mean(axis=-1)
         losses = (1.0 - config.label_smoothing) * losses + config.label_smoothing * spread
@@ -152,17 +152,17 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
         outputs = forward(self, *args, **kw)
         if labels is None:
             return outputs
-        found = _parts(outputs)
-        given = {"config": loss_config, "auxiliary_loss": found.get("auxiliary_loss")}
-        given = {name: value for name, value in given.items() if value is not None}
-        loss, metrics = self.compute_loss(labels=labels, logits=found["logits"], **given)
+        parts = _parts(outputs)
+        options = {"config": loss_config, "auxiliary_loss": parts.get("auxiliary_loss")}
+        options = {name: value for name, value in options.items() if value is not None}
+        loss, metrics = self.compute_loss(labels=labels, logits=parts["logits"], **options)
         if isinstance(outputs, Mapping):
             return {**outputs, "loss": loss, "metrics": metrics}
         if dataclasses.is_dataclass(outputs) and hasattr(outputs, "loss"):
             more = {"metrics": metrics} if hasattr(outputs, "metrics") else {}
             replaced: Any = dataclasses.replace(outputs, loss=loss, **more)  # type: ignore[type-var]
             return replaced
-        return CausalLMOutput(logits=found["logits"], loss=loss, metrics=metrics)
+        return CausalLMOutput(logits=parts["logits"], loss=loss, metrics=metrics)
 
     # The signature tells what a call takes: generation and jit's static arguments look at it.
     call.__signature__ = _with_parameters(  # type: ignore[attr-defined]

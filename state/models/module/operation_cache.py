@@ -77,14 +77,17 @@ def _check_starts(starts: Any, batch_size: int, max_length: int) -> None:
     if starts is None:
         return
     integers = jnp.issubdtype(jnp.result_type(starts), jnp.integer)
-    known = not isinstance(starts, jax.core.Tracer)
+    is_concrete = not isinstance(starts, jax.core.Tracer)
     if (
         not integers
         or jnp.shape(starts) not in ((), (1,), (batch_size,))
-        or (known and not ((np.asarray(starts) >= 0) & (np.asarray(starts) < max_length)).all())
+        or (
+            is_concrete
+            and not ((np.asarray(starts) >= 0) & (np.asarray(starts) < max_length)).all()
+        )
     ):
         raise ArgumentError(
             path="starts",
             expected=f"integers from 0 to {max_length - 1}, one for each of {batch_size} rows",
-            found=starts if known else f"shape {jnp.shape(starts)}",
+            found=starts if is_concrete else f"shape {jnp.shape(starts)}",
         )

@@ -34,8 +34,8 @@ class Biases(struct.PyTreeNode):
         tail = _tail(tokens, at, self.after.shape[1])
         matches = (tail[:, None, :] == self.after[None, :, :]).all(axis=-1)
         none = jnp.zeros_like(self.bias)
-        found = jnp.where(matches, self.bias[None, :], none[None, :])
-        return logits + jnp.zeros_like(logits).at[:, self.token].add(found)
+        biases = jnp.where(matches, self.bias[None, :], none[None, :])
+        return logits + jnp.zeros_like(logits).at[:, self.token].add(biases)
 
 
 class Rules(struct.PyTreeNode):
