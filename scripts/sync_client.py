@@ -30,7 +30,7 @@ NAMES: Final = {
     "AsyncClient": "Client",
     "AsyncConnection": "Connection",
     "AsyncEventsConnection": "EventsConnection",
-    "AsyncNotesConnection": "NotesConnection",
+    "AsyncAnnotationsConnection": "AnnotationsConnection",
     "AsyncStepFilesConnection": "StepFilesConnection",
     "AsyncTensorsConnection": "TensorsConnection",
     "aclose": "close",

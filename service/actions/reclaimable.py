@@ -12,7 +12,7 @@ from typing import Final
 
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import run_health
-from cairn.service.catalog.run_health import KnownStep, Version
+from cairn.service.catalog.run_health import SizedStep, Version
 from cairn.service.jobs.policies import stored_policy
 from cairn.service.schemas import RetentionPolicy, Run, ScheduledAction
 from cairn.storage.runs.retention import decide
@@ -84,7 +84,7 @@ def reclaimable(
     now = utc_now()
     schedules = [_schedules_for(plane, run) for run in runs]
     with plane.catalog.query() as connection:
-        versions = run_health.versions(connection, {(run.root, run.name) for run in runs})
+        versions = run_health.run_versions(connection, {(run.root, run.name) for run in runs})
         keys = {
             (run.root, run.name): _CacheKey.of(version, [*named.values()] or [otherwise], now)
             for run, named in zip(runs, schedules, strict=True)
@@ -93,7 +93,7 @@ def reclaimable(
         sizes_by_key = {key: plane.reclaimable.peek(key) for key in keys.values()}
         new = {key.run: key for key, nbytes in sizes_by_key.items() if nbytes is None}
         notes = any(policy.names_notes for policy in new.values())
-        steps = run_health.known_steps(connection, new, with_notes=notes)
+        steps = run_health.listed_steps(connection, new, with_notes=notes)
         aliases = run_health.alias_targets(connection, new)
     for run, key in new.items():
         find = partial(freed, steps.get(run, []), key.policies, aliases.get(run, {}), now=now)
@@ -106,7 +106,7 @@ def reclaimable(
 
 
 def freed(
-    steps: Collection[KnownStep],
+    steps: Collection[SizedStep],
     policies: Collection[RetentionPolicy],
     aliases: Mapping[str, tuple[int, int]],
     *,

@@ -27,7 +27,7 @@ _RECORDS: Final = (MANIFESTS, ANNOTATIONS, TRASH)
 _FOLDERS: Final = (*_RECORDS, ALIASES, ATTEMPTS)
 
 
-def take_stamp(run: StoreURI) -> str | None:
+def change_token(run: StoreURI) -> str | None:
     """Return the stamp of a run; two equal stamps mean that nothing has changed between them.
 
     None if the store offers no stamp, or if a change is too recent for the clock's resolution.
@@ -37,7 +37,7 @@ def take_stamp(run: StoreURI) -> str | None:
     return _generations(Run(run)) if run.scheme == "gs" else None
 
 
-def record_stamps(run: Run) -> dict[str, str | None]:
+def record_tokens(run: Run) -> dict[str, str | None]:
     """Return the stamps of all manifests, annotations and tombstones of a run, by name."""
     return {name: stamp for folder in _RECORDS for name, stamp in run.objects.etags(folder).items()}
 

@@ -34,7 +34,9 @@ class Position(NamedTuple):
         return cls(alias.sequence, alias.step, alias.attempt, alias.manifest_digest)
 
 
-def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position | None) -> bool:
+def is_move_explained(
+    session: Session, run: RunRow, row: AliasRow, before: Position | None
+) -> bool:
     """Return whether an audit entry explains the move that brought an alias to its position.
 
     An entry that failed or was never completed may have moved the alias nonetheless. It counts if
@@ -66,7 +68,7 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
     return False
 
 
-def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
+def is_move_recorded(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Return whether the move to an alias's current position has an `outside` entry already."""
     noted = _entries(session, run, "alias.promote", row.alias, outcomes=(OUTSIDE,))
     return any(
@@ -76,13 +78,13 @@ def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
     )
 
 
-def is_deletion_asked_for(session: Session, run: RunRow, row: AliasRow) -> bool:
+def is_deletion_explained(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Return whether an audit entry explains the deletion of an alias, last seen as `row`."""
     found = _entries(session, run, "alias.delete", row.alias)
     return any(one.detail.get("expect") == row.sequence for one in found)
 
 
-def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
+def record_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
     """Add an `outside` entry for a move.
 
     Args:
@@ -103,7 +105,7 @@ def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) 
     session.add(_entry(run, "alias.promote", row.by, detail))
 
 
-def note_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
+def record_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
     """Add an `outside` entry for a deletion. Only the alias's history has who made it."""
     detail = {
         "alias": row.alias,
@@ -124,7 +126,7 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
     return {(root, action): number for root, action, number in session.execute(counted)}
 
 
-def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord | None:
+def last_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord | None:
     """Return the last deletion of an alias in the audit trail of this run; None: there is none."""
     outcomes = (None, "done", "failed", OUTSIDE)
     found = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
@@ -149,7 +151,7 @@ def seen_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
 
 def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
     """Return the sequence number of an alias's last deletion in the audit trail, or 0."""
-    found = seen_alias_deletion(session, run, alias)
+    found = last_alias_deletion(session, run, alias)
     return 0 if found is None else found.sequence or 0
 
 

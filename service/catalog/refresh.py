@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy.exc import DataError
 
 from cairn.service.catalog import rows
-from cairn.service.catalog.change_tokens import take_stamp
+from cairn.service.catalog.change_tokens import change_token
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
@@ -146,7 +146,7 @@ class Index:
         """
         # Before the listing: rows that are added after it must not look gone.
         with self.catalog.read() as session:
-            known = {name: one.uri for name, one in rows.known_runs(session, root).items()}
+            known = {name: one.uri for name, one in rows.run_versions(session, root).items()}
         ours = [name for name, at in known.items() if at == str(uri / name)]
         names = _list_runs(uri, ours)
         if ours and not names and not emptied:
@@ -172,7 +172,7 @@ class Index:
         if uri.scheme != "file" or not _is_empty(uri.local_path):
             return
         with self.catalog.read() as session:
-            known = rows.known_runs(session, root).items()
+            known = rows.run_versions(session, root).items()
         if ours := [name for name, one in known if one.uri == str(uri / name)]:
             _refuse_gone(uri, ours)
 
@@ -186,7 +186,7 @@ class Index:
         try:
             names = self.refresh_root(root, uri)
             with self.catalog.read() as session:
-                known = rows.known_runs(session, root)
+                known = rows.run_versions(session, root)
             changed = [name for name in names if not _rests(known.get(name), uri / name)]
             self.refresh_runs({root: uri}, [(root, name) for name in changed])
         except StoreUnavailableError as exc:
@@ -283,17 +283,17 @@ class Index:
         """Write a run's rows from the store; return False if somebody else wrote them since."""
         name = run.uri.name
         with self.catalog.read() as session:
-            known = rows.known_run(session, root, name)
+            known = rows.run_version(session, root, name)
         # Before the records: a change while they are read outdates this stamp, and the next refresh
         # reads them again.
-        stamp = take_stamp(run.uri)
+        stamp = change_token(run.uri)
         if known is not None and not anew and _stands(known, run, stamp):
             return True
         try:
             info = run.info()
         except RunNotFoundError:
             with self.catalog.write((root, name)) as session:
-                if rows.known_run(session, root, name) != known:
+                if rows.run_version(session, root, name) != known:
                     return False
                 rows.delete_runs(session, root, [name])
             raise
@@ -335,12 +335,14 @@ class Index:
                     del self._turns[root, uri]
 
 
-def _rests(known: rows.Known | None, run: StoreURI) -> bool:
+def _rests(known: rows.RowVersion | None, run: StoreURI) -> bool:
     """Return whether a run's stamp shows no change; only on a disk is the stamp cheap to take."""
-    return known is not None and run.scheme == "file" and _stands(known, Run(run), take_stamp(run))
+    return (
+        known is not None and run.scheme == "file" and _stands(known, Run(run), change_token(run))
+    )
 
 
-def _stands(known: rows.Known, run: Run, stamp: str | None) -> bool:
+def _stands(known: rows.RowVersion, run: Run, stamp: str | None) -> bool:
     """Return whether the catalog's rows of a run are up to date, by the stamp of the store.
 
     A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a

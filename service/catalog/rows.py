@@ -20,15 +20,15 @@ from cairn.service.catalog.events.changes import (
     verifications,
 )
 from cairn.service.catalog.events.lost_records import lost_alias, seen_alias
-from cairn.service.catalog.events.outbox import Happening, tell_all
+from cairn.service.catalog.events.outbox import NewEvent, publish_all
 from cairn.service.catalog.external_changes import (
     Position,
-    is_asked_for,
-    is_deletion_asked_for,
-    is_noted,
-    note_deletion,
-    note_move,
-    seen_alias_deletion,
+    is_deletion_explained,
+    is_move_explained,
+    is_move_recorded,
+    last_alias_deletion,
+    record_deletion,
+    record_move,
 )
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
@@ -81,7 +81,7 @@ def count(session: Session) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Known:
+class RowVersion:
     """Version of a run's rows.
 
     Attributes:
@@ -108,17 +108,17 @@ class Known:
         return self.uri == str(uri) and self.created == from_rfc3339(info.created)
 
 
-def known_run(session: Session, root: str, name: str) -> Known | None:
+def run_version(session: Session, root: str, name: str) -> RowVersion | None:
     """Return the version of a run's rows; None: there are none."""
     query = select(*_KNOWN).where(RunRow.root == root, RunRow.name == name)
     found = session.execute(query).first()
-    return None if found is None else Known(*found)
+    return None if found is None else RowVersion(*found)
 
 
-def known_runs(session: Session, root: str) -> dict[str, Known]:
+def run_versions(session: Session, root: str) -> dict[str, RowVersion]:
     """Return the version of each run's rows in a root, by name."""
     query = select(RunRow.name, *_KNOWN).where(RunRow.root == root)
-    return {row[0]: Known(*row[1:]) for row in session.execute(query)}
+    return {row[0]: RowVersion(*row[1:]) for row in session.execute(query)}
 
 
 def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
@@ -230,7 +230,7 @@ def write_run(
     snapshot: Snapshot,
     *,
     stamp: str | None,
-    known: Known | None,
+    known: RowVersion | None,
 ) -> bool:
     """Update the rows of a run from a snapshot, and publish the events of the changes.
 
@@ -246,7 +246,7 @@ def write_run(
         False if another process wrote the rows since, perhaps from a newer snapshot; nothing is
         changed then.
     """
-    if known_run(session, root, uri.name) != known:
+    if run_version(session, root, uri.name) != known:
         return False
     lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
@@ -266,7 +266,7 @@ def write_run(
         since = utc_now() - FRESH
         happened = [one for one in happened if one.when is not None and one.when >= since]
     session.flush()
-    tell_all(session.connection(), root, uri.name, happened)
+    publish_all(session.connection(), root, uri.name, happened)
     run.stamp, run.due = stamp, snapshot.due
     if changed or session.is_modified(run):
         run.revision = _new_revision()
@@ -317,14 +317,14 @@ def _write_aliases(
     look: int,
     first: bool,
     lost: Collection[str],
-) -> tuple[bool, list[Happening]]:
+) -> tuple[bool, list[NewEvent]]:
     """Update the rows of aliases; return whether any changed, and the events.
 
     A new alias without an audit entry gets no `outside` entry at the `first` refresh of the run, or
     if it is among the `lost` ones, whose records were unreadable at the last refresh.
     """
     changed = False
-    happened: list[Happening] = []
+    happened: list[NewEvent] = []
     present = {
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
@@ -342,8 +342,8 @@ def _write_aliases(
         if before == Position.of(alias):
             continue
         happened += alias_moved(_subject(run), alias, seen, look=look)
-        noted = before is None and is_noted(session, run, row)
-        if is_asked_for(session, run, row, before):
+        noted = before is None and is_move_recorded(session, run, row)
+        if is_move_explained(session, run, row, before):
             row.audited = True
         elif before is None and not noted and (first or alias.alias in lost):
             row.audited = None
@@ -351,12 +351,12 @@ def _write_aliases(
             row.audited = False
             if not noted:
                 step = None if before is None else before.step
-                note_move(session, run, row, step)
+                record_move(session, run, row, step)
     for row in present.values():
         # An unreadable record is no deletion, so it gets no event and no audit entry.
         lost_now = row.alias in snapshot.unreadable_aliases
-        if not lost_now and not is_deletion_asked_for(session, run, row):
-            note_deletion(session, run, row)
+        if not lost_now and not is_deletion_explained(session, run, row):
+            record_deletion(session, run, row)
         if not lost_now:
             seen = Seen(row.sequence, row.step)
             happened.append(alias_gone(_subject(run), row.alias, seen))
@@ -379,7 +379,7 @@ def _lost_alias_records(
     for name in now.keys() - seen.keys():
         if first or now[name].deleted:
             continue
-        if (deletion := seen_alias_deletion(session, run, name)) is not None:
+        if (deletion := last_alias_deletion(session, run, name)) is not None:
             seen[name] = deletion
     for name, one in seen.items():
         if (missed := lost_alias(one, now.get(name))) is not None:
@@ -425,7 +425,7 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
         connection.execute(_MOVE_ALIAS, {"row": row_id, **values})
     before = None if seen is None else Seen(seen, step)
     happened = alias_moved(Subject(root, run, found.created), alias, before)
-    tell_all(connection, root, run, happened)
+    publish_all(connection, root, run, happened)
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:

@@ -38,7 +38,7 @@ class Version(NamedTuple):
     revision: int
 
 
-class KnownStep(NamedTuple):
+class SizedStep(NamedTuple):
     """Listed step, as retention sees it.
 
     Attributes:
@@ -56,7 +56,7 @@ def job_ends(connection: Connection, root: str, run: str) -> list[dict[str, Any]
     return [row.detail for row in connection.execute(_JOB_ENDS, given)]
 
 
-def versions(
+def run_versions(
     connection: Connection, runs: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], Version]:
     """Return the versions of some runs, by root and name."""
@@ -84,9 +84,9 @@ def aliases(
     return found
 
 
-def known_steps(
+def listed_steps(
     connection: Connection, runs: Iterable[int], *, with_notes: bool
-) -> dict[int, list[KnownStep]]:
+) -> dict[int, list[SizedStep]]:
     """Return the listed steps of some runs, by run id; runs without steps are left out.
 
     Args:
@@ -108,7 +108,7 @@ def known_steps(
         .order_by(CheckpointRow.run_id, CheckpointRow.step)
     )
     rows = connection.execute(query)
-    return {run: list(map(_known, steps)) for run, steps in groupby(rows, lambda row: row.run_id)}
+    return {run: list(map(_sized, steps)) for run, steps in groupby(rows, lambda row: row.run_id)}
 
 
 def alias_targets(
@@ -122,11 +122,11 @@ def alias_targets(
     return found
 
 
-def _known(row: Any) -> KnownStep:
+def _sized(row: Any) -> SizedStep:
     created: datetime = row.created  # not null: a listed step has a manifest
     notes = {}
     if hasattr(row, "metrics"):
         metrics = {name: float(value) for name, value in row.metrics.items()}
         notes = {"metrics": metrics, "labels": row.labels, "better": row.better}
     facts = StepFacts(row.step, row.attempt, created, damaged=row.is_damaged, **notes)
-    return KnownStep(facts, row.nbytes or 0)
+    return SizedStep(facts, row.nbytes or 0)

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from cairn.service.catalog.change_tokens import record_stamps
+from cairn.service.catalog.change_tokens import record_tokens
 from cairn.service.catalog.events.lost_records import is_lifted, seen_deletion
 from cairn.service.catalog.models import RecordKind as Kind
 from cairn.service.catalog.step_records import damage_body
@@ -104,7 +104,7 @@ def take_snapshot(
         deletions: Content of the tombstones that the catalog has seen.
     """
     # First, so that a record which changes meanwhile is read again next time.
-    stamps = record_stamps(run)
+    stamps = record_tokens(run)
     history = run.history()
     due = _lease_end(run)
     unpublished = {(one.step, one.attempt): one.state for one in run.unpublished(history)}

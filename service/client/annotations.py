@@ -9,7 +9,7 @@ from cairn.service.client.protocol.requests import ANY
 from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
 
 
-class NotesConnection(CleanUpConnection):
+class AnnotationsConnection(CleanUpConnection):
     """Connection with the requests that set labels and metrics."""
 
     def annotate(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from cairn.service.client.download import blocks, download
 from cairn.service.client.events import EventsConnection
 from cairn.service.client.operation_stream import follow_operation
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
@@ -536,7 +536,7 @@ class Client(StepFilesConnection, EventsConnection):
             ServerUnreachableError: No answer for `patience` seconds.
         """
         path = f"/v1/operations/{segment(operation)}/events"
-        return follow_operation(self._http, path, Patience(patience))
+        return follow_operation(self._http, path, Backoff(patience))
 
     def wait(self, operation: str) -> Operation:
         """Follow an operation to its end.

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Final
 
 from cairn.service.client.connection import Connection
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import segment
 from cairn.service.client.protocol.requests import Parameter
 from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
@@ -88,7 +88,7 @@ class EventsConnection(Connection):
                 status 410, events after the last one were pruned.
             ServerUnreachableError: No answer for `patience` seconds.
         """
-        server = Patience(patience)
+        server = Backoff(patience)
         wanted = None if kinds is None else [str(kind) for kind in kinds]
         for kind in [] if wanted is None else wanted or [""]:
             self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
@@ -121,7 +121,7 @@ class EventsConnection(Connection):
             if found.next_page_token is None:
                 time.sleep(server.pause())
 
-    def _event(self, server: Patience, event: int, known: int) -> Event | None:
+    def _event(self, server: Backoff, event: int, known: int) -> Event | None:
         """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
             found = self._look(server, after=event - 1, page_size=1)
@@ -141,7 +141,7 @@ class EventsConnection(Connection):
             "anew: look at what is listed now, and watch with after=0."
         )
 
-    def _look(self, server: Patience, **parameters: Parameter) -> EventList:
+    def _look(self, server: Backoff, **parameters: Parameter) -> EventList:
         """Fetch the next events; retry until the server answers."""
         while True:
             try:

@@ -8,7 +8,7 @@ from typing import Final
 
 import httpx
 
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.event_stream import EventStream
 from cairn.service.client.protocol.responses import unreachable
 from cairn.service.client.streams import check
@@ -19,7 +19,7 @@ from cairn.service.schemas import Operation
 SILENCE_SECONDS: Final = 60.0
 
 
-def follow_operation(http: httpx.Client, path: str, patience: Patience) -> Iterator[Operation]:
+def follow_operation(http: httpx.Client, path: str, patience: Backoff) -> Iterator[Operation]:
     """Yield every state that the stream at `path` reports, up to the final one.
 
     Args:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cairn.service.client.annotations import NotesConnection
+from cairn.service.client.annotations import AnnotationsConnection
 from cairn.service.client.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
@@ -26,7 +26,7 @@ LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
 """Timeout for answers before which the server reads some gigabytes."""
 
 
-class TensorsConnection(NotesConnection):
+class TensorsConnection(AnnotationsConnection):
     """Connection with the requests that read the leaves of checkpoints."""
 
     def tensors(

@@ -20,7 +20,7 @@ _WHOLE: Final = (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
 
 @dataclass(frozen=True)
-class Rated:
+class ByteProgress:
     """Progress in bytes, with its rate.
 
     Attributes:
@@ -48,7 +48,7 @@ class SaveInFlight:
     run: str
     step: int
     attempt: int
-    written: Rated | None
+    written: ByteProgress | None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Activity:
     runs: Sequence[Run]
     more: bool
     saves: Sequence[SaveInFlight]
-    jobs: Sequence[tuple[Operation, Rated]]
+    jobs: Sequence[tuple[Operation, ByteProgress]]
 
     def document(self) -> dict[str, Any]:
         """Return the snapshot as a JSON document."""
@@ -88,7 +88,7 @@ class Activity:
 
 
 @dataclass
-class Looks:
+class SnapshotSource:
     """Source of snapshots, which remembers the last one to compute rates.
 
     Attributes:
@@ -106,7 +106,7 @@ class Looks:
     clock: Callable[[], float] = time.monotonic
     _before: dict[Hashable, tuple[float, int]] = field(default_factory=dict)
 
-    def look(self) -> Activity:
+    def snapshot(self) -> Activity:
         """Take a snapshot.
 
         Raises:
@@ -181,10 +181,12 @@ class Looks:
         done: int,
         total: int | None,
         seen: dict[Hashable, tuple[float, int]],
-    ) -> Rated:
+    ) -> ByteProgress:
         now = self.clock()
         seen[key] = now, done
         if key not in self._before:
-            return Rated(done, total, None)
+            return ByteProgress(done, total, None)
         then, before = self._before[key]
-        return Rated(done, total, max(0, done - before) / (now - then) if now > then else None)
+        return ByteProgress(
+            done, total, max(0, done - before) / (now - then) if now > then else None
+        )

@@ -115,7 +115,7 @@ def undelete(
 
 
 @app.command()
-def retain(
+def prune(
     run: RunArgument,
     keep_last: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="The last N steps.")
@@ -142,7 +142,7 @@ def retain(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List what a policy keeps, or delete the rest.
+    """Delete the steps that a policy does not keep; without --apply, list them.
 
     A step stays if any rule keeps it. The latest step and steps that aliases name always stay.
     Refused if no step has a metric or a label that you name.

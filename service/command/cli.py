@@ -50,7 +50,7 @@ from cairn.service.command.failures import (
     usage_problem,
 )
 from cairn.service.command.keys import keys_app
-from cairn.service.command.maintenance import upkeep_app
+from cairn.service.command.maintenance import maintenance_app
 from cairn.service.command.options import (
     SIZE,
     AdoptFromOption,
@@ -129,7 +129,7 @@ app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)
 app.add_typer(audit_commands.app)
-app.add_typer(upkeep_app)
+app.add_typer(maintenance_app)
 app.add_typer(doctor_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), AVAILABLE, "all")

@@ -9,10 +9,10 @@ from cairn.service.command.data_folder import administered
 from cairn.service.command.options import DataOption
 from cairn.service.command.output.documents import JsonOption, print_document
 
-upkeep_app: Final = typer.Typer()
+maintenance_app: Final = typer.Typer()
 
 
-@upkeep_app.command()
+@maintenance_app.command()
 def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """Bring the databases to this version.
 
@@ -41,7 +41,7 @@ def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
             print(f"{name}: revision {before} -> {after}")
 
 
-@upkeep_app.command()
+@maintenance_app.command()
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new one, for the copies.")],
     data_dir: DataOption = None,

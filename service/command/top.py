@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cairn.service.client.client import Client
 from cairn.service.command import completion
-from cairn.service.command.activity import Activity, Looks, Rated
+from cairn.service.command.activity import Activity, ByteProgress, SnapshotSource
 from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.listings import subject
@@ -69,12 +69,12 @@ def top(
     if seconds <= 0:
         raise typer.BadParameter("--every: expected more than no time, found 0")
     with Client(url, retry_seconds=min(seconds, _SECONDS)) as client:  # the next look asks again
-        looks = Looks(client, root, runs or (), most)
-        first = looks.look()
+        source = SnapshotSource(client, root, runs or (), most)
+        first = source.snapshot()
         if json:
             print_document(first.document())
         elif console.is_terminal:
-            _watch(console, first, looks.look, seconds)
+            _watch(console, first, source.snapshot, seconds)
         else:
             _print(first)
 
@@ -184,7 +184,7 @@ def _job_rows(activity: Activity) -> list[tuple[Cell, ...]]:
     ]
 
 
-def _sizes(rated: Rated | None) -> tuple[Cell, Cell, Cell]:
+def _sizes(rated: ByteProgress | None) -> tuple[Cell, Cell, Cell]:
     if rated is None:
         return None, None, None
     total = None if rated.total is None else Size(rated.total)

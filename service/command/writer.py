@@ -1,4 +1,4 @@
-"""`cairn writer`: shows the writer of a run, and takes the run from it."""
+"""`cairn writer` and `cairn take-over`: the writer of a run, and taking the run from it."""
 
 from typing import Annotated, Final
 
@@ -16,40 +16,42 @@ app: Final = typer.Typer()
 @app.command()
 def writer(
     run: RunArgument,
-    take_over: Annotated[
-        int | None,
-        typer.Option(
-            metavar="ATTEMPT",
-            min=0,
-            help="End this attempt, so that another writer begins at once.",
-        ),
-    ] = None,
-    reason: Annotated[str, typer.Option(help="For the audit trail.")] = "",
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who writes a run, or take the run from its writer.
+    """Show who writes a run."""
+    with Client(url) as client:
+        status = client.writer(run, root=root)
+    if json:
+        print_document(status)
+        return
+    titles = ("writer", "attempt", "holds the run", "lease ends (UTC)")
+    if status.writer is not None:
+        holds = "yes" if status.holds else "no"
+        print_table(console, titles, [(status.writer, status.attempt, holds, status.expires)])
+
+
+@app.command("take-over")
+def take_over(
+    run: RunArgument,
+    attempt: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="The attempt to end, as `cairn writer` shows it."),
+    ],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="For the audit trail.")] = "",
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take a run from its writer, so that another writer begins at once.
 
     Listed steps stay. A job that still runs under that writer can list no more steps. A job that
     restarts with its writer's id takes the run over by itself, and any job can once the lease has
     ended.
     """
     with Client(url) as client:
-        if take_over is None:
-            if reason:
-                raise typer.BadParameter("--reason: expected --take-over ATTEMPT with it")
-            found = client.writer(run, root=root)
-            if json:
-                print_document(found)
-                return
-            titles = ("writer", "attempt", "holds the run", "lease ends (UTC)")
-            if found.writer is not None:
-                holds = "yes" if found.holds else "no"
-                row = (found.writer, found.attempt, holds, found.expires)
-                print_table(console, titles, [row])
-            return
-        taken = client.take_over_run(run, attempt=take_over, reason=reason, root=root)
+        taken = client.take_over_run(run, attempt=attempt, reason=reason, root=root)
     if json:
         print_document(taken)
     else:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog import queries
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events.outbox import EventColumns, Happening, event_columns, tell
+from cairn.service.catalog.events.outbox import EventColumns, NewEvent, event_columns, publish
 from cairn.service.catalog.models import DeliveryRow, EventRow, WebhookRow
 from cairn.service.errors import UnknownDeliveryError
 from cairn.service.events.webhooks import require_webhook, wants
@@ -199,12 +199,12 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
         UnknownWebhookError: No webhook has this id.
     """
     key = (secrets.token_hex(8),)
-    happening = Happening(EventKind.WEBHOOK_TEST, "", "", key, {"webhook": webhook})
+    event = NewEvent(EventKind.WEBHOOK_TEST, "", "", key, {"webhook": webhook})
     with catalog.write(("", "")) as session:
         require_webhook(session, webhook)
         connection = session.connection()
-        tell(connection, happening)
-        # `tell` took the lock of event ids, so this is its event.
+        publish(connection, event)
+        # `publish` took the lock of event ids, so this is its event.
         newest = connection.scalar(select(func.max(EventRow.id))) or 0
         (found,) = queries.events(connection, after=newest - 1, limit=1)
         made = connection.execute(_ADD, _row(webhook, found, now))

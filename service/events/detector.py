@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.catalog.models import EventRow
 from cairn.service.jobs.dbos_engine.jobs import Jobs
 from cairn.service.jobs.errors import OperationNotFoundError
@@ -33,23 +33,23 @@ long."""
 _LATE: Final = 2.0  # multiple of the interval between the last two scans
 
 
-class Noticing:
+class EventDetector:
     """Detector of ended jobs and stale roots, which is called again and again.
 
     Args:
         catalog: Catalog to publish events in.
         jobs: Jobs to watch.
         roots: Current store roots by name.
-        looks: This server scans the store on a schedule.
+        scans: This server scans the store on a schedule.
     """
 
     def __init__(
-        self, catalog: Catalog, jobs: Jobs, roots: Mapping[str, StoreURI], *, looks: bool
+        self, catalog: Catalog, jobs: Jobs, roots: Mapping[str, StoreURI], *, scans: bool
     ) -> None:
         self._catalog = catalog
         self._jobs = jobs
         self._roots = roots
-        self._looks = looks
+        self._scans = scans
         self._told: set[tuple[datetime, str, OperationState]] = set()
         self._since: datetime | None = None
         self._scanned: dict[str, tuple[datetime, float]] = {}
@@ -78,13 +78,13 @@ class Noticing:
             found = known[root]
             if found is None or found.uri != str(uri):
                 continue
-            scanned = found.scanned if self._looks else None
+            scanned = found.scanned if self._scans else None
             late = scanned is not None and self._is_late(root, scanned, now)
             if found.problem is None and not late:
                 continue
             looked = None if found.scanned is None else rfc3339(found.scanned)
             detail = {"looked": looked, "problem": found.problem}
-            self._tell([Happening(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
+            self._tell([NewEvent(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
 
     def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
         """Return whether the next scan is overdue, by the time that the last two scans were apart.
@@ -104,13 +104,13 @@ class Noticing:
             last = connection.execute(query.order_by(EventRow.id.desc()).limit(1)).first()
         return None if last is None else from_rfc3339(last.detail["ended"])
 
-    def _tell(self, happenings: list[Happening]) -> None:
-        for one in happenings:
+    def _tell(self, events: list[NewEvent]) -> None:
+        for one in events:
             with self._catalog.connect((one.root, one.run)) as connection:
-                tell(connection, one)
+                publish(connection, one)
 
 
-def _end_of(operation: Operation, state: OperationState, ended: datetime) -> list[Happening]:
+def _end_of(operation: Operation, state: OperationState, ended: datetime) -> list[NewEvent]:
     request = operation.request
     root, run = str(request.get("root", "")), str(request.get("run", ""))
     error = operation.error
@@ -123,8 +123,8 @@ def _end_of(operation: Operation, state: OperationState, ended: datetime) -> lis
         "error": None if error is None else {"type": error.type, "title": error.title},
     }
     key = (operation.id, rfc3339(ended), state.value)
-    found = [Happening(EventKind.JOB_ENDED, root, run, key, detail, ended)]
+    found = [NewEvent(EventKind.JOB_ENDED, root, run, key, detail, ended)]
     if operation.has_found_damage:
         more = {**detail, "problem": error.detail if error is not None else ""}
-        found.insert(0, Happening(EventKind.VERIFY_FAILED, root, run, key, more, ended))
+        found.insert(0, NewEvent(EventKind.VERIFY_FAILED, root, run, key, more, ended))
     return found

@@ -27,7 +27,7 @@ from cairn.service.events.deliveries import (
     take_up,
     waiting_webhooks,
 )
-from cairn.service.events.detector import Noticing
+from cairn.service.events.detector import EventDetector
 from cairn.service.events.http_post import PostFailedError, post
 from cairn.service.events.retries import wait_after
 from cairn.service.events.signatures import signed_headers
@@ -75,7 +75,7 @@ class Sender:
         self._catalog = catalog
         self._networks = settings.networks
         roots = Roots(catalog, settings.root_uris)
-        self._noticing = Noticing(catalog, jobs, roots, looks=settings.scan_seconds > 0)
+        self._detector = EventDetector(catalog, jobs, roots, scans=settings.scan_seconds > 0)
         self._prune_next = 0.0  # monotonic clock
         self._kept = timedelta(days=settings.event_days)
         self._automations = [one.name for one in settings.automations]
@@ -106,8 +106,8 @@ class Sender:
                 self._stop.wait(ASK_SECONDS)
                 continue
             if time.monotonic() - noticed > NOTICE_SECONDS:
-                self._tried(lambda: self._noticing.index(utc_now()))
-                self._tried(lambda: self._noticing.jobs(utc_now()))
+                self._tried(lambda: self._detector.index(utc_now()))
+                self._tried(lambda: self._detector.jobs(utc_now()))
                 noticed = time.monotonic()
             self._tried(self._hand_out)
             if self._kept and time.monotonic() >= self._prune_next:

@@ -9,7 +9,7 @@ from typing import Final
 
 from cairn.service.filters.expressions import Path
 from cairn.service.filters.fields import Field
-from cairn.service.filters.text_reader import Text
+from cairn.service.filters.text_reader import TextReader
 
 LONGEST_ORDER: Final = 2000
 MOST_TERMS: Final = 4
@@ -45,7 +45,9 @@ def parse_order(text: str, fields: Mapping[str, Field]) -> tuple[Term, ...]:
         InvalidRequestError: The text is no order; the error names the position, and what was
             expected there.
     """
-    reader = Text(text, "order_by", kept={k: one for k, one in fields.items() if one.sortable})
+    reader = TextReader(
+        text, "order_by", kept={k: one for k, one in fields.items() if one.sortable}
+    )
     if len(text) > LONGEST_ORDER:
         reader.refuse_all(f"expected {LONGEST_ORDER} characters at most, found {len(text)}")
     if reader.at_end():

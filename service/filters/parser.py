@@ -32,7 +32,7 @@ from cairn.service.filters.expressions import (
     Value,
 )
 from cairn.service.filters.fields import Field, Kind
-from cairn.service.filters.text_reader import Text
+from cairn.service.filters.text_reader import TextReader
 
 LONGEST_FILTER: Final = 2000
 """Largest number of characters of a filter."""
@@ -72,7 +72,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
         InvalidRequestError: The text is no filter; the error names the position, and what was
             expected there.
     """
-    reader = Text(text, "filter", kept=fields)
+    reader = TextReader(text, "filter", kept=fields)
     if len(text) > LONGEST_FILTER:
         reader.refuse_all(f"expected {LONGEST_FILTER} characters at most, found {len(text)}")
     return None if reader.at_end() else _Parser(reader).whole()
@@ -81,7 +81,7 @@ def parse_filter(text: str, fields: Mapping[str, Field]) -> Expression | None:
 class _Parser:
     """Recursive-descent parser with a bounded depth."""
 
-    def __init__(self, reader: Text) -> None:
+    def __init__(self, reader: TextReader) -> None:
         self._reader = reader
         self._conditions = 0
 
@@ -152,7 +152,7 @@ class _Parser:
         return Has(Path(path.field, self._reader.key(path.field)))
 
 
-def _read_value(reader: Text, path: Path, field: Field) -> Value:
+def _read_value(reader: TextReader, path: Path, field: Field) -> Value:
     at = reader.place()
     expected = f"{field.kind.value} for {path}"
     quoted = reader.string(expected)

@@ -21,7 +21,7 @@ _KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
 }
 
 
-class Text:
+class TextReader:
     """Query parameter that is read up to a position."""
 
     def __init__(self, text: str, parameter: str, *, kept: Mapping[str, Field]) -> None:

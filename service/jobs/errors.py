@@ -37,7 +37,7 @@ class JobFailedError(ServiceError):
         super().__init__(f"{self.data.get('title')}: {self.data.get('detail')}")
 
     @property
-    def for_want_of_room(self) -> bool:
+    def for_missing_space(self) -> bool:
         """True if the store had no space or quota left, so that the same job may succeed later."""
         return self.data.get("type") == _STORE_FULL
 

@@ -27,7 +27,7 @@ def origin() -> dict[str, Any]:
 
 
 @contextmanager
-def observed(
+def observe_job(
     metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
     """Observe a job that is executed inside the block.
@@ -59,7 +59,7 @@ def observed(
 
 
 @contextmanager
-def observed_part(
+def observe_part(
     kind: str, operation_id: str, name: str, started_by: Mapping[str, Any]
 ) -> Iterator[None]:
     """Observe a part of a job that is executed inside the block.

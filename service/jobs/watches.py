@@ -16,7 +16,7 @@ LOOK_SECONDS: Final = 0.2
 QUIET_SECONDS: Final = 10.0
 
 
-class Looks(Protocol):
+class JobStates(Protocol):
     """Queries that watching needs; each may take as long as the database does."""
 
     stopping: bool
@@ -28,7 +28,7 @@ class Looks(Protocol):
             OperationNotFoundError: There is no such operation.
         """
 
-    def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+    def current(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
         """Return the current states of known operations, by id; lost ones are left out."""
 
 
@@ -65,7 +65,7 @@ class Watches:
         jobs: Jobs to watch.
     """
 
-    def __init__(self, jobs: Looks) -> None:
+    def __init__(self, jobs: JobStates) -> None:
         self._jobs = jobs
         self._watched: dict[str, _Watched] = {}
         self._looks = 0
@@ -132,7 +132,7 @@ class Watches:
             if not known:  # all watchers left meanwhile; DBOS would list everything for no ids
                 break
             try:
-                found = await run_in_threadpool(self._jobs.look, known)
+                found = await run_in_threadpool(self._jobs.current, known)
             except Exception as exc:  # any driver's error: the database may answer again
                 if answers:
                     logger.warning("watched jobs cannot be looked at: %s", exc)

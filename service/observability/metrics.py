@@ -19,7 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from cairn.service.observability.scraped_metrics import Part, Readings
+from cairn.service.observability.scraped_metrics import MetricSource, ScrapedMetrics
 from cairn.storage.errors import NotFoundError
 from cairn.storage.store.requests import StoreRequest, listen
 
@@ -52,10 +52,10 @@ class WorkerMetrics:
         return generate_latest(self.registry)
 
     @contextmanager
-    def watching(self, parts: Mapping[str, Part] | None = None) -> Iterator[None]:
+    def watching(self, parts: Mapping[str, MetricSource] | None = None) -> Iterator[None]:
         """Count requests to stores inside the block, and read `parts` at each scrape."""
         end = listen(self._store.count)
-        readings = Readings(parts or {})
+        readings = ScrapedMetrics(parts or {})
         self.registry.register(readings)
         try:
             yield

@@ -22,7 +22,7 @@ ANSWER_SECONDS: Final = 2.0
 PROBLEM: Final = "cairn_scrape_problem"
 
 
-class Reading(NamedTuple):
+class Sample(NamedTuple):
     """Value of a metric for one set of labels.
 
     Attributes:
@@ -52,7 +52,7 @@ class Family(NamedTuple):
     counter: bool = False
 
 
-class Part(NamedTuple):
+class MetricSource(NamedTuple):
     """Metrics that are read together.
 
     Attributes:
@@ -61,15 +61,15 @@ class Part(NamedTuple):
     """
 
     families: tuple[Family, ...]
-    read: Callable[[], Iterable[Reading]]
+    read: Callable[[], Iterable[Sample]]
 
 
-class Readings(Collector):
+class ScrapedMetrics(Collector):
     """Prometheus collector that reads its parts at each scrape."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
+    def __init__(self, parts: Mapping[str, MetricSource]) -> None:
         self._parts = dict(parts)
-        self._asked: dict[str, Future[list[Reading]]] = {}
+        self._asked: dict[str, Future[list[Sample]]] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
@@ -95,7 +95,7 @@ class Readings(Collector):
             yield from _filled(part.families, answer.result())
         yield problem
 
-    def _ask(self) -> dict[str, Future[list[Reading]]]:
+    def _ask(self) -> dict[str, Future[list[Sample]]]:
         """Start to read each part, unless its last read still runs; return the futures."""
         with self._lock:
             for name, part in self._parts.items():
@@ -105,9 +105,9 @@ class Readings(Collector):
             return dict(self._asked)
 
 
-def _begin(part: Part) -> Future[list[Reading]]:
+def _begin(part: MetricSource) -> Future[list[Sample]]:
     """Read a part in a daemon thread: a silent database must not keep the process alive."""
-    answer: Future[list[Reading]] = Future()
+    answer: Future[list[Sample]] = Future()
 
     def read() -> None:
         try:
@@ -124,7 +124,7 @@ def _empty(family: Family) -> GaugeMetricFamily | CounterMetricFamily:
     return kind(family.name, family.what, labels=family.labels)
 
 
-def _filled(families: Iterable[Family], readings: Iterable[Reading]) -> Iterator[Metric]:
+def _filled(families: Iterable[Family], readings: Iterable[Sample]) -> Iterator[Metric]:
     metrics = {family.name: (family, _empty(family)) for family in families}
     for reading in readings:
         family, metric = metrics[reading.name]

@@ -63,7 +63,7 @@ class Tracing:
         made.end(ended)
 
 
-class TracedPart:
+class TracedSpan:
     """Span, or a no-op if tracing is off."""
 
     def __init__(self, span: "Span | None" = None) -> None:
@@ -138,7 +138,7 @@ def span(
     *,
     kind: Literal["server", "consumer", "internal"] = "internal",
     carrier: Mapping[str, str] | None = None,
-) -> Iterator[TracedPart]:
+) -> Iterator[TracedSpan]:
     """Record the block as a span, below the current one; an error that leaves it marks it failed.
 
     Args:
@@ -148,7 +148,7 @@ def span(
     """
     tracer = _tracer
     if tracer is None:
-        yield TracedPart()
+        yield TracedSpan()
         return
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -162,7 +162,7 @@ def span(
         record_exception=False,
         set_status_on_exception=False,
     ) as made:
-        told = TracedPart(made)
+        told = TracedSpan(made)
         try:
             yield told
         except Exception:

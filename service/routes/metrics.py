@@ -17,7 +17,7 @@ from cairn.service.catalog.workers import known_workers
 from cairn.service.events.webhooks import count_dead, waiting_since
 from cairn.service.jobs.worker_names import worker_name
 from cairn.service.observability.metrics import CONTENT_TYPE, ServerMetrics
-from cairn.service.observability.scraped_metrics import Family, Part, Reading
+from cairn.service.observability.scraped_metrics import Family, MetricSource, Sample
 from cairn.storage.store.clock import utc_now
 
 router: Final = APIRouter(tags=["health"])
@@ -78,21 +78,21 @@ def metrics(request: Request) -> Response:
     return Response(own.text(), media_type=CONTENT_TYPE)
 
 
-def parts(app: FastAPI) -> Mapping[str, Part]:
+def parts(app: FastAPI) -> Mapping[str, MetricSource]:
     """Return the metrics that are read from the server's databases, by part.
 
     Each part looks up `app.state.plane` when it is read, since the server opens it only at start.
     """
     return {
-        "index": Part(_INDEX, lambda: _index(app.state.plane)),
-        "outside": Part(_OUTSIDE, lambda: _outside(app.state.plane)),
-        "jobs": Part(_JOBS, lambda: _jobs(app.state.plane)),
-        "workers": Part(_WORKERS, lambda: _workers(app.state.plane)),
-        "events": Part(_EVENTS, lambda: _events(app.state.plane)),
+        "index": MetricSource(_INDEX, lambda: _index(app.state.plane)),
+        "outside": MetricSource(_OUTSIDE, lambda: _outside(app.state.plane)),
+        "jobs": MetricSource(_JOBS, lambda: _jobs(app.state.plane)),
+        "workers": MetricSource(_WORKERS, lambda: _workers(app.state.plane)),
+        "events": MetricSource(_EVENTS, lambda: _events(app.state.plane)),
     }
 
 
-def _index(plane: ControlPlane) -> Iterator[Reading]:
+def _index(plane: ControlPlane) -> Iterator[Sample]:
     index = plane.index
     with plane.catalog.read() as session:
         sums_by_root = queries.root_sums(session)
@@ -102,40 +102,40 @@ def _index(plane: ControlPlane) -> Iterator[Reading]:
             continue  # never indexed, or under another URI: the numbers are not this root's
         labels = {"root": root}
         if (lag := sums.lag(uri)) is not None:
-            yield Reading("cairn_index_lag_seconds", labels, lag)
+            yield Sample("cairn_index_lag_seconds", labels, lag)
         if root in index.scan_seconds:
-            yield Reading("cairn_index_scan_seconds", labels, index.scan_seconds[root])
-        yield Reading("cairn_index_problem", labels, sums.problem is not None)
-        yield Reading("cairn_index_runs", labels, sums.runs)
-        yield Reading("cairn_index_checkpoints", labels, sums.checkpoints)
-        yield Reading("cairn_index_damaged_checkpoints", labels, sums.damaged)
+            yield Sample("cairn_index_scan_seconds", labels, index.scan_seconds[root])
+        yield Sample("cairn_index_problem", labels, sums.problem is not None)
+        yield Sample("cairn_index_runs", labels, sums.runs)
+        yield Sample("cairn_index_checkpoints", labels, sums.checkpoints)
+        yield Sample("cairn_index_damaged_checkpoints", labels, sums.damaged)
 
 
-def _outside(plane: ControlPlane) -> Iterator[Reading]:
+def _outside(plane: ControlPlane) -> Iterator[Sample]:
     with plane.catalog.read() as session:
         counted = count_outside(session)
     for root in plane.roots:
         for kind in OUTSIDE_KINDS:
             labels = {"root": root, "kind": kind}
-            yield Reading("cairn_external_changes_total", labels, counted.get((root, kind), 0))
+            yield Sample("cairn_external_changes_total", labels, counted.get((root, kind), 0))
 
 
-def _jobs(plane: ControlPlane) -> Iterator[Reading]:
+def _jobs(plane: ControlPlane) -> Iterator[Sample]:
     if plane.engine is None:
         return
     for (kind, state), count in plane.engine.counts().items():
-        yield Reading("cairn_jobs", {"kind": kind, "state": state.value}, count)
+        yield Sample("cairn_jobs", {"kind": kind, "state": state.value}, count)
 
 
-def _events(plane: ControlPlane) -> Iterator[Reading]:
-    yield Reading("cairn_webhook_dead", {}, count_dead(plane.catalog))
+def _events(plane: ControlPlane) -> Iterator[Sample]:
+    yield Sample("cairn_webhook_dead", {}, count_dead(plane.catalog))
     since = waiting_since(plane.catalog)
     waits = 0.0 if since is None else (utc_now() - since).total_seconds()
-    yield Reading("cairn_webhook_wait_seconds", {}, max(0.0, waits))
+    yield Sample("cairn_webhook_wait_seconds", {}, max(0.0, waits))
 
 
-def _workers(plane: ControlPlane) -> Iterator[Reading]:
+def _workers(plane: ControlPlane) -> Iterator[Sample]:
     workers = known_workers(plane.catalog)
     alive = [worker_name(plane.settings, row.name).is_held() for row in workers]
     for is_alive in (True, False):
-        yield Reading("cairn_workers", {"alive": str(is_alive).lower()}, alive.count(is_alive))
+        yield Sample("cairn_workers", {"alive": str(is_alive).lower()}, alive.count(is_alive))

@@ -10,7 +10,7 @@ from sqlalchemy import inspect, select
 
 from cairn.service.app import create_app
 from cairn.service.catalog import rows
-from cairn.service.catalog.change_tokens import take_stamp
+from cairn.service.catalog.change_tokens import change_token
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.migrate import configuration
 from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
@@ -263,15 +263,15 @@ def test_every_change_moves_the_stamp(root, monkeypatch, change):
     run = make_run(root / "run", [1])
     AliasWriter(run.objects).move("production", step=1, attempt=1, expect=None)
     settle(root / "run", monkeypatch)
-    before = take_stamp(run.uri)
+    before = change_token(run.uri)
     assert before is not None
     change(run)
-    assert take_stamp(run.uri) != before
+    assert change_token(run.uri) != before
 
 
 def test_stamp_of_a_fresh_change_is_not_trusted(root):
     run = make_run(root / "run", [1])
-    assert take_stamp(run.uri) is None
+    assert change_token(run.uri) is None
 
 
 def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):

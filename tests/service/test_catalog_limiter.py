@@ -118,8 +118,8 @@ def test_who_writes_beside_others_waits_and_is_told_if_that_takes_long(http, roo
 
 def test_many_who_ask_for_a_run_that_was_made_just_now_all_find_it(http, root, monkeypatch):
     """Some look at the store, which takes its time; none is told that others look already."""
-    look = refresh.take_stamp
-    monkeypatch.setattr(refresh, "take_stamp", lambda uri: time.sleep(0.2) or look(uri))
+    look = refresh.change_token
+    monkeypatch.setattr(refresh, "change_token", lambda uri: time.sleep(0.2) or look(uri))
     make_run(root / "new", [1])
     paths = [f"/v1/roots/default/runs/new/{what}" for what in ("aliases", "checkpoints")]
     with ThreadPoolExecutor(50) as pool:

@@ -9,9 +9,9 @@ from sqlalchemy.exc import OperationalError
 
 from cairn.service.catalog import queries, rows
 from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.catalog.refresh import Index
-from cairn.service.events.detector import Noticing
+from cairn.service.events.detector import EventDetector
 from cairn.service.schemas import EventKind
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -209,11 +209,11 @@ def test_an_event_and_what_it_tells_of_are_written_together_or_not_at_all(looked
     def failing(*_):
         raise OperationalError("INSERT", {}, Exception("disk is full"))
 
-    real = rows.tell_all
-    monkeypatch.setattr(rows, "tell_all", failing)
+    real = rows.publish_all
+    monkeypatch.setattr(rows, "publish_all", failing)
     promote(looked, 3, CREATE)  # the store has it; the note of it failed
     assert looked.get(f"{RUN}/aliases").json()["aliases"] == []
-    monkeypatch.setattr(rows, "tell_all", real)
+    monkeypatch.setattr(rows, "publish_all", real)
     refresh(looked)
     assert told(looked)[2:] == [("alias.moved", 1, None)]
 
@@ -232,9 +232,9 @@ def test_whoever_reads_on_from_an_event_misses_none_that_was_begun_before_it(dat
     catalog = Catalog.open(database_url)
 
     def write(run, wait):
-        one = Happening(EventKind.RUN_STALLED, "default", run, (run,), {})
+        one = NewEvent(EventKind.RUN_STALLED, "default", run, (run,), {})
         with catalog.connect(("default", run)) as connection:
-            tell(connection, one)
+            publish(connection, one)
             wait()
 
     def seen():
@@ -258,14 +258,14 @@ def test_whoever_reads_on_from_an_event_misses_none_that_was_begun_before_it(dat
 
 def test_root_is_behind_when_its_next_look_is_overdue(looked, root):
     catalog, uri = looked.app.state.plane.catalog, parse_uri(root)
-    noticing = Noticing(catalog, None, {"default": uri}, looks=True)
+    detector = EventDetector(catalog, None, {"default": uri}, scans=True)
     first = utc_now()
 
     def told(scanned, later):
         """Whether it is told, of a last look then, after so many seconds more."""
         with catalog.write(("default", "")) as session:
             rows.write_root(session, "default", uri, scanned=scanned, problem=None)
-        noticing.index(scanned + timedelta(seconds=later))
+        detector.index(scanned + timedelta(seconds=later))
         return len([one for one in events(looked) if one.kind == EventKind.INDEX_BEHIND])
 
     assert told(first, 899) == 0

@@ -10,7 +10,7 @@ from cairn.service.catalog import queries
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.events import retention
 from cairn.service.catalog.events.automations import advance, positions
-from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.catalog.events.retention import prune_events
 from cairn.service.catalog.models import DeliveryRow, EventRow
 from cairn.service.events import sender
@@ -30,7 +30,7 @@ def catalog(database_url):
 
 def happen(catalog, number, run="run", kind=EventKind.STEP_DURABLE, **detail):
     with catalog.connect(("default", run)) as connection:
-        tell(connection, Happening(kind, "default", run, (number,), {"step": number, **detail}))
+        publish(connection, NewEvent(kind, "default", run, (number,), {"step": number, **detail}))
 
 
 def prune(catalog, *, ahead=timedelta(hours=1), automations=()):

@@ -8,7 +8,7 @@ from cairn.service.actions import clean_up, reclaimable
 from cairn.service.actions import runs as runs_actions
 from cairn.service.actions.failures import failures_of
 from cairn.service.actions.reclaimable import freed
-from cairn.service.catalog.run_health import KnownStep
+from cairn.service.catalog.run_health import SizedStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
 from cairn.storage.runs.annotating import annotate_step, note_verified
 from cairn.storage.runs.promotion import promote_step
@@ -61,7 +61,7 @@ def test_kind_of_a_later_version_is_told_as_it_is():
 
 
 def test_a_step_goes_that_any_of_the_policies_does_not_keep():
-    steps = [KnownStep(StepFacts(at, 1, NOW - timedelta(days=10 - at)), 2**at) for at in range(5)]
+    steps = [SizedStep(StepFacts(at, 1, NOW - timedelta(days=10 - at)), 2**at) for at in range(5)]
     every_two = RetentionPolicy(keep_every=2)
     assert freed(steps, [KEEP_ONE], {}, now=NOW) == 1 + 2 + 4 + 8
     assert freed(steps, [KEEP_ONE], {"best": (1, 1)}, now=NOW) == 1 + 4 + 8

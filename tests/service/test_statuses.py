@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.catalog.events import retention
-from cairn.service.catalog.events.outbox import Happening, tell
+from cairn.service.catalog.events.outbox import NewEvent, publish
 from cairn.service.schemas import EventKind
 from cairn.service.settings import Settings
 from cairn.storage.store.clock import utc_now
@@ -138,8 +138,8 @@ def prune_events(http):
     catalog = http.app.state.plane.catalog
     for number in range(3):
         with catalog.connect(("default", "llama")) as connection:
-            happening = Happening(EventKind.RUN_STALLED, "default", "llama", (number,), {})
-            tell(connection, happening)
+            event = NewEvent(EventKind.RUN_STALLED, "default", "llama", (number,), {})
+            publish(connection, event)
     retention.prune_events(catalog, utc_now() + timedelta(days=1), ())
 
 

@@ -69,10 +69,10 @@ class Looks:
     def __getattr__(self, name):
         return getattr(self._jobs, name)
 
-    def look(self, known):
+    def current(self, known):
         self.count += 1
         self.asked.append([*known])
-        return self._jobs.look(known)
+        return self._jobs.current(known)
 
     async def more(self, number):
         ends = self.count + number
@@ -147,7 +147,7 @@ class Counting:
         self._done += 1
         return self._operation.model_copy(update={"progress": Progress(done_bytes=self._done)})
 
-    def look(self, known):
+    def current(self, known):
         found = {name: self.get(name) for name in known}
         self.looking.set()
         assert self.looked.wait(10)
@@ -199,13 +199,13 @@ def test_who_is_slow_holds_up_nobody_and_hears_the_newest(jobs):
 def test_streams_outlive_a_database_that_does_not_answer_for_a_while(jobs, monkeypatch, caplog):
     failures = iter([True] * 5)
 
-    def look(self, known):
+    def current(self, known):
         if next(failures, False):
             raise OperationalError("SELECT", {}, Exception("server closed the connection"))
         return real(self, known)
 
-    real = Jobs.look
-    monkeypatch.setattr(Jobs, "look", look)
+    real = Jobs.current
+    monkeypatch.setattr(Jobs, "current", current)
 
     async def main():
         watches = Watches(jobs)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.events import retries, sender
-from cairn.service.events.detector import Noticing
+from cairn.service.events.detector import EventDetector
 from cairn.service.events.sender import Sender
 from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
@@ -434,7 +434,7 @@ def test_the_end_of_a_job_that_nobody_noticed_is_told_at_the_next_start_and_once
     options = {"scan_seconds": 0, **LOOPBACK}
     with monkeypatch.context() as patch, serving(root, tmp_path / "data", **options) as http:
         http.get("/v1/runs")
-        patch.setattr(Noticing, "jobs", lambda *_: None)
+        patch.setattr(EventDetector, "jobs", lambda *_: None)
         job = http.post("/v1/roots/default/runs/llama/checkpoints/1:verify").json()["id"]
         assert watch(http, job)["state"] == "succeeded"
         assert ends_of_jobs(http) == []

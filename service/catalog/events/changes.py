@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from cairn.service.catalog.events.outbox import Happening
+from cairn.service.catalog.events.outbox import NewEvent
 from cairn.service.schemas import CheckpointState, EventKind
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.store.clock import from_rfc3339, rfc3339
@@ -26,15 +26,15 @@ class Subject(NamedTuple):
     run: str
     created: datetime
 
-    def happening(
+    def event(
         self,
         kind: EventKind,
         key: tuple[str | int | None, ...],
         detail: dict[str, Any],
         when: datetime | None = None,
-    ) -> Happening:
+    ) -> NewEvent:
         """Return an event of this run."""
-        return Happening(kind, self.root, self.run, (rfc3339(self.created), *key), detail, when)
+        return NewEvent(kind, self.root, self.run, (rfc3339(self.created), *key), detail, when)
 
 
 class Seen(NamedTuple):
@@ -74,7 +74,7 @@ class Verification(NamedTuple):
 
 def alias_moved(
     run: Subject, alias: Alias, before: Seen | None, *, look: int = 0
-) -> Iterator[Happening]:
+) -> Iterator[NewEvent]:
     """Yield the moves of an alias since it was last seen, as far as its record's history goes back.
 
     Args:
@@ -102,7 +102,7 @@ def alias_moved(
             yield _deleted(run, alias.alias, one.sequence, last, by=one.by, when=when)
             last = None
             continue
-        yield run.happening(
+        yield run.event(
             EventKind.ALIAS_MOVED,
             (alias.alias, one.sequence, one.step, one.attempt, one.at, *again),
             {
@@ -121,16 +121,16 @@ def alias_moved(
         last = Seen(one.sequence, one.step)
 
 
-def alias_gone(run: Subject, alias: str, before: Seen) -> Happening:
+def alias_gone(run: Subject, alias: str, before: Seen) -> NewEvent:
     """Return the event of a deleted alias; only the alias's history has who deleted it."""
     return _deleted(run, alias, before.sequence + 1, before, by=None, when=None)
 
 
-def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[Happening]:
+def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[NewEvent]:
     """Yield the events of steps with a new state, by step: durable or abandoned."""
     for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
         if one.state == CheckpointState.LISTED:
-            yield run.happening(
+            yield run.event(
                 EventKind.STEP_DURABLE,
                 (one.step, one.attempt, one.manifest_digest),
                 {
@@ -143,14 +143,14 @@ def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[Happening]:
                 one.created,
             )
         elif one.state == CheckpointState.ABANDONED:
-            yield run.happening(
+            yield run.event(
                 EventKind.RUN_STALLED,
                 (one.step, one.attempt),
                 {"step": one.step, "attempt": one.attempt},
             )
 
 
-def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[Happening]:
+def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[NewEvent]:
     """Yield the events of steps that have become damaged or intact again, by step."""
     for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
         place = {"step": one.step, "attempt": one.attempt}
@@ -161,12 +161,12 @@ def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[Happe
             counts = {name: one.damaged[name] for name in ("job", "leaf_count", "problem_count")}
             named = {name: one.damaged[name][:_NAMED] for name in ("leaves", "problems")}
             detail = {**place, "verified": at, **counts, **named}
-            yield run.happening(EventKind.STEP_DAMAGED, (*key, at), detail, when)
+            yield run.event(EventKind.STEP_DAMAGED, (*key, at), detail, when)
         elif one.before is not None and one.verified is not None:
             # Without `verified` the record of the damage was lost, which does not prove recovery.
             at = rfc3339(one.verified)
             detail = {**place, "verified": at, "damaged": one.before["at"]}
-            yield run.happening(EventKind.STEP_RECOVERED, (*key, at), detail, one.verified)
+            yield run.event(EventKind.STEP_RECOVERED, (*key, at), detail, one.verified)
 
 
 def _deleted(
@@ -177,8 +177,8 @@ def _deleted(
     *,
     by: str | None,
     when: datetime | None,
-) -> Happening:
-    return run.happening(
+) -> NewEvent:
+    return run.event(
         EventKind.ALIAS_DELETED,
         (alias, sequence),
         {

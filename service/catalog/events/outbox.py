@@ -34,7 +34,7 @@ _ADD: Final = insert(EventRow)
 
 
 @dataclass(frozen=True)
-class Happening:
+class NewEvent:
     """Event before it is written.
 
     Attributes:
@@ -71,26 +71,26 @@ class EventColumns(NamedTuple):
 event_columns: Final = tuple(getattr(EventRow, name) for name in EventColumns._fields)
 
 
-def tell(connection: Connection, happening: Happening) -> None:
+def publish(connection: Connection, event: NewEvent) -> None:
     """Write an event, unless it was written before.
 
     Args:
         connection: Writing connection that has the run's lock (`Catalog.write`).
-        happening: Event to write.
+        event: Event to write.
     """
-    tell_all(connection, happening.root, happening.run, [happening])
+    publish_all(connection, event.root, event.run, [event])
 
 
-def tell_all(connection: Connection, root: str, run: str, happenings: Iterable[Happening]) -> None:
+def publish_all(connection: Connection, root: str, run: str, events: Iterable[NewEvent]) -> None:
     """Write events of one run in this order, except those that were written before.
 
     Args:
         connection: Writing connection that has the run's lock (`Catalog.write`).
         root: Name of the root of all events.
         run: Name of the run of all events.
-        happenings: Events to write.
+        events: Events to write.
     """
-    told = {(one.kind.value, _identity(one.key)): one for one in happenings}
+    told = {(one.kind.value, _identity(one.key)): one for one in events}
     place = {"of_root": root, "of_run": run}
     identities = [identity for _, identity in told]
     for start in range(0, len(identities), _AT_ONCE):

@@ -8,7 +8,7 @@ from cairn.service.client.protocol.requests import ANY
 from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
 
 
-class AsyncNotesConnection(AsyncCleanUpConnection):
+class AsyncAnnotationsConnection(AsyncCleanUpConnection):
     """Connection with the requests that set labels and metrics."""
 
     async def annotate(

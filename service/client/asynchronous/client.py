@@ -17,7 +17,7 @@ from cairn.service.client.asynchronous.download import blocks, download
 from cairn.service.client.asynchronous.events import AsyncEventsConnection
 from cairn.service.client.asynchronous.operation_stream import follow_operation
 from cairn.service.client.asynchronous.step_files import AsyncStepFilesConnection
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import (
     DEFAULT_ROOT,
     alias_path,
@@ -549,7 +549,7 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
             ServerUnreachableError: No answer for `patience` seconds.
         """
         path = f"/v1/operations/{segment(operation)}/events"
-        return follow_operation(self._http, path, Patience(patience))
+        return follow_operation(self._http, path, Backoff(patience))
 
     async def wait(self, operation: str) -> Operation:
         """Follow an operation to its end.

@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.paths import segment
 from cairn.service.client.protocol.requests import Parameter
 from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
@@ -89,7 +89,7 @@ class AsyncEventsConnection(AsyncConnection):
                 status 410, events after the last one were pruned.
             ServerUnreachableError: No answer for `patience` seconds.
         """
-        server = Patience(patience)
+        server = Backoff(patience)
         wanted = None if kinds is None else [str(kind) for kind in kinds]
         for kind in [] if wanted is None else wanted or [""]:
             await self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
@@ -122,7 +122,7 @@ class AsyncEventsConnection(AsyncConnection):
             if found.next_page_token is None:
                 await anyio.sleep(server.pause())
 
-    async def _event(self, server: Patience, event: int, known: int) -> Event | None:
+    async def _event(self, server: Backoff, event: int, known: int) -> Event | None:
         """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
             found = await self._look(server, after=event - 1, page_size=1)
@@ -142,7 +142,7 @@ class AsyncEventsConnection(AsyncConnection):
             "anew: look at what is listed now, and watch with after=0."
         )
 
-    async def _look(self, server: Patience, **parameters: Parameter) -> EventList:
+    async def _look(self, server: Backoff, **parameters: Parameter) -> EventList:
         """Fetch the next events; retry until the server answers."""
         while True:
             try:

@@ -8,7 +8,7 @@ import anyio
 import httpx
 
 from cairn.service.client.asynchronous.streams import check
-from cairn.service.client.protocol.backoff import Patience
+from cairn.service.client.protocol.backoff import Backoff
 from cairn.service.client.protocol.event_stream import EventStream
 from cairn.service.client.protocol.responses import unreachable
 from cairn.service.errors import ProblemResponseError
@@ -19,7 +19,7 @@ SILENCE_SECONDS: Final = 60.0
 
 
 async def follow_operation(
-    http: httpx.AsyncClient, path: str, patience: Patience
+    http: httpx.AsyncClient, path: str, patience: Backoff
 ) -> AsyncGenerator[Operation, None]:
     """Yield every state that the stream at `path` reports, up to the final one.
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cairn.service.client.asynchronous.annotations import AsyncNotesConnection
+from cairn.service.client.asynchronous.annotations import AsyncAnnotationsConnection
 from cairn.service.client.asynchronous.download import download
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
@@ -25,7 +25,7 @@ LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
 """Timeout for answers before which the server reads some gigabytes."""
 
 
-class AsyncTensorsConnection(AsyncNotesConnection):
+class AsyncTensorsConnection(AsyncAnnotationsConnection):
     """Connection with the requests that read the leaves of checkpoints."""
 
     async def tensors(

@@ -19,7 +19,7 @@ _TRANSIENT: Final = frozenset(
 )
 
 
-class Patience:
+class Backoff:
     """Time limit and exponential backoff of repeated requests.
 
     Args:

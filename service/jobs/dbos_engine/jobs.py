@@ -151,7 +151,7 @@ class Jobs:
         return self._describe(found[0])
 
     @translated
-    def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+    def current(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
         """Return the current states of operations, by id; deleted ones are left out.
 
         For operations that have not ended, only what can change is read.

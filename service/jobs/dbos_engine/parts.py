@@ -33,7 +33,7 @@ class Parts:
         kind: Kind of the job.
         operation_id: Id of the operation.
         request: Request of the job.
-        origin: Ids of the request that started the job, see `observed.origin`.
+        origin: Ids of the request that started the job, see `observation.origin`.
         wake: Makes workers poll for new parts at once.
         stop: Stops the parts that run in this process, and waits for them.
         interrupted: Set when the job has to stop.

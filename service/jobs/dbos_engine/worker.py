@@ -44,7 +44,7 @@ from cairn.service.jobs.dbos_engine.waker import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationStateError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
-from cairn.service.jobs.observation import observed, observed_part
+from cairn.service.jobs.observation import observe_job, observe_part
 from cairn.service.jobs.records import (
     CANCELLED,
     PART,
@@ -215,7 +215,7 @@ class Worker:
         """Execute a job; DBOS calls this as the body of every job's workflow."""
         operation_id = _own_id()
         origin = self._started_by(operation_id)
-        with observed(self._metrics, kind, operation_id, origin):
+        with observe_job(self._metrics, kind, operation_id, origin):
             execution = self._execution(kind, operation_id, _Steps(lambda: parts))
             parts = Parts(
                 kind,
@@ -246,7 +246,7 @@ class Worker:
         limits = {PART: LIMITS[PART]}
         if (at_once := job.get("gather")) is not None:
             limits[f"parts of {operation_id}"] = at_once
-        with observed_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
+        with observe_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
             execution = self._execution(kind.name, operation_id, _Steps(), is_part=True)
 
             def run() -> Result:
@@ -453,7 +453,7 @@ def abandon(
     failure: JobFailedError | None = None,
 ) -> None:
     """Remove the files of a cancelled or failed operation; `cairn gc` removes what remains."""
-    resumable = failure is not None and failure.for_want_of_room
+    resumable = failure is not None and failure.for_missing_space
     remove = (kind.leave if resumable else None) or kind.abandon
     try:
         remove(roots, request, operation_id)

@@ -150,7 +150,7 @@ def run_export(
         # Another execution may have published first; garbage collection removes this one's files.
         if made := context.step("look again", job.find):
             return made
-        if not failure.for_want_of_room:
+        if not failure.for_missing_space:
             raise
         raise _told(
             failure, context.step("leave", lambda: job.leave(planned, written))

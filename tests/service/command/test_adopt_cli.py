@@ -152,7 +152,7 @@ def test_no_verb_changes_what_is_its_owners(url, root):
     assert f"{theirs}/2 stays: it was adopted, and is its owner's." in said.replace("file://", "")
     assert listed() == ["7", "6", "5", "4", "3", "1"]
     done("undelete", "verbs/steps/2")
-    done("retain", "verbs", "--keep-last", "3", "--grace", "0s", "--apply", "--watch")
+    done("prune", "verbs", "--keep-last", "3", "--grace", "0s", "--apply", "--watch")
     assert listed() == ["7", "6", "5"]
     assert "4 found" in done("gc", f"{root}/verbs", "--delete").stderr
     assert not (root / "verbs" / "attempts" / "1" / "4").exists()
@@ -168,7 +168,7 @@ def test_no_verb_changes_what_is_its_owners(url, root):
     with Checkpointer(root / "verbs") as checkpointer:
         checkpointer.save(100, {"state": {"w": np.zeros((4, 4), np.float32)}}).wait()
         checkpointer.save(101, {"state": {"w": np.zeros((4, 4), np.float32)}}).wait()
-    done("retain", "verbs", "--keep-last", "1", "--grace", "0s", "--apply", "--watch")
+    done("prune", "verbs", "--keep-last", "1", "--grace", "0s", "--apply", "--watch")
     done("gc", f"{root}/verbs", "--delete")
     assert listed() == ["101"]
     shutil.rmtree(root / "verbs")

@@ -126,7 +126,7 @@ def test_changes_print_what_they_made(url, root):
     assert gone.state is schemas.CheckpointState.TRASHED
     back = of(schemas.Checkpoint, cairn_here("undelete", "changed/steps/2", "--json", url=url))
     assert back.state is schemas.CheckpointState.LISTED
-    plan = cairn_here("retain", "changed", "--keep-last", "1", "--json", url=url)
+    plan = cairn_here("prune", "changed", "--keep-last", "1", "--json", url=url)
     assert of(schemas.RetentionPlan, plan).delete_count == 1
     folder = document(cairn_here("path", "changed@good", "--json", url=url))
     assert folder == {"path": f"{root}/changed/attempts/1/1"}

@@ -191,10 +191,10 @@ def test_writer_is_told_and_a_run_taken_from_it_as_it_was_seen(tmp_path):
     with running_plane(tmp_path / "store", tmp_path / "data") as (url, _):
         (found,) = rows(cairn_here("writer", "held", url=url))
         assert (found["writer"], found["attempt"], found["holds the run"]) == ("job-7", "2", "yes")
-        stale = cairn_here("writer", "held", "--take-over", "1", url=url)
+        stale = cairn_here("take-over", "held", "--attempt", "1", url=url)
         assert stale.returncode == ExitStatus.CONFLICT
         assert "job-7, by attempt 2" in stale.stderr
-        done = cairn_here("writer", "held", "--take-over", "2", "--reason", "gone", url=url)
+        done = cairn_here("take-over", "held", "--attempt", "2", "--reason", "gone", url=url)
         assert (done.returncode, done.stdout) == (0, "attempt 2 of job-7 ended; latest step 2\n")
         told = json.loads(cairn_here("writer", "held", "--json", url=url).stdout)
         assert (RunWriter.model_validate(told).attempt, told["holds"]) == (3, False)
@@ -208,6 +208,6 @@ def test_writer_is_told_and_a_run_taken_from_it_as_it_was_seen(tmp_path):
         other = cairn_here(*asked, "7", url=url)
         assert (other.returncode, other.stdout) == (ExitStatus.CONFLICT, "")
         assert cairn_here(*asked, "1", url=url).returncode == 0
-        wrong = cairn_here("writer", "held", "--reason", "gone", url=url)
+        wrong = cairn_here("take-over", "held", "--reason", "gone", url=url)
         assert wrong.returncode == ExitStatus.USAGE
     holding.drop()

@@ -1,4 +1,4 @@
-"""`cairn delete`, `undelete` and `retain` against a control plane in a process of its own."""
+"""`cairn delete`, `undelete` and `prune` against a control plane in a process of its own."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_policy_is_shown_and_then_applied(url, root):
     annotate(run, 2, labels={"eval": "passed"}, metrics={"eval/loss": 0.5})
     annotate(run, 3, metrics={"eval/loss": 0.1})
     policy = ["--keep-last", "2", "--keep-best", "eval/loss:min:1", "--keep-label", "eval"]
-    shown = cairn_here("retain", "pruned", *policy, url=url)
+    shown = cairn_here("prune", "pruned", *policy, url=url)
     found = {row["step"]: (row["what"], row["why"]) for row in rows(shown)}
     assert list(found) == [str(step) for step in range(8, 0, -1)]
     assert found["8"] == ("keep", "latest, last 2")
@@ -84,14 +84,14 @@ def test_policy_is_shown_and_then_applied(url, root):
     assert found["1"] == ("delete", "no rule keeps it")
     assert "4 kept, 4 not, 256 bytes; could be deleted with --apply" in shown.stderr
     assert listed(root, "pruned") == list(range(1, 9))
-    done = cairn("retain", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
+    done = cairn("prune", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
     assert result(done)["kept"] == "4"
     assert listed(root, "pruned") == [2, 3, 7, 8]
     jobs = rows(cairn_here("operations", url=url))
     assert [(row["kind"], row["state"], row["of"]) for row in jobs] == [
         ("retention", "succeeded", "pruned")
     ]
-    status, table = cairn_on_a_terminal("retain", "pruned", "--keep-within", "7d", url=url)
+    status, table = cairn_on_a_terminal("prune", "pruned", "--keep-within", "7d", url=url)
     assert status == 0
     assert "within 604800 s" in table
 
@@ -109,7 +109,7 @@ def test_policy_is_shown_and_then_applied(url, root):
 )
 def test_rule_that_cannot_work_is_wrong_usage(url, root, options, part):
     make_run(root / "whole", [1, 2])
-    done = cairn_here("retain", "whole", *options, url=url)
+    done = cairn_here("prune", "whole", *options, url=url)
     assert done.returncode == 2
     assert part in " ".join(done.stderr.split())
     assert listed(root, "whole") == [1, 2]
@@ -127,7 +127,7 @@ def test_rule_that_cannot_work_is_wrong_usage(url, root, options, part):
 def test_name_that_no_step_carries_deletes_nothing(url, root, rule, part, apply):
     run = make_run(root / f"typo-{len(apply)}-{rule[1].replace(':', '')}", [1, 2, 3])
     annotate(run, 1, labels={"final": ""}, metrics={"loss": 0.1})
-    done = cairn_here("retain", run.uri.name, "--keep-last", "1", *rule, *apply, url=url)
+    done = cairn_here("prune", run.uri.name, "--keep-last", "1", *rule, *apply, url=url)
     assert done.returncode != 0
     assert part in " ".join(done.stderr.split())
     assert listed(root, run.uri.name) == [1, 2, 3]

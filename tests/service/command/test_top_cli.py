@@ -13,7 +13,7 @@ import time
 import pytest
 
 from cairn.service.client.client import Client
-from cairn.service.command.activity import Looks
+from cairn.service.command.activity import SnapshotSource
 from cairn.storage.runs.records.layout import step_dir
 from tests.service.commands import CAIRN, cairn_here, environment
 from tests.service.planes import running_plane
@@ -85,14 +85,14 @@ def test_a_rate_is_what_came_between_two_looks(url, saving):
     run, attempt = saving
     clock = iter(range(0, 1000, 5))
     with Client(url) as client:
-        looks = Looks(client, None, ["llama-sft"], 10, clock=lambda: next(clock))
-        (first,) = looks.look().saves
+        source = SnapshotSource(client, None, ["llama-sft"], 10, clock=lambda: next(clock))
+        (first,) = source.snapshot().saves
         half = f"{step_dir(attempt.number, 2)}/model/more"
         run.objects.write(half, b"x" * 1000)
-        (second,) = looks.look().saves
-        (third,) = looks.look().saves
+        (second,) = source.snapshot().saves
+        (third,) = source.snapshot().saves
         run.objects.delete(half)
-        (fourth,) = looks.look().saves
+        (fourth,) = source.snapshot().saves
     assert (first.written.bytes, first.written.rate) == (4, None)
     assert (second.written.bytes, second.written.rate) == (1004, 200.0)
     assert (third.written.rate, fourth.written.rate) == (0, 0)  # never below
