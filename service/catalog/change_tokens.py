@@ -66,10 +66,10 @@ def _looks(folder: str) -> Iterator[tuple[int, int] | None]:
 
 def _look(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _generations(run: Run) -> str:

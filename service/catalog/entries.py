@@ -87,5 +87,5 @@ def _from_sqlite(
     entry = func.json_each(plain).table_valued(
         column("key", Text()), column("value", Text()), column("type", Text())
     )
-    found = select(read(entry.c.value, entry.c.type)).where(entry.c.key == literal(key, Text()))
-    return found.scalar_subquery()
+    query = select(read(entry.c.value, entry.c.type)).where(entry.c.key == literal(key, Text()))
+    return query.scalar_subquery()

@@ -72,16 +72,16 @@ def is_move_recorded(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Return whether the move to an alias's current position has an `outside` entry already."""
     noted = _entries(session, run, "alias.promote", row.alias, outcomes=(OUTSIDE,))
     return any(
-        (one.detail["sequence"], one.detail["step"], one.detail["manifest_digest"])
+        (entry.detail["sequence"], entry.detail["step"], entry.detail["manifest_digest"])
         == (row.sequence, row.step, row.manifest_digest)
-        for one in noted
+        for entry in noted
     )
 
 
 def is_deletion_explained(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Return whether an audit entry explains the deletion of an alias, last seen as `row`."""
-    found = _entries(session, run, "alias.delete", row.alias)
-    return any(one.detail.get("expect") == row.sequence for one in found)
+    entries = _entries(session, run, "alias.delete", row.alias)
+    return any(entry.detail.get("expect") == row.sequence for entry in entries)
 
 
 def record_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
@@ -129,11 +129,11 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
 def last_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord | None:
     """Return the last deletion of an alias in the audit trail of this run; None: there is none."""
     outcomes = (None, "done", "failed", OUTSIDE)
-    found = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
-    deletions = [one for one in found if {"sequence", "attempt"} <= one.detail.keys()]
+    entries = _entries(session, run, "alias.delete", alias, outcomes=outcomes, since=run.created)
+    deletions = [entry for entry in entries if {"sequence", "attempt"} <= entry.detail.keys()]
     if not deletions:
         return None
-    last = max(deletions, key=lambda one: int(one.detail["sequence"]))
+    last = max(deletions, key=lambda entry: int(entry.detail["sequence"]))
     detail = last.detail
     return LostRecord(
         record=alias_file(alias),
@@ -151,8 +151,8 @@ def last_alias_deletion(session: Session, run: RunRow, alias: str) -> LostRecord
 
 def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
     """Return the sequence number of an alias's last deletion in the audit trail, or 0."""
-    found = last_alias_deletion(session, run, alias)
-    return 0 if found is None else found.sequence or 0
+    deletion = last_alias_deletion(session, run, alias)
+    return 0 if deletion is None else deletion.sequence or 0
 
 
 class _Entry(NamedTuple):
@@ -174,16 +174,16 @@ def _entries(
     since: datetime | None = None,
 ) -> list[_Entry]:
     """Return the audit entries of an action on an alias."""
-    asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
+    query = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail, AuditRow.at).where(
         AuditRow.root == run.root,
         AuditRow.run == run.name,
         AuditRow.action == action,
         AuditRow.detail["alias"].as_string() == alias,
     )
     if since is not None:
-        asked = asked.where(AuditRow.at >= since)
-    entries = (_Entry(*row) for row in session.execute(asked))
-    return [one for one in entries if one.outcome in outcomes]
+        query = query.where(AuditRow.at >= since)
+    entries = (_Entry(*row) for row in session.execute(query))
+    return [entry for entry in entries if entry.outcome in outcomes]
 
 
 def _entry(run: RunRow, action: str, by: str, detail: dict[str, object]) -> AuditRow:

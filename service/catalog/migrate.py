@@ -46,9 +46,13 @@ def revisions(connection: Connection) -> tuple[str | None, str]:
 
 def is_newer_and_works(connection: Connection) -> bool:
     """Return whether a newer version made the tables, and this version can still use them."""
-    found, _ = revisions(connection)
-    known = known_revisions()
-    return found is not None and found not in known and works_with(connection, found) in known
+    revision, _ = revisions(connection)
+    supported = known_revisions()
+    return (
+        revision is not None
+        and revision not in supported
+        and works_with(connection, revision) in supported
+    )
 
 
 def works_with(connection: Connection, revision: str) -> str | None:
@@ -70,14 +74,14 @@ def _note_works_with(connection: Connection) -> None:
 
     Each migration script declares it as `works_with`; the newest of them counts.
     """
-    known = known_revisions()
+    supported = known_revisions()
     said = (
         getattr(script.module, "works_with", script.revision)
         for script in _scripts(MIGRATIONS).walk_revisions()
     )
-    oldest = max(said, key=known.index)  # default: the migration's own revision
-    if works_with(connection, known[-1]) is None:
-        connection.execute(insert(RevisionRow).values(revision=known[-1], works_with=oldest))
+    oldest = max(said, key=supported.index)  # default: the migration's own revision
+    if works_with(connection, supported[-1]) is None:
+        connection.execute(insert(RevisionRow).values(revision=supported[-1], works_with=oldest))
 
 
 def refuse_older(connection: Connection) -> None:
@@ -86,12 +90,12 @@ def refuse_older(connection: Connection) -> None:
     Raises:
         SettingsError: They do.
     """
-    found, known = revisions(connection)
-    if found != known and found in known_revisions():
+    revision, head = revisions(connection)
+    if revision != head and revision in known_revisions():
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
-            f"CAIRN_DATABASE_URL: the catalog {shown} is at revision {found}, "
-            f"and this version of Cairn needs {known}. Run `cairn upgrade` once (servers and "
+            f"CAIRN_DATABASE_URL: the catalog {shown} is at revision {revision}, "
+            f"and this version of Cairn needs {head}. Run `cairn upgrade` once (servers and "
             "workers of the version before go on meanwhile), or set CAIRN_AUTO_UPGRADE=true."
         )
 
@@ -106,15 +110,15 @@ def upgrade(connection: Connection) -> None:
     """
     if is_newer_and_works(connection):
         return
-    found, known = revisions(connection)
+    revision, head = revisions(connection)
     try:
-        if found != known:  # checked here, since Alembic loads its environment even without work
+        if revision != head:  # checked here, since Alembic loads its environment even without work
             command.upgrade(configuration(connection), "head")
     except CommandError as exc:
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {shown} cannot be brought to "
-            f"version {known}: {exc}. It was made by a newer Cairn: upgrade, or name another "
+            f"version {head}: {exc}. It was made by a newer Cairn: upgrade, or name another "
             "database and run `cairn index rebuild`."
         ) from exc
     _note_works_with(connection)

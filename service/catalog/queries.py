@@ -180,8 +180,8 @@ _ALIASES: Final = (
 
 def find_run(connection: Connection, root: str, name: str) -> RunColumns | None:
     """Return a run; None: the catalog has no such run."""
-    found = connection.execute(_RUN, {"root_name": root, "run_name": name}).first()
-    return None if found is None else RunColumns._make(found)
+    row = connection.execute(_RUN, {"root_name": root, "run_name": name}).first()
+    return None if row is None else RunColumns._make(row)
 
 
 def forks(connection: Connection, roots: Iterable[str], uri: str, limit: int) -> list[RunColumns]:
@@ -209,14 +209,14 @@ def runs_adopting(connection: Connection, roots: Iterable[str], folder: str) -> 
 def run_at(connection: Connection, roots: Iterable[str], uri: str) -> RunColumns | None:
     """Return the run at a URI, in some roots; None: there is none."""
     query = _RUNS.where(RunRow.root.in_(list(roots)), RunRow.uri == uri).limit(1)
-    found = connection.execute(query).first()
-    return None if found is None else RunColumns._make(found)
+    row = connection.execute(query).first()
+    return None if row is None else RunColumns._make(row)
 
 
 def recent_steps(connection: Connection, root: str, name: str, limit: int) -> list[RecentStep]:
     """Return the last steps of a run, in any state, highest first."""
-    given = {"root_name": root, "run_name": name, "limit": limit}
-    return [RecentStep._make(row) for row in connection.execute(_RECENT, given)]
+    parameters = {"root_name": root, "run_name": name, "limit": limit}
+    return [RecentStep._make(row) for row in connection.execute(_RECENT, parameters)]
 
 
 def runs(
@@ -236,11 +236,11 @@ def runs(
         until: Root and name of the last run to return; (): no bound.
         limit: Largest number of runs.
     """
-    given = {"roots": list(roots), "limit": limit}
-    given |= dict(zip(("after_root", "after_name"), after, strict=False))
-    given |= dict(zip(("until_root", "until_name"), until, strict=False))
-    found = connection.execute(_run_page(bool(after), bool(until)), given)
-    return [RunColumns._make(row) for row in found.all()]
+    parameters = {"roots": list(roots), "limit": limit}
+    parameters |= dict(zip(("after_root", "after_name"), after, strict=False))
+    parameters |= dict(zip(("until_root", "until_name"), until, strict=False))
+    rows = connection.execute(_run_page(bool(after), bool(until)), parameters)
+    return [RunColumns._make(row) for row in rows.all()]
 
 
 def checkpoints(
@@ -260,10 +260,14 @@ def checkpoints(
         before: Last (step, attempt) of the page before; (): start with the highest.
         limit: Largest number of checkpoints.
     """
-    given: dict[str, object] = {"run": run.id, "limit": limit, "in_state": _stored_state(state)}
-    given |= dict(zip(("before_step", "before_attempt"), before, strict=False))
-    found = connection.execute(_checkpoint_page(state, bool(before)), given)
-    return [CheckpointColumns._make(row) for row in found.all()]
+    parameters: dict[str, object] = {
+        "run": run.id,
+        "limit": limit,
+        "in_state": _stored_state(state),
+    }
+    parameters |= dict(zip(("before_step", "before_attempt"), before, strict=False))
+    rows = connection.execute(_checkpoint_page(state, bool(before)), parameters)
+    return [CheckpointColumns._make(row) for row in rows.all()]
 
 
 def search_runs(
@@ -307,43 +311,43 @@ def search_checkpoints(
     entries = _CHECKPOINTS.where(*_conditions(state))
     dialect = connection.dialect.name
     page = searched_page(entries, CHECKPOINTS, search, after=after, limit=limit, dialect=dialect)
-    given = {"run": run.id, "in_state": _stored_state(state)}
+    parameters = {"run": run.id, "in_state": _stored_state(state)}
     width = len(CheckpointColumns._fields)
     return [
         (CheckpointColumns._make(row[:width]), tuple(row[width:]))
-        for row in connection.execute(page, given)
+        for row in connection.execute(page, parameters)
     ]
 
 
 def damaged_steps(connection: Connection, root: str, name: str) -> set[tuple[int, int]]:
     """Return the (step, attempt) of every damaged step of a run."""
-    found = connection.execute(_DAMAGED_STEPS, {"root_name": root, "run_name": name})
-    return {(step, attempt) for step, attempt in found}
+    rows = connection.execute(_DAMAGED_STEPS, {"root_name": root, "run_name": name})
+    return {(step, attempt) for step, attempt in rows}
 
 
 def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
     """Return every attempt at a step."""
-    found = connection.execute(_STEP, {"run": run.id, "of_step": step})
-    return [CheckpointColumns._make(row) for row in found.all()]
+    rows = connection.execute(_STEP, {"run": run.id, "of_step": step})
+    return [CheckpointColumns._make(row) for row in rows.all()]
 
 
 def alias_names(
-    connection: Connection, run: RunColumns, found: Sequence[CheckpointColumns]
+    connection: Connection, run: RunColumns, checkpoints: Sequence[CheckpointColumns]
 ) -> dict[tuple[int, int], list[str]]:
     """Return the aliases of some checkpoints of a run, sorted, by (step, attempt).
 
     Args:
         connection: Connection to the catalog.
         run: Run of the aliases.
-        found: Checkpoints to read aliases for.
+        checkpoints: Checkpoints to read aliases for.
     """
-    if not found:
+    if not checkpoints:
         return {}
-    steps = [one.step for one in found]
+    steps = [checkpoint.step for checkpoint in checkpoints]
     first, last = min(steps), max(steps)
     named: dict[tuple[int, int], list[str]] = {}
-    asked = {"run": run.id, "first": first, "last": last}
-    for step, attempt, alias in connection.execute(_ALIAS_NAMES, asked):
+    parameters = {"run": run.id, "first": first, "last": last}
+    for step, attempt, alias in connection.execute(_ALIAS_NAMES, parameters):
         named.setdefault((step, attempt), []).append(alias)
     return named
 
@@ -404,8 +408,8 @@ def _checkpoint_page(state: States, before: bool) -> Select[Any]:
 
 def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
     """Return the aliases of a run, by name."""
-    found = connection.execute(_ALIASES, {"run": run.id})
-    return [Alias(**row._asdict()) for row in found]
+    rows = connection.execute(_ALIASES, {"run": run.id})
+    return [Alias(**row._asdict()) for row in rows]
 
 
 def newest_event(connection: Connection) -> int:
@@ -432,16 +436,16 @@ def events(
         kind: Return only events of this kind; None: of all.
         limit: Largest number of events.
     """
-    asked = {
+    conditions = {
         "after": after,
         "limit": limit,
         "roots": None if roots is None else list(roots),
         "of_run": run,
         "of_kind": kind,
     }
-    given = {name: value for name, value in asked.items() if value is not None}
+    parameters = {name: value for name, value in conditions.items() if value is not None}
     page = _event_page(roots is not None, run is not None, kind is not None)
-    return [EventColumns._make(row) for row in connection.execute(page, given)]
+    return [EventColumns._make(row) for row in connection.execute(page, parameters)]
 
 
 def checkpoint(
@@ -480,7 +484,7 @@ def checkpoint(
 
 def run(row: RunColumns) -> Run:
     """Return a run in the form of the API."""
-    lost = [LostRecord.model_validate(one) for one in row.lost_records]
+    lost = [LostRecord.model_validate(record) for record in row.lost_records]
     return Run(
         root=row.root,
         name=row.name,
@@ -492,6 +496,6 @@ def run(row: RunColumns) -> Run:
         checkpoint_count=row.checkpoint_count,
         damaged_count=row.damaged_count,
         bytes=row.nbytes,
-        problems=[*row.problems, *(problem(row.root, row.name, one) for one in lost)],
+        problems=[*row.problems, *(problem(row.root, row.name, record) for record in lost)],
         lost_records=lost,
     )

@@ -130,7 +130,9 @@ class Index:
             StoreUnavailableError: A root does not answer.
         """
         with ThreadPoolExecutor(max_workers=RUNS_AT_ONCE) as pool:
-            for _ in pool.map(lambda one: self._try_run(one[0], roots[one[0]] / one[1]), runs):
+            for _ in pool.map(
+                lambda names: self._try_run(names[0], roots[names[0]] / names[1]), runs
+            ):
                 pass
 
     def refresh_root(self, root: str, uri: StoreURI, *, emptied: bool = False) -> list[str]:
@@ -146,17 +148,19 @@ class Index:
         """
         # Before the listing: rows that are added after it must not look gone.
         with self.catalog.read() as session:
-            known = {name: one.uri for name, one in rows.run_versions(session, root).items()}
-        ours = [name for name, at in known.items() if at == str(uri / name)]
-        names = _list_runs(uri, ours)
-        if ours and not names and not emptied:
-            _refuse_gone(uri, ours)
+            folders = {
+                name: version.uri for name, version in rows.run_versions(session, root).items()
+            }
+        indexed = [name for name, at in folders.items() if at == str(uri / name)]
+        names = _list_runs(uri, indexed)
+        if indexed and not names and not emptied:
+            _refuse_gone(uri, indexed)
         there = {name: str(uri / name) for name in names}
-        gone = [name for name, at in known.items() if there.get(name) != at]
+        gone = [name for name, at in folders.items() if there.get(name) != at]
         if gone:
             with self.catalog.write() as session:
                 rows.delete_runs(session, root, gone)
-        new = [(root, name) for name, at in there.items() if known.get(name) != at]
+        new = [(root, name) for name, at in there.items() if folders.get(name) != at]
         self.refresh_runs({root: uri}, new)
         return names
 
@@ -172,9 +176,9 @@ class Index:
         if uri.scheme != "file" or not _is_empty(uri.local_path):
             return
         with self.catalog.read() as session:
-            known = rows.run_versions(session, root).items()
-        if ours := [name for name, one in known if one.uri == str(uri / name)]:
-            _refuse_gone(uri, ours)
+            versions = rows.run_versions(session, root).items()
+        if indexed := [name for name, version in versions if version.uri == str(uri / name)]:
+            _refuse_gone(uri, indexed)
 
     def scan(self, root: str, uri: StoreURI) -> None:
         """Scan a root: refresh every run, and record the time.
@@ -186,8 +190,8 @@ class Index:
         try:
             names = self.refresh_root(root, uri)
             with self.catalog.read() as session:
-                known = rows.run_versions(session, root)
-            changed = [name for name in names if not _rests(known.get(name), uri / name)]
+                versions = rows.run_versions(session, root)
+            changed = [name for name in names if not _rests(versions.get(name), uri / name)]
             self.refresh_runs({root: uri}, [(root, name) for name in changed])
         except StoreUnavailableError as exc:
             self._note_scan(root, uri, None, str(exc))
@@ -256,8 +260,8 @@ class Index:
 
     def _last_scan(self, root: str, uri: StoreURI) -> datetime | None:
         with self.catalog.read() as session:
-            found = rows.find_root(session, root)
-        return found.scanned if found is not None and found.uri == str(uri) else None
+            row = rows.find_root(session, root)
+        return row.scanned if row is not None and row.uri == str(uri) else None
 
     def _note_scan(
         self, root: str, uri: StoreURI, began: datetime | None, problem: str | None
@@ -283,27 +287,27 @@ class Index:
         """Write a run's rows from the store; return False if somebody else wrote them since."""
         name = run.uri.name
         with self.catalog.read() as session:
-            known = rows.run_version(session, root, name)
+            version = rows.run_version(session, root, name)
         # Before the records: a change while they are read outdates this stamp, and the next refresh
         # reads them again.
         stamp = change_token(run.uri)
-        if known is not None and not anew and _stands(known, run, stamp):
+        if version is not None and not anew and _stands(version, run, stamp):
             return True
         try:
             info = run.info()
         except RunNotFoundError:
             with self.catalog.write((root, name)) as session:
-                if rows.run_version(session, root, name) != known:
+                if rows.run_version(session, root, name) != version:
                     return False
                 rows.delete_runs(session, root, [name])
             raise
         with self.catalog.read() as session:
-            same = known is not None and known.is_of(run.uri, info) and not anew
+            same = version is not None and version.is_of(run.uri, info) and not anew
             steps = rows.known_steps(session, root, name) if same else {}
             deletions = rows.seen_deletions(session, root, run.uri, info)
         snapshot = take_snapshot(run, info, steps, deletions)
         with self.catalog.write((root, name)) as session:
-            return rows.write_run(session, root, run.uri, snapshot, stamp=stamp, known=known)
+            return rows.write_run(session, root, run.uri, snapshot, stamp=stamp, version=version)
 
     @contextlib.contextmanager
     def _turn(self, root: str, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
@@ -335,20 +339,22 @@ class Index:
                     del self._turns[root, uri]
 
 
-def _rests(known: rows.RowVersion | None, run: StoreURI) -> bool:
+def _rests(version: rows.RowVersion | None, run: StoreURI) -> bool:
     """Return whether a run's stamp shows no change; only on a disk is the stamp cheap to take."""
     return (
-        known is not None and run.scheme == "file" and _stands(known, Run(run), change_token(run))
+        version is not None
+        and run.scheme == "file"
+        and _stands(version, Run(run), change_token(run))
     )
 
 
-def _stands(known: rows.RowVersion, run: Run, stamp: str | None) -> bool:
+def _stands(version: rows.RowVersion, run: Run, stamp: str | None) -> bool:
     """Return whether the catalog's rows of a run are up to date, by the stamp of the store.
 
     A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a
     run with an unfinished step also needs a live lease.
     """
-    return known.is_now(run.uri, stamp) and (known.due is None or _is_held(run))
+    return version.is_now(run.uri, stamp) and (version.due is None or _is_held(run))
 
 
 def _is_held(run: Run) -> bool:
@@ -358,9 +364,9 @@ def _is_held(run: Run) -> bool:
     return False
 
 
-def _list_runs(uri: StoreURI, known: list[str]) -> list[str]:
+def _list_runs(uri: StoreURI, names: list[str]) -> list[str]:
     try:
-        return list_runs(uri, known=known)
+        return list_runs(uri, known=names)
     except NotFoundError as exc:
         raise StoreUnavailableError(
             "the root does not exist",
@@ -379,7 +385,7 @@ def _is_empty(folder: str) -> bool:
         return True
 
 
-def _refuse_gone(uri: StoreURI, known: list[str]) -> None:
+def _refuse_gone(uri: StoreURI, names: list[str]) -> None:
     """Raise if a root that had runs is empty now: it was moved, or is not mounted.
 
     Raises:
@@ -387,11 +393,11 @@ def _refuse_gone(uri: StoreURI, known: list[str]) -> None:
     """
     if open_files(uri).list():
         return
-    shown = ", ".join(sorted(known)[:_SHOWN])
+    shown = ", ".join(sorted(names)[:_SHOWN])
     raise StoreUnavailableError(
         "the root is not where it was",
         path=uri,
-        expected=f"{len(known)} runs: {shown}{', …' * (len(known) > _SHOWN)}",
+        expected=f"{len(names)} runs: {shown}{', …' * (len(names) > _SHOWN)}",
         found="nothing",
         next_step="Mount it, or correct CAIRN_ROOT; if they were deleted on purpose, run `cairn "
         "index rebuild`.",

@@ -183,13 +183,13 @@ class Roots(Mapping[str, StoreURI]):
         began, before = time.monotonic(), self._added
         try:
             with self._catalog.query() as connection:
-                found = _places(connection.execute(_ADDED).all())
+                added = _places(connection.execute(_ADDED).all())
         finally:
             # Even after an error, so that only one caller waits for a silent catalog.
             self._read = began
-        self._added = found
-        if found.keys() != before.keys() and self._changed is not None:
-            self._changed(len(self._own.keys() | found.keys()))
+        self._added = added
+        if added.keys() != before.keys() and self._changed is not None:
+            self._changed(len(self._own.keys() | added.keys()))
 
 
 def added_root(catalog: Catalog, name: str) -> AddedRootRow | None:
@@ -206,26 +206,26 @@ def drop_index(session: Session, root: str) -> None:
 
 def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
     """Return the addresses by name, except those that this older version cannot open."""
-    found: dict[str, StoreURI] = {}
+    places: dict[str, StoreURI] = {}
     for name, uri, adopt_from in rows:
         with suppress(InvalidURIError):  # `cairn doctor` reports these
-            found[name] = with_confinement(parse_uri(uri), map(parse_uri, adopt_from))
-    return found
+            places[name] = with_confinement(parse_uri(uri), map(parse_uri, adopt_from))
+    return places
 
 
 def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
     """Describe how an address and those of other roots contain each other; "": they do not."""
     here = _place(uri)
-    found = []
+    overlaps = []
     for name, other in others.items():
         there = _place(other)
         if here == there:
-            found.append(f"where root {name!r} is")
+            overlaps.append(f"where root {name!r} is")
         elif here.startswith(there):
-            found.append(f"in root {name!r}, {other}")
+            overlaps.append(f"in root {name!r}, {other}")
         elif there.startswith(here):
-            found.append(f"around root {name!r}, {other}")
-    return " and ".join(found)
+            overlaps.append(f"around root {name!r}, {other}")
+    return " and ".join(overlaps)
 
 
 def _place(uri: StoreURI) -> str:

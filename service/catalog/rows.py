@@ -111,8 +111,8 @@ class RowVersion:
 def run_version(session: Session, root: str, name: str) -> RowVersion | None:
     """Return the version of a run's rows; None: there are none."""
     query = select(*_KNOWN).where(RunRow.root == root, RunRow.name == name)
-    found = session.execute(query).first()
-    return None if found is None else RowVersion(*found)
+    row = session.execute(query).first()
+    return None if row is None else RowVersion(*row)
 
 
 def run_versions(session: Session, root: str) -> dict[str, RowVersion]:
@@ -143,7 +143,9 @@ def seen_deletions(
     )
     lost = _lost_records(run.lost_records).values()
     seen: dict[Key, Mapping[str, Any]] = {
-        (one.step, one.attempt): one.model_dump() for one in lost if one.alias is None
+        (record.step, record.attempt): record.model_dump()
+        for record in lost
+        if record.alias is None
     }
     seen |= {
         (step, attempt): deletion
@@ -160,8 +162,8 @@ def alias_seen(
 
     The number is None if the alias is unknown; the record is None if the store has lost nothing.
     """
-    found = connection.execute(_ALIAS, {"root_name": root, "run_name": run, "of_alias": alias})
-    row = found.first()
+    rows = connection.execute(_ALIAS, {"root_name": root, "run_name": run, "of_alias": alias})
+    row = rows.first()
     if row is None:
         return None, None
     return row.sequence, _lost_records(row.lost_records).get(alias_file(alias))
@@ -169,13 +171,15 @@ def alias_seen(
 
 def lost_deletions(connection: Connection, root: str, run: str, step: int) -> dict[int, LostRecord]:
     """Return the lost tombstones of a step, by attempt."""
-    found = connection.execute(_LOST, {"root_name": root, "run_name": run}).scalar()
-    lost = _lost_records(found or []).values()
-    return {one.attempt: one for one in lost if one.alias is None and one.step == step}
+    stored = connection.execute(_LOST, {"root_name": root, "run_name": run}).scalar()
+    lost = _lost_records(stored or []).values()
+    return {
+        record.attempt: record for record in lost if record.alias is None and record.step == step
+    }
 
 
 def _lost_records(stored: Iterable[Mapping[str, Any]]) -> dict[str, LostRecord]:
-    return {one.record: one for one in map(LostRecord.model_validate, stored)}
+    return {record.record: record for record in map(LostRecord.model_validate, stored)}
 
 
 def _stored(lost: Mapping[str, LostRecord]) -> list[dict[str, Any]]:
@@ -230,7 +234,7 @@ def write_run(
     snapshot: Snapshot,
     *,
     stamp: str | None,
-    known: RowVersion | None,
+    version: RowVersion | None,
 ) -> bool:
     """Update the rows of a run from a snapshot, and publish the events of the changes.
 
@@ -240,23 +244,23 @@ def write_run(
         uri: Address of the run.
         snapshot: Content of the store.
         stamp: Stamp of the store before the snapshot.
-        known: Version of the rows before the snapshot.
+        version: Version of the rows before the snapshot.
 
     Returns:
         False if another process wrote the rows since, perhaps from a newer snapshot; nothing is
         changed then.
     """
-    if run_version(session, root, uri.name) != known:
+    if run_version(session, root, uri.name) != version:
         return False
     lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
     changed, moved, judged = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
-    first = known is None or not known.is_of(uri, snapshot.info)
-    look = 0 if known is None else known.revision
+    first = version is None or not version.is_of(uri, snapshot.info)
+    look = 0 if version is None else version.revision
     gone = [*_lost_alias_records(session, run, snapshot, first=first), *snapshot.lost_deletions]
-    run.lost_records = _stored({one.record: one for one in gone})
+    run.lost_records = _stored({entry.record: entry for entry in gone})
     renamed, happened = _write_aliases(session, run, snapshot, look=look, first=first, lost=lost)
     changed |= renamed
     verified = verifications(_subject(run), judged)
@@ -264,7 +268,7 @@ def write_run(
     if first and happened and not _is_watched(session, root, uri):
         # The first scan of a root also finds old runs, whose history is no news.
         since = utc_now() - FRESH
-        happened = [one for one in happened if one.when is not None and one.when >= since]
+        happened = [entry for entry in happened if entry.when is not None and entry.when >= since]
     session.flush()
     publish_all(session.connection(), root, uri.name, happened)
     run.stamp, run.due = stamp, snapshot.due
@@ -275,8 +279,8 @@ def write_run(
 
 def _is_watched(session: Session, root: str, uri: StoreURI) -> bool:
     """Return whether the run's root was scanned before, so that an unknown run is a new one."""
-    found = find_root(session, root)
-    return found is not None and found.uri == str(uri.parent) and found.scanned is not None
+    row = find_root(session, root)
+    return row is not None and row.uri == str(uri.parent) and row.scanned is not None
 
 
 def _subject(run: RunRow) -> Subject:
@@ -374,15 +378,15 @@ def _lost_alias_records(
     rows = session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     seen = {row.alias: seen_alias(row) for row in rows}
     lost = _lost_records(run.lost_records).values()
-    seen |= {one.alias: one for one in lost if one.alias is not None}
+    seen |= {record.alias: record for record in lost if record.alias is not None}
     now = {alias.alias: alias for alias in snapshot.aliases}
     for name in now.keys() - seen.keys():
         if first or now[name].deleted:
             continue
         if (deletion := last_alias_deletion(session, run, name)) is not None:
             seen[name] = deletion
-    for name, one in seen.items():
-        if (missed := lost_alias(one, now.get(name))) is not None:
+    for name, record in seen.items():
+        if (missed := lost_alias(record, now.get(name))) is not None:
             yield missed
 
 
@@ -401,14 +405,14 @@ def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot
 def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> None:
     """Record the new position of an alias, or its deletion; ignore an unknown run."""
     names = {"root_name": root, "run_name": run, "of_alias": alias.alias}
-    found = connection.execute(_ALIAS, names).first()
-    if found is None:
+    row = connection.execute(_ALIAS, names).first()
+    if row is None:
         return
-    seen: int | None = found.sequence  # None: the run has no such alias
-    run_id, row_id, step = found.run_id, found.id, found.step
+    seen: int | None = row.sequence  # None: the run has no such alias
+    run_id, row_id, step = row.run_id, row.id, row.step
     if seen is not None and seen >= alias.sequence:
         return  # a refresh has seen this move, or a later one
-    lost = _lost_records(found.lost_records)
+    lost = _lost_records(row.lost_records)
     missed = lost.get(alias_file(alias.alias))
     if missed is not None and lost_alias(missed, alias) is None:
         del lost[missed.record]
@@ -424,7 +428,7 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
     else:
         connection.execute(_MOVE_ALIAS, {"row": row_id, **values})
     before = None if seen is None else Seen(seen, step)
-    happened = alias_moved(Subject(root, run, found.created), alias, before)
+    happened = alias_moved(Subject(root, run, row.created), alias, before)
     publish_all(connection, root, run, happened)
 
 
@@ -478,16 +482,16 @@ def _write_checkpoints(
     damaged = {(row.step, row.attempt): row.damaged for row in rows if row.damaged is not None}
     changed = False
     added: list[Columns] = []
-    wanted: dict[int, Columns] = {}
+    updates: dict[int, Columns] = {}
     for key, state in snapshot.states.items():
         columns = {"state": state.value, **snapshot.changed.get(key, {})}
         if key not in present:
             added.append({"run_id": run.id, "step": key[0], "attempt": key[1], **columns})
         elif key in snapshot.changed or present[key][1] != state.value:
-            wanted[present[key][0]] = columns
-    for some in _parts(list(wanted)):
+            updates[present[key][0]] = columns
+    for some in _parts(list(updates)):
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.id.in_(some))):
-            for name, value in wanted[row.id].items():
+            for name, value in updates[row.id].items():
                 setattr(row, name, value)
             changed |= session.is_modified(row)
     gone = [row_id for key, (row_id, _) in present.items() if key not in snapshot.states]
@@ -517,8 +521,8 @@ def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:
     of_run = query.where(
         CheckpointRow.run_id == run.id, CheckpointRow.step.between(lowest, highest)
     )
-    found = (Step._make(row) for row in session.execute(of_run))
-    return [one for one in found if (one.step, one.attempt) in keys]
+    steps = (Step._make(row) for row in session.execute(of_run))
+    return [step for step in steps if (step.step, step.attempt) in keys]
 
 
 def _parts(ids: list[int]) -> Iterator[list[int]]:

@@ -52,8 +52,8 @@ class SizedStep(NamedTuple):
 
 def job_ends(connection: Connection, root: str, run: str) -> list[dict[str, Any]]:
     """Return the published ends of a run's last jobs, newest first."""
-    given = {"root_name": root, "run_name": run}
-    return [row.detail for row in connection.execute(_JOB_ENDS, given)]
+    parameters = {"root_name": root, "run_name": run}
+    return [row.detail for row in connection.execute(_JOB_ENDS, parameters)]
 
 
 def run_versions(
@@ -62,9 +62,9 @@ def run_versions(
     """Return the versions of some runs, by root and name."""
     names = {name for _, name in runs}
     query = select(RunRow.root, RunRow.name, RunRow.id, RunRow.revision)
-    found = connection.execute(query.where(RunRow.name.in_(names)))
-    known = {(row.root, row.name): Version(row.id, row.revision) for row in found}
-    return {run: known[run] for run in runs if run in known}
+    rows = connection.execute(query.where(RunRow.name.in_(names)))
+    versions = {(row.root, row.name): Version(row.id, row.revision) for row in rows}
+    return {run: versions[run] for run in runs if run in versions}
 
 
 def aliases(
@@ -77,11 +77,11 @@ def aliases(
         .where(RunRow.name.in_({name for _, name in runs}))
         .order_by(AliasRow.alias)
     )
-    found: dict[tuple[str, str], list[tuple[str, int]]] = {run: [] for run in runs}
+    aliases: dict[tuple[str, str], list[tuple[str, int]]] = {run: [] for run in runs}
     for root, name, alias, step in connection.execute(query):
-        if (root, name) in found:
-            found[root, name].append((alias, step))
-    return found
+        if (root, name) in aliases:
+            aliases[root, name].append((alias, step))
+    return aliases
 
 
 def listed_steps(
@@ -115,11 +115,11 @@ def alias_targets(
     connection: Connection, runs: Iterable[int]
 ) -> dict[int, dict[str, tuple[int, int]]]:
     """Return the (step, attempt) that each alias names, by run id."""
-    found: dict[int, dict[str, tuple[int, int]]] = {}
+    targets: dict[int, dict[str, tuple[int, int]]] = {}
     query = select(AliasRow.run_id, AliasRow.alias, AliasRow.step, AliasRow.attempt)
     for row in connection.execute(query.where(AliasRow.run_id.in_(list(runs)))):
-        found.setdefault(row.run_id, {})[row.alias] = row.step, row.attempt
-    return found
+        targets.setdefault(row.run_id, {})[row.alias] = row.step, row.attempt
+    return targets
 
 
 def _sized(row: Any) -> SizedStep:

@@ -231,8 +231,8 @@ def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[
         case Has(path=path, member=member):
             return _has(of, path, member, dialect)
         case Comparison(path=path, operator=operator, value=value):
-            found = _OPERATORS[operator](_value(of, path, dialect), _bound(value))
-            return func.coalesce(found, false())
+            condition = _OPERATORS[operator](_value(of, path, dialect), _bound(value))
+            return func.coalesce(condition, false())
 
 
 def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnElement[bool]:

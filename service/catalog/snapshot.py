@@ -90,7 +90,7 @@ class Snapshot:
 def take_snapshot(
     run: Run,
     info: RunInfo,
-    known: Mapping[Key, Stamps],
+    indexed: Mapping[Key, Stamps],
     deletions: Mapping[Key, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Snapshot:
     """Read a run: the names of all records, and the content of those that have changed.
@@ -100,15 +100,17 @@ def take_snapshot(
     Args:
         run: Run to read.
         info: Record of the run itself.
-        known: Steps in the catalog, and the stamps of their records.
+        indexed: Steps in the catalog, and the stamps of their records.
         deletions: Content of the tombstones that the catalog has seen.
     """
     # First, so that a record which changes meanwhile is read again next time.
     stamps = record_tokens(run)
     history = run.history()
     due = _lease_end(run)
-    unpublished = {(one.step, one.attempt): one.state for one in run.unpublished(history)}
-    seen = _Records(run, stamps, known, dict(history.problems))
+    unpublished = {
+        (record.step, record.attempt): record.state for record in run.unpublished(history)
+    }
+    seen = _Records(run, stamps, indexed, dict(history.problems))
     seen.read("manifest", history.published)
     readable = [key for key in history.published if manifest_file(*key) not in seen.problems]
     # Unreadable steps take part in the judgement of states: they supersede others all the same.
@@ -118,7 +120,7 @@ def take_snapshot(
     seen.read("deletion", [key for key in states if states[key] is StepState.TRASHED])
     seen.forget_others()
     there = {*history.published}.difference(history.deleted)
-    gone = {key: seen_deletion(key, one) for key, one in deletions.items() if key in there}
+    gone = {key: seen_deletion(key, record) for key, record in deletions.items() if key in there}
     # After the history: an undelete writes its note before it removes the tombstone.
     lifted = read_lifted(run, gone)
     aliases, unreadable = run.aliases.judge(deleted=True)
@@ -130,17 +132,17 @@ def take_snapshot(
         states={key: CheckpointState(state.value) for key, state in states.items()},
         changed={
             key: {"stamps": {}, **_ALL_EMPTY} | seen.columns.get(key, {})
-            if key not in known
+            if key not in indexed
             else seen.columns[key]
             for key in states
-            if key not in known or key in seen.columns
+            if key not in indexed or key in seen.columns
         },
         aliases=tuple(aliases),
         unreadable_aliases=frozenset(filter(None, map(parse_alias_file, unreadable))),
         problems=tuple(str(problems[name]) for name in sorted(problems)),
         due=due if StepState.IN_FLIGHT in unpublished.values() else None,
         lost_deletions=tuple(
-            one for key, one in gone.items() if not is_lifted(one, lifted.get(key))
+            record for key, record in gone.items() if not is_lifted(record, lifted.get(key))
         ),
     )
 
@@ -158,7 +160,7 @@ class _Records:
         self,
         run: Run,
         stamps: Mapping[str, str | None],
-        known: Mapping[Key, Stamps],
+        indexed: Mapping[Key, Stamps],
         problems: dict[str, StorageError],
     ) -> None:
         self.columns: dict[Key, Columns] = {}
@@ -166,7 +168,7 @@ class _Records:
         self.gone: set[Key] = set()
         self._run = run
         self._stamps = stamps
-        self._known = known
+        self._known = indexed
         self._current: dict[Kind, set[Key]] = {}
 
     def read(self, kind: Kind, keys: Iterable[Key]) -> None:
@@ -183,11 +185,13 @@ class _Records:
             for name, key in names.items()
             if stamps[name] is None or stamps[name] != self._known.get(key, {}).get(kind)
         ]
-        found, unreadable = _PARSERS[kind](self._run, [one for one in changed if stamps[one] != ""])
+        parsed, unreadable = _PARSERS[kind](
+            self._run, [path for path in changed if stamps[path] != ""]
+        )
         self.problems |= unreadable
         for name in changed:
-            if name in found or kind != "manifest":
-                stamp, columns = stamps[name], found.get(name, _EMPTY[kind])
+            if name in parsed or kind != "manifest":
+                stamp, columns = stamps[name], parsed.get(name, _EMPTY[kind])
                 # No stamp: report it at each refresh, and keep the known damage.
                 if name in unreadable:
                     stamp, columns = None, {**columns}
@@ -219,11 +223,11 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
     """Read manifests; return their columns, and the errors of unreadable ones."""
     read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
-    for name, found in run.objects.read_each(names):
-        if found is None:  # deleted after it was listed
+    for name, stored in run.objects.read_each(names):
+        if stored is None:  # deleted after it was listed
             continue
         try:
-            manifest = parse_record(run.objects, name, Manifest, found)
+            manifest = parse_record(run.objects, name, Manifest, stored)
         except UNREADABLE as exc:
             unreadable[name] = exc.without_traceback()
             continue
@@ -233,7 +237,7 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
             "leaves": manifest.leaf_count,
             "items": list(manifest.items),
             "iterators": dict(manifest.iterators),
-            "manifest_digest": sha256_of(found.value),
+            "manifest_digest": sha256_of(stored.value),
             "model_type": manifest.model.model_type if manifest.model else None,
             "source": manifest.source,
         }
@@ -241,24 +245,25 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
 
 
 def _annotations(run: Run, names: Iterable[str]) -> Found:
-    found, unreadable = judge_records(run.objects, names, Annotation.parse)
+    annotations, unreadable = judge_records(run.objects, names, Annotation.parse)
     return {
         name: {
-            **one.entries(),
-            "verified": None if one.verified is None else from_rfc3339(one.verified),
+            **annotation.entries(),
+            "verified": None if annotation.verified is None else from_rfc3339(annotation.verified),
             "damaged": None
-            if one.damaged is None
-            else damage_body(one.damaged).model_dump(mode="json"),
+            if annotation.damaged is None
+            else damage_body(annotation.damaged).model_dump(mode="json"),
         }
-        for name, one in found.items()
+        for name, annotation in annotations.items()
     }, unreadable
 
 
 def _tombstones(run: Run, names: Iterable[str]) -> Found:
-    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
+    tombstones, unreadable = judge_records(run.objects, names, Tombstone.parse)
     kept = set(Deletion.model_fields)
     return {
-        name: {"deletion": one.model_dump(mode="json", include=kept)} for name, one in found.items()
+        name: {"deletion": tombstone.model_dump(mode="json", include=kept)}
+        for name, tombstone in tombstones.items()
     }, unreadable
 
 

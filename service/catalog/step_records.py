@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Tombstone]:
     """Read the tombstones of these (step, attempt) pairs; log and skip unreadable ones."""
     names = {trash_file(*key): key for key in keys}
-    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
+    tombstones, unreadable = judge_records(run.objects, names, Tombstone.parse)
     for error in unreadable.values():
         logger.warning("a deletion without its particulars: %s", error)
-    return {names[name]: one for name, one in found.items()}
+    return {names[name]: tombstone for name, tombstone in tombstones.items()}
 
 
 def deletion_body(tombstone: Tombstone) -> Deletion:

@@ -130,8 +130,8 @@ class SnapshotSource:
         newest = self.client.runs(
             root=self.root, order_by="created desc", page_size=min(self.most + 1, _LARGEST_PAGE)
         )
-        found = list(islice(newest, self.most + 1))
-        return found[: self.most], len(found) > self.most
+        runs = list(islice(newest, self.most + 1))
+        return runs[: self.most], len(runs) > self.most
 
     def _saves(self, run: Run, seen: dict[Hashable, tuple[float, int]]) -> list[SaveInFlight]:
         in_flight = list(
@@ -144,18 +144,18 @@ class SnapshotSource:
             SaveInFlight(
                 root=run.root,
                 run=run.name,
-                step=one.step,
-                attempt=one.attempt,
+                step=checkpoint.step,
+                attempt=checkpoint.attempt,
                 written=None
                 if sizes is None
                 else self._rated(
-                    (run.root, run.name, one.step, one.attempt),
-                    sizes.get((one.step, one.attempt), 0),
+                    (run.root, run.name, checkpoint.step, checkpoint.attempt),
+                    sizes.get((checkpoint.step, checkpoint.attempt), 0),
                     latest,
                     seen,
                 ),
             )
-            for one in in_flight
+            for checkpoint in in_flight
         ]
 
     def _sizes(self, run: Run) -> tuple[dict[tuple[int, int], int] | None, int | None]:
@@ -170,9 +170,9 @@ class SnapshotSource:
             if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
             return None, None  # without its store the catalog's data is still shown
-        whole = [one for one in steps if one.state in _WHOLE]
-        latest = max(whole, key=lambda one: one.step, default=None)
-        sizes = {(one.step, one.attempt): one.bytes for one in steps}
+        whole = [step for step in steps if step.state in _WHOLE]
+        latest = max(whole, key=lambda step: step.step, default=None)
+        sizes = {(step.step, step.attempt): step.bytes for step in steps}
         return sizes, None if latest is None else latest.bytes
 
     def _rated(

@@ -20,12 +20,12 @@ app: Final = typer.Typer()
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = loads(path.read_bytes())
+        document = loads(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise typer.BadParameter(f"{path}: {exc}") from exc
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(document, dict):
+        raise typer.BadParameter(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return document
 
 
 @app.command()
@@ -67,29 +67,29 @@ def adopt(
         from cairn.interop.weights.model_map import model_map
 
         model = model_map(_json(config), _json(paths))
-    found = adopt_folder(folder, run, step=step, model=model)
+    adoption = adopt_folder(folder, run, step=step, model=model)
     if json:
-        print_document({**asdict(found), "run": str(found.run)})
+        print_document({**asdict(adoption), "run": str(adoption.run)})
     else:
-        _list_found(found, folder)
-    if not found.ok:
+        _list_found(adoption, folder)
+    if not adoption.ok:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _list_found(found: "Adoption", folder: str) -> None:
-    states = dict.fromkeys(found.adopted, "adopted")
-    states |= dict.fromkeys(found.kept, "as it was")
-    states |= dict.fromkeys(found.gone, "removed by its owner")
+def _list_found(adoption: "Adoption", folder: str) -> None:
+    states = dict.fromkeys(adoption.adopted, "adopted")
+    states |= dict.fromkeys(adoption.kept, "as it was")
+    states |= dict.fromkeys(adoption.gone, "removed by its owner")
     print_table(console, ("step", "found"), sorted(states.items()))
-    for line in (*found.left, *found.problems):
+    for line in (*adoption.left, *adoption.problems):
         errors.print(line, soft_wrap=True, markup=False)
     from cairn.storage.store.disk.confinement import is_within  # imports TensorStore
     from cairn.storage.store.uri import parse_uri
 
-    errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
-    if not is_within(parse_uri(folder), [found.run.parent]):
+    errors.print(f"The run is {adoption.run}", soft_wrap=True, markup=False)
+    if not is_within(parse_uri(folder), [adoption.run.parent]):
         errors.print(
-            f"A server of {found.run.parent} opens its files with: cairn serve --adopt-from "
+            f"A server of {adoption.run.parent} opens its files with: cairn serve --adopt-from "
             f"{folder}",
             soft_wrap=True,
             markup=False,

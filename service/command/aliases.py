@@ -42,14 +42,14 @@ def aliases(
     """
     with Client(url) as client:
         if alias is None:
-            found = client.aliases(run, root=root, refresh=True)
+            current = client.aliases(run, root=root, refresh=True)
             if json:
-                print_document(AliasList(aliases=found))
+                print_document(AliasList(aliases=current))
                 return
-            print_table(console, ("alias", *_TITLES), map(_alias, found))
-            for one in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
-                for name in one.aliases if one.damaged is not None else ():
-                    text = f"{name}: {run}/steps/{one.step} is damaged"
+            print_table(console, ("alias", *_TITLES), map(_alias, current))
+            for checkpoint in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
+                for name in checkpoint.aliases if checkpoint.damaged is not None else ():
+                    text = f"{name}: {run}/steps/{checkpoint.step} is damaged"
                     errors.print(text, soft_wrap=True, markup=False)
             return
         history = client.alias_history(run, alias, root=root)
@@ -59,9 +59,9 @@ def aliases(
             print_table(console, _TITLES, map(_move, history.events))
 
 
-def _alias(one: Alias) -> tuple[Cell, ...]:
-    return one.alias, one.step, one.attempt, one.by, one.at, one.reason
+def _alias(alias: Alias) -> tuple[Cell, ...]:
+    return alias.alias, alias.step, alias.attempt, alias.by, alias.at, alias.reason
 
 
-def _move(one: AliasMove) -> tuple[Cell, ...]:
-    return "(deleted)" if one.deleted else one.step, one.attempt, one.by, one.at, one.reason
+def _move(move: AliasMove) -> tuple[Cell, ...]:
+    return "(deleted)" if move.deleted else move.step, move.attempt, move.by, move.at, move.reason

@@ -17,36 +17,36 @@ app: Final = typer.Typer()
 
 def labels_of(texts: list[str] | None) -> dict[str, str]:
     """Parse labels that are written as NAME=TEXT."""
-    found = {}
+    labels = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not name or not sign:
             raise typer.BadParameter(f"expected NAME=TEXT, found {text!r}")
-        found[name] = value
-    return found
+        labels[name] = value
+    return labels
 
 
 def _metrics(texts: list[str] | None) -> dict[str, float]:
-    found = {}
+    metrics = {}
     for text in texts or ():
         name, _, value = text.rpartition("=")
         try:
-            found[name] = float(value)
+            metrics[name] = float(value)
         except ValueError as exc:
             raise typer.BadParameter(f"expected NAME=NUMBER, found {text!r}") from exc
         if not name:
             raise typer.BadParameter(f"expected NAME=NUMBER, found {text!r}")
-    return found
+    return metrics
 
 
 def _better(texts: list[str] | None) -> dict[str, Better]:
-    found = {}
+    directions = {}
     for text in texts or ():
         name, _, way = text.rpartition("=")
         if not name or way not in get_args(Better):
             raise typer.BadParameter(f"expected NAME=min or NAME=max, found {text!r}")
-        found[name] = cast(Better, way)
-    return found
+        directions[name] = cast(Better, way)
+    return directions
 
 
 @app.command()

@@ -55,12 +55,12 @@ def audit(
     with Client(url) as client:
         size = min(limit or 1000, 1000)
         every = client.audit_events(filter=" AND ".join(parts), page_size=size)
-        found = islice(every, limit or None)
+        entries = islice(every, limit or None)
         if json:
-            print_document(AuditEventList(audit_events=list(found)))
+            print_document(AuditEventList(audit_events=list(entries)))
             return
         titles = ("at (UTC)", "caller", "action", "root", "run", "outcome", "detail")
-        print_table(console, titles, map(_row, found))
+        print_table(console, titles, map(_row, entries))
 
 
 def _row(event: AuditEvent) -> tuple[Cell, ...]:

@@ -82,10 +82,10 @@ def _copy(source: Path, target: Path) -> Path:
             closing(sqlite3.connect(unfinished)) as copy,
         ):
             database.backup(copy)  # in one go: a snapshot, and no writer waits for it
-            ((found,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
-            if found != "ok":
+            ((verdict,),) = copy.execute("PRAGMA integrity_check(1)").fetchall()
+            if verdict != "ok":
                 raise BackupError(
-                    f"{source}: expected a sound database, found: {found}. The copy is not kept."
+                    f"{source}: expected a sound database, found: {verdict}. The copy is not kept."
                 )
             copy.execute("PRAGMA journal_mode=DELETE").close()  # one file, no -wal
         # Fsync before the rename: after a crash, the target is complete or absent.

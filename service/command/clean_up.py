@@ -185,24 +185,24 @@ def gc(
     from cairn.storage.runs.gc import collect_garbage, find_garbage
     from cairn.storage.runs.run import Run
 
-    found = Run.open(run)
+    opened = Run.open(run)
     by = f"cairn gc on {socket.gethostname()}"
-    listed = collect_garbage(found, by=by) if delete else find_garbage(found)
+    listed = collect_garbage(opened, by=by) if delete else find_garbage(opened)
     nbytes = sum(garbage.nbytes for garbage in listed)
     if json:
         entries = [
             {
-                "kind": one.kind.value,
-                "name": one.name,
-                "bytes": one.nbytes,
-                "reason": one.reason,
-                "step": one.step,
-                "attempt": one.attempt,
+                "kind": entry.kind.value,
+                "name": entry.name,
+                "bytes": entry.nbytes,
+                "reason": entry.reason,
+                "step": entry.step,
+                "attempt": entry.attempt,
             }
-            for one in listed
+            for entry in listed
         ]
-        told = {"run": str(found.uri), "dry_run": not delete, "count": len(listed)}
-        print_document(told | {"bytes": nbytes, "entries": entries})
+        summary = {"run": str(opened.uri), "dry_run": not delete, "count": len(listed)}
+        print_document(summary | {"bytes": nbytes, "entries": entries})
         return
     list_garbage(console, listed)
     done = "removed" if delete else "could be removed with --delete"

@@ -141,8 +141,8 @@ def _known_state(state: str | None) -> str | None:
     return state
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"cairn {installed_version()}")
         raise typer.Exit
 
@@ -291,12 +291,12 @@ def runs(
     root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, aliases:NAME.
     """
     with Client(url) as client:
-        found = list(client.runs(root=root, filter=filter, order_by=order_by, refresh=refresh))
+        listed = list(client.runs(root=root, filter=filter, order_by=order_by, refresh=refresh))
     if json:
-        print_document(RunList(runs=found))
+        print_document(RunList(runs=listed))
         return
-    list_runs(console, found)
-    name_problems(errors, found)
+    list_runs(console, listed)
+    name_problems(errors, listed)
 
 
 @app.command()
@@ -327,12 +327,12 @@ def checkpoints(
     check_run_name(run)
     with Client(url) as client:
         problems = [client.run(run, root=root, refresh=True)]
-        found = client.checkpoints(run, root=root, state=state, filter=filter, order_by=order_by)
+        page = client.checkpoints(run, root=root, state=state, filter=filter, order_by=order_by)
         if json:
-            listed = CheckpointList(checkpoints=list(found)).model_dump(mode="json")
+            listed = CheckpointList(checkpoints=list(page)).model_dump(mode="json")
             print_document({**listed, "problems": problems[0].problems})
             return
-        list_checkpoints(console, found)
+        list_checkpoints(console, page)
         name_problems(errors, problems)
 
 
@@ -375,7 +375,10 @@ def promote(
     check_run_name(run)
     with Client(url) as client:
         if not create and expect is None:
-            present = {found.alias: found for found in client.aliases(run, root=root, refresh=True)}
+            present = {
+                alias_now.alias: alias_now
+                for alias_now in client.aliases(run, root=root, refresh=True)
+            }
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(
             run, step, alias, expect=expect, reason=reason, attempt=attempt, root=root
@@ -513,9 +516,9 @@ def path(
         from cairn.storage.runs.damage import known_damage
         from cairn.storage.runs.resolving import resolve_checkpoint
 
-        found, info = resolve_checkpoint(checkpoint, damaged=None)
-        folder = found.orbax_uri(info).orbax_path()
-        is_damaged = known_damage(found, (info.step, info.attempt)) is not None
+        opened, info = resolve_checkpoint(checkpoint, damaged=None)
+        folder = opened.orbax_uri(info).orbax_path()
+        is_damaged = known_damage(opened, (info.step, info.attempt)) is not None
     else:
         with Client(url) as client:
             run, step = find_step(client, Address.parse(checkpoint), root)
@@ -538,11 +541,11 @@ def operations(
 ) -> None:
     """List jobs, newest first."""
     with Client(url) as client:
-        found = client.operations(state=state)
+        listed = client.operations(state=state)
         if json:
-            print_document(OperationList(operations=list(found)))
+            print_document(OperationList(operations=list(listed)))
             return
-        list_operations(console, found)
+        list_operations(console, listed)
 
 
 @app.command()
@@ -580,15 +583,15 @@ def rebuild(
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
-        found = Index(catalog).rebuild(Roots(catalog, settings.root_uris))
+        counts = Index(catalog).rebuild(Roots(catalog, settings.root_uris))
     finally:
         catalog.close()
     if json:
         print_document(
-            {"runs": found.runs, "checkpoints": found.checkpoints, "aliases": found.aliases}
+            {"runs": counts.runs, "checkpoints": counts.checkpoints, "aliases": counts.aliases}
         )
         return
-    print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
+    print(f"{counts.runs} runs, {counts.checkpoints} checkpoints, {counts.aliases} aliases")
 
 
 def main() -> None:
@@ -604,8 +607,8 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if known := completion.rejoin_words(os.environ):
-        return _complete_after(known)
+    if prefix := completion.rejoin_words(os.environ):
+        return _complete_after(prefix)
     try:
         status = app(arguments, prog_name="cairn", standalone_mode=False)
         if sys.stdout is not None:  # None if the shell has closed it
@@ -636,12 +639,12 @@ def _run(arguments: Sequence[str]) -> int:
         raise
 
 
-def _complete_after(known: str) -> int:
+def _complete_after(prefix: str) -> int:
     """Print completions without the prefix that the shell has already."""
     answers = io.StringIO()
     with contextlib.redirect_stdout(answers), contextlib.suppress(SystemExit):
         app((), prog_name="cairn")
-    print("\n".join(line.removeprefix(known) for line in answers.getvalue().splitlines()))
+    print("\n".join(line.removeprefix(prefix) for line in answers.getvalue().splitlines()))
     return ExitStatus.DONE
 
 

@@ -60,12 +60,14 @@ def aliases(context: typer.Context, incomplete: str) -> list[str]:
 
 def operations(context: typer.Context, incomplete: str) -> list[str]:
     """Complete ids of operations, newest first."""
-    return _asked(context, lambda client: (one.id for one in client.operations()))
+    return _asked(context, lambda client: (operation.id for operation in client.operations()))
 
 
 def workers(context: typer.Context, incomplete: str) -> list[str]:
     """Complete names of dead workers."""
-    return _asked(context, lambda client: (one.name for one in client.workers() if not one.alive))
+    return _asked(
+        context, lambda client: (worker.name for worker in client.workers() if not worker.alive)
+    )
 
 
 def dtypes(incomplete: str) -> list[str]:
@@ -112,31 +114,33 @@ def _root(context: typer.Context) -> str:
 
 def _aliases(context: typer.Context, run: str) -> list[str]:
     return _asked(
-        context, lambda client: (one.alias for one in client.aliases(run, root=_root(context)))
+        context, lambda client: (alias.alias for alias in client.aliases(run, root=_root(context)))
     )
 
 
 def _steps(context: typer.Context, run: str) -> list[str]:
     return _asked(
         context,
-        lambda client: (str(one.step) for one in client.checkpoints(run, root=_root(context))),
+        lambda client: (
+            str(checkpoint.step) for checkpoint in client.checkpoints(run, root=_root(context))
+        ),
     )
 
 
 def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
     """Return the names that a query yields before the deadline; an empty list after an error."""
-    found: list[str] = []
+    names: list[str] = []
     url: Any = context.params.get("url")
 
     def ask() -> None:
         try:
             with Client(url, timeout=_SECONDS) as client:
-                found.extend(islice(question(client), _MOST))
+                names.extend(islice(question(client), _MOST))
         except Exception:  # no error text in a line that somebody types
             return
 
     # join() bounds the whole query, retries included; a daemon thread does not delay the exit.
-    asked = threading.Thread(target=ask, daemon=True)
-    asked.start()
-    asked.join(_SECONDS)
-    return list(found)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return list(names)

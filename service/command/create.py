@@ -36,17 +36,17 @@ def create(
     if is_in_store(run):
         from cairn.storage.runs.run import create_run
 
-        made = create_run(run, labels=labels)
-        info = made.info()
-        told = {"name": info.name, "uri": str(made.uri), "created": info.created}
+        created = create_run(run, labels=labels)
+        info = created.info()
+        summary = {"name": info.name, "uri": str(created.uri), "created": info.created}
         labels = dict(info.labels)
     else:
         check_run_name(run)
         with Client(url) as client:
             body = client.create_run(run, labels=labels, root=root).model_dump(mode="json")
-        told = {name: body[name] for name in ("name", "uri", "created")}
+        summary = {name: body[name] for name in ("name", "uri", "created")}
         labels = body["labels"]
     if json:
-        print_document({**told, "labels": labels})
+        print_document({**summary, "labels": labels})
     else:
-        print(told["uri"])
+        print(summary["uri"])

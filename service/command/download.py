@@ -61,11 +61,11 @@ def download_command(
                 root=root,
                 tell=lambda done, total: bar.update(task, completed=done, total=total),
             )
-        found = client.checkpoint(run, step, root=root, refresh=True).attempt
-    if found != attempt:
+        attempt_now = client.checkpoint(run, step, root=root, refresh=True).attempt
+    if attempt_now != attempt:
         raise DownloadError(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
-            f"{found}: it was set aside meanwhile, and saved anew. Download it again, into "
+            f"{attempt_now}: it was set aside meanwhile, and saved anew. Download it again, into "
             "another folder."
         )
     if json:
@@ -76,7 +76,7 @@ def download_command(
                 attempt=attempt,
                 folder=str(folder),
                 files=len(files),
-                bytes=sum(one.bytes for one in files),
+                bytes=sum(file.bytes for file in files),
             )
         )
     else:

@@ -13,10 +13,10 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: `text` is not a duration.
     """
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ValueError(
             "expected a number with s, m, h, d or w (seconds, minutes, hours, days, weeks), "
             f"such as 12h or 7d, found {text!r}"
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]

@@ -72,8 +72,8 @@ def init(
     except OSError as exc:
         raise translate_error(exc, path=exc.filename or path) from exc
     if json:
-        told = {name.removeprefix("CAIRN_").lower(): value for name, value in chosen.items()}
-        print_document({"env_file": str(path), **told})
+        settings = {name.removeprefix("CAIRN_").lower(): value for name, value in chosen.items()}
+        print_document({"env_file": str(path), **settings})
         return
     print(path)
     for line in (*_outranked(chosen, os.environ), *_next_steps(path, store, port)):
@@ -83,10 +83,10 @@ def init(
 def _refuse_others(path: Path, text: str) -> None:
     """Raise SetUpError if the file has other settings: somebody may need them."""
     try:
-        found = path.read_bytes()
+        present = path.read_bytes()
     except FileNotFoundError:
         return
-    if found != text.encode():
+    if present != text.encode():
         raise SetUpError(
             f"{path}: expected nothing, or what would be written there, found other settings. "
             f"`cairn --env-file {shlex.quote(str(path))} serve` starts with them; change them "

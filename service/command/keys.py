@@ -86,17 +86,17 @@ def create(
     )
     # The file first: if it cannot be created, no key is made whose secret nobody sees.
     with secret_file(output) as file, _plane(data_dir) as (plane, caller):
-        made = keys.create_key(plane, caller, request)
+        created = keys.create_key(plane, caller, request)
         if file is not None:
-            file.write(f"{made.key}\n")
+            file.write(f"{created.key}\n")
     if json:
-        print_document(made if output is None else made.details)
+        print_document(created if output is None else created.details)
         return
     place = f"in {output}, for CAIRN_KEY_FILE"
     if output is None:
-        print(made.key)
+        print(created.key)
         place = "for CAIRN_KEY or a file that CAIRN_KEY_FILE names"
-    errors.print(f"Key {made.details.id}, {place}. It is not told again.", soft_wrap=True)
+    errors.print(f"Key {created.details.id}, {place}. It is not told again.", soft_wrap=True)
 
 
 @keys_app.command("list")
@@ -105,23 +105,23 @@ def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     from cairn.service.actions import keys  # imports what a server needs
 
     with _plane(data_dir) as (plane, _):
-        found = keys.list_keys(plane)
+        listed = keys.list_keys(plane)
     if json:
-        print_document(KeyList(keys=found))
+        print_document(KeyList(keys=listed))
         return
     titles = ("key", "name", "scope", "roots", "counts", "created (UTC)", "expires", "last used")
     rows = (
         (
-            one.id,
-            one.name,
-            one.scope.value,
-            "all" if one.roots is None else ", ".join(one.roots),
-            "yes" if one.counts else "no",
-            one.created,
-            one.expires,
-            one.last_used,
+            key.id,
+            key.name,
+            key.scope.value,
+            "all" if key.roots is None else ", ".join(key.roots),
+            "yes" if key.counts else "no",
+            key.created,
+            key.expires,
+            key.last_used,
         )
-        for one in found
+        for key in listed
     )
     print_table(console, titles, rows)
 

@@ -29,8 +29,10 @@ def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
         "jobs": upgrade_jobs(settings.jobs_database_url),
     }
     if json:
-        told = {name: {"before": before, "after": after} for name, (before, after) in done.items()}
-        print_document(told)
+        revisions = {
+            name: {"before": before, "after": after} for name, (before, after) in done.items()
+        }
+        print_document(revisions)
         return
     for name, (before, after) in done.items():
         if before == after:

@@ -67,19 +67,19 @@ def plan(
     and reads of each process, and the Python code that loads it so. If the checkpoint does not fit,
     the exit status is 1.
     """
-    wanted = _request(mesh, processes, rules, dtype, item)
+    request = _request(mesh, processes, rules, dtype, item)
     if is_in_store(checkpoint):
         from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
 
-        found = StoredStep(checkpoint).plan(wanted)
+        planned = StoredStep(checkpoint).plan(request)
     else:
         with Client(url) as client:
-            found = ServedStep(client, checkpoint, root).plan(wanted)
+            planned = ServedStep(client, checkpoint, root).plan(request)
     if json:
-        print_document(found)
+        print_document(planned)
     else:
-        _print_plan(found)
-    if not found.fits:
+        _print_plan(planned)
+    if not planned.fits:
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -99,14 +99,14 @@ def _request(
     try:
         return PlanRequest.model_validate(body)
     except ValidationError as exc:
-        told = [f"{_place(one['loc'])}: {one['msg']}" for one in exc.errors()]
-        raise typer.BadParameter("; ".join(told)) from exc
+        problems = [f"{_place(error['loc'])}: {error['msg']}" for error in exc.errors()]
+        raise typer.BadParameter("; ".join(problems)) from exc
 
 
 def _axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
-        name, _, size = (one.strip() for one in part.partition("="))
+        name, _, size = (text_part.strip() for text_part in part.partition("="))
         if _SIZE.fullmatch(size) is None or name in axes:
             raise typer.BadParameter(
                 f"--mesh: expected sizes of axes, each once, such as fsdp=64,tp=4; found {part!r}"
@@ -119,51 +119,51 @@ def _place(where: tuple[int | str, ...]) -> str:
     return ".".join(map(str, where)).removeprefix("mesh.axes.")
 
 
-def _print_plan(found: StepPlan) -> None:
-    mesh = ", ".join(f"{name}={size}" for name, size in found.mesh.items())
-    shared = f" of {found.processes} processes" if found.processes > 1 else ""
-    print(f"mesh: {mesh} ({found.devices} devices{shared})")
-    lacking = f", {found.misfits} leaves do not" if found.misfits else ""
-    print("fits: yes" if found.fits else f"fits: no{lacking}")
-    for problem in found.problems:
+def _print_plan(plan: StepPlan) -> None:
+    mesh = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    shared = f" of {plan.processes} processes" if plan.processes > 1 else ""
+    print(f"mesh: {mesh} ({plan.devices} devices{shared})")
+    lacking = f", {plan.misfits} leaves do not" if plan.misfits else ""
+    print("fits: yes" if plan.fits else f"fits: no{lacking}")
+    for problem in plan.problems:
         print(f"problem: {problem}")
-    device = found.bytes_per_device
+    device = plan.bytes_per_device
     parts = {"model": device.model, "optimizer": device.optimizer, "other": device.other}
-    told = ", ".join(f"{name} {Size(size)}" for name, size in parts.items() if size)
-    print(f"each device: {Size(device.total)} of {Size(found.bytes)} ({told or 'nothing'})")
-    print(f"each process: {Size(found.host_bytes)} of memory, reads {Size(found.read_bytes)}")
-    print(f"read in all: {Size(found.read_bytes_in_all)}")
-    for note in found.notes:
+    sizes = ", ".join(f"{name} {Size(size)}" for name, size in parts.items() if size)
+    print(f"each device: {Size(device.total)} of {Size(plan.bytes)} ({sizes or 'nothing'})")
+    print(f"each process: {Size(plan.host_bytes)} of memory, reads {Size(plan.read_bytes)}")
+    print(f"read in all: {Size(plan.read_bytes_in_all)}")
+    for note in plan.notes:
         print(f"note: {note}")
-    for rule in found.idle_rules:
+    for rule in plan.idle_rules:
         print(f"rule {rule!r} takes no leaf")
-    for text, paths in _misfits(found.leaves).items():
+    for text, paths in _misfits(plan.leaves).items():
         print(f"does not fit: {_some(paths)}: {text}")
-    for text, paths in _unmatched(found.leaves).items():
+    for text, paths in _unmatched(plan.leaves).items():
         print(f"whole: {_some(paths)}: {text}")
     titles = ("item", "leaf", "how many", "shape", "dtype", "spec", "per device", "rule")
-    alike = Counter(map(_kind, found.leaves))
+    alike = Counter(map(_kind, plan.leaves))
     print_table(console, titles, [_row(kind, count) for kind, count in alike.items()])
-    if found.load is not None:
-        print(f"\n{found.load}", end="")
+    if plan.load is not None:
+        print(f"\n{plan.load}", end="")
 
 
 def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
     """Group leaves that do not fit by the reason."""
-    found: dict[str, list[str]] = {}
+    leaves_by_detail: dict[str, list[str]] = {}
     for leaf in leaves:
         for misfit in leaf.misfits:
-            found.setdefault(misfit.detail, []).append(f"{leaf.item}/{leaf.path}")
-    return found
+            leaves_by_detail.setdefault(misfit.detail, []).append(f"{leaf.item}/{leaf.path}")
+    return leaves_by_detail
 
 
 def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
     """Group large leaves that are whole on every device, unrequested, by the reason."""
-    found: dict[str, list[str]] = {}
+    leaves_by_reason: dict[str, list[str]] = {}
     for leaf in leaves:
         if leaf.unmatched is not None:
-            found.setdefault(leaf.unmatched, []).append(f"{leaf.item}/{leaf.path}")
-    return found
+            leaves_by_reason.setdefault(leaf.unmatched, []).append(f"{leaf.item}/{leaf.path}")
+    return leaves_by_reason
 
 
 def _some(paths: list[str]) -> str:

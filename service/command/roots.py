@@ -20,12 +20,12 @@ def roots(context: typer.Context, url: UrlOption = None, json: JsonOption = Fals
     if context.invoked_subcommand is not None:
         return
     with Client(url) as client:
-        found = client.roots()
+        listed = client.roots()
     if json:
-        print_document(RootList(roots=found))
+        print_document(RootList(roots=listed))
         return
     print_table(
-        console, ("root", "uri", "source"), ((one.name, one.uri, one.source) for one in found)
+        console, ("root", "uri", "source"), ((root.name, root.uri, root.source) for root in listed)
     )
 
 

@@ -65,16 +65,16 @@ class ServedStep:
             self._run, self._step, path, target, part=part, item=item, format=kind, root=self._root
         )
 
-    def plan(self, wanted: PlanRequest) -> StepPlan:
+    def plan(self, request: PlanRequest) -> StepPlan:
         """Plan a load of the step on a mesh: placement, bytes per device, reads."""
         return self._client.plan(
             self._run,
             self._step,
-            wanted.mesh.axes,
-            processes=wanted.mesh.processes,
-            rules=wanted.rules,
-            dtype=wanted.dtype,
-            items=wanted.items,
+            request.mesh.axes,
+            processes=request.mesh.processes,
+            rules=request.rules,
+            dtype=request.dtype,
+            items=request.items,
             root=self._root,
         )
 
@@ -91,5 +91,8 @@ class ServedStep:
             root=self._root,
             other_root=other._root,
         )
-        named = [*first.differences, *(one for page in more for one in page.differences)]
+        named = [
+            *first.differences,
+            *(difference for page in more for difference in page.differences),
+        ]
         return first.model_copy(update={"differences": named, "next_page_token": None})

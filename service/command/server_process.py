@@ -90,10 +90,10 @@ def _warn_of_new_databases(settings: Settings) -> None:
         )
 
 
-def _allow_open_files(wanted: int) -> None:
+def _allow_open_files(count: int) -> None:
     """Raise the limit of open files for connections and the files they read: 1,024 is common."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
@@ -115,9 +115,9 @@ def _listen(host: str, port: int) -> socket.socket:
     """
     bare = host.removeprefix("[").removesuffix("]")
     try:
-        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
         # `localhost` may be both; clients try 127.0.0.1 first.
-        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        family, _, _, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family)
     except OSError as exc:
         # create_server() repeats the address in its text; getaddrinfo() has its own error numbers.
@@ -173,11 +173,11 @@ class _Startup:
         if scope["type"] != "lifespan":
             await self._application(scope, receive, send)
             return
-        told: dict[str, Any] = {}
+        failure: dict[str, Any] = {}
 
         async def hold(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed":
-                told.update(message)
+                failure.update(message)
             else:
                 await send(message)
 
@@ -187,6 +187,6 @@ class _Startup:
             self.failure = exc
             await send({"type": "lifespan.startup.failed", "message": ""})
         except BaseException:
-            if told:
-                await send(told)
+            if failure:
+                await send(failure)
             raise

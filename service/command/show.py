@@ -54,13 +54,13 @@ class Branch:
     def kind(self) -> object:
         """Key that is equal for branches that look alike."""
         leaves = ((name, *_shown(leaf)) for name, leaf in self.leaves.items())
-        return tuple(leaves), tuple((name, one.kind) for name, one in self.branches.items())
+        return tuple(leaves), tuple((name, branch.kind) for name, branch in self.branches.items())
 
     def title(self, name: str) -> Text:
         """Build the branch's label: its name, its number of leaves and their size."""
-        sizes = [one.bytes for one in self.everything]
-        told = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
-        return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {told}", "dim"))
+        sizes = [leaf.bytes for leaf in self.everything]
+        summary = f"{len(sizes)} {'leaf' if len(sizes) == 1 else 'leaves'}, {Size(sum(sizes))}"
+        return Text.assemble((readable(name) or "(no name)", "bold"), (f"  {summary}", "dim"))
 
 
 @app.command()
@@ -84,39 +84,39 @@ def show(
         step = opened(client, checkpoint, root)
         noted = step.noted()
         tensors = list(step.tensors(item, prefix))
-        found = _statistics(step, tensors) if stats else {}
+        statistics = _statistics(step, tensors) if stats else {}
     if json:
         print_document(
             {
                 "checkpoint": noted.model_dump(mode="json"),
-                "tensors": [one.model_dump(mode="json") for one in tensors],
-                "statistics": [one.model_dump(mode="json") for one in found.values()],
+                "tensors": [tensor.model_dump(mode="json") for tensor in tensors],
+                "statistics": [tensor.model_dump(mode="json") for tensor in statistics.values()],
             }
         )
         return
     for name, value in _lines(noted):
         console.print(f"{name}: {readable(value)}", soft_wrap=True)
     if console.is_terminal:
-        for tree in _trees(tensors, found):
+        for tree in _trees(tensors, statistics):
             console.print(tree, soft_wrap=True)
     else:
         titles = _TITLES + (_STATISTICS if stats else ())
-        print_table(console, titles, (_row(one, found, stats) for one in tensors))
+        print_table(console, titles, (_row(tensor, statistics, stats) for tensor in tensors))
 
 
 def _statistics(step: Step, tensors: list[Tensor]) -> Statistics:
     """Compute the statistics of each leaf; print an error for a leaf that has none, and go on."""
-    found = {}
-    for one in tensors:
+    statistics = {}
+    for tensor in tensors:
         try:
-            found[one.item, one.path] = step.statistics(one.path, one.item, "")
+            statistics[tensor.item, tensor.path] = step.statistics(tensor.path, tensor.item, "")
         except UnsupportedLeafError as error:
-            errors.print(f"{one.item}/{one.path}: {error}", soft_wrap=True)
+            errors.print(f"{tensor.item}/{tensor.path}: {error}", soft_wrap=True)
         except ProblemResponseError as error:
             if error.status not in _REFUSED:
                 raise
-            errors.print(f"{one.item}/{one.path}: {error}", soft_wrap=True)
-    return found
+            errors.print(f"{tensor.item}/{tensor.path}: {error}", soft_wrap=True)
+    return statistics
 
 
 def _lines(noted: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -139,8 +139,8 @@ def _lines(noted: Checkpoint) -> Iterator[tuple[str, str]]:
         if entries:
             yield name, ", ".join(entries)
     if noted.damaged is None:
-        told = f"{noted.verified:%Y-%m-%d %H:%M:%S} UTC" if noted.verified else "never"
-        yield "verified", told
+        verified = f"{noted.verified:%Y-%m-%d %H:%M:%S} UTC" if noted.verified else "never"
+        yield "verified", verified
     else:
         yield from _damage(noted.damaged)
     if noted.manifest_digest is not None:
@@ -165,11 +165,11 @@ def _metric(noted: Checkpoint, name: str) -> str:
     return f"{name}={noted.metrics[name]:g}" + (f" ({better} is better)" if better else "")
 
 
-def _row(one: Tensor, found: Statistics, stats: bool) -> tuple[Cell, ...]:
-    leaf = one.item, one.path, *_shown(one)
+def _row(tensor: Tensor, statistics: Statistics, stats: bool) -> tuple[Cell, ...]:
+    leaf = tensor.item, tensor.path, *_shown(tensor)
     if not stats:
         return leaf
-    like = found.get((one.item, one.path))
+    like = statistics.get((tensor.item, tensor.path))
     if like is None:
         return *leaf, *(None for _ in _STATISTICS)
     numbers = (like.min, like.max, like.mean, like.std)
@@ -177,19 +177,19 @@ def _row(one: Tensor, found: Statistics, stats: bool) -> tuple[Cell, ...]:
     return *leaf, *map(_number, numbers), like.zeros, like.nan, infinite
 
 
-def _shown(one: Tensor) -> tuple[str, str, Size, str | None]:
+def _shown(tensor: Tensor) -> tuple[str, str, Size, str | None]:
     """Return dtype, shape, size and sharding."""
-    spec = None if one.spec is None else ", ".join(map(axis_text, one.spec)) or "()"
-    return one.dtype, "x".join(map(str, one.shape)) or "()", Size(one.bytes), spec
+    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
+    return tensor.dtype, "x".join(map(str, tensor.shape)) or "()", Size(tensor.bytes), spec
 
 
 def _number(value: float | int | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else f"{value:.6g}"
 
 
-def _trees(tensors: list[Tensor], found: Statistics) -> Iterator[Tree]:
+def _trees(tensors: list[Tensor], statistics: Statistics) -> Iterator[Tree]:
     """Yield a tree for each item."""
-    for item, leaves in groupby(tensors, lambda one: one.item):
+    for item, leaves in groupby(tensors, lambda tensor: tensor.item):
         branch = Branch()
         for leaf in leaves:
             *folders, last = leaf.path.split("/")
@@ -198,35 +198,35 @@ def _trees(tensors: list[Tensor], found: Statistics) -> Iterator[Tree]:
                 inner = inner.branches.setdefault(name, Branch())
             inner.leaves[last] = leaf
         tree = Tree(branch.title(item))
-        _grow(tree, branch, found)
+        _grow(tree, branch, statistics)
         yield tree
 
 
-def _grow(tree: Tree, branch: Branch, found: Statistics) -> None:
+def _grow(tree: Tree, branch: Branch, statistics: Statistics) -> None:
     for name, leaf in branch.leaves.items():
-        tree.add(Text(f"{readable(name)}  {_leaf(leaf, found)}"))
+        tree.add(Text(f"{readable(name)}  {_leaf(leaf, statistics)}"))
 
     def kind(name: str) -> object:
-        return name if found or not name.isdecimal() else branch.branches[name].kind
+        return name if statistics or not name.isdecimal() else branch.branches[name].kind
 
     numbered = sorted(filter(str.isdecimal, branch.branches), key=int)
     others = [name for name in branch.branches if not name.isdecimal()]
     for _, group in groupby([*numbered, *others], kind):
         alike = list(group)
-        told = f"{alike[0]} to {alike[-1]}, {len(alike)} alike" if alike[1:] else alike[0]
+        names = f"{alike[0]} to {alike[-1]}, {len(alike)} alike" if alike[1:] else alike[0]
         inner = branch.branches[alike[0]]
-        _grow(tree.add(inner.title(told)), inner, found)
+        _grow(tree.add(inner.title(names)), inner, statistics)
 
 
-def _leaf(one: Tensor, found: Statistics) -> str:
-    dtype, shape, size, spec = _shown(one)
-    told = [f"{dtype}[{shape}]", str(size)]
-    if one.spec is not None:
-        told.append(f"sharded ({spec})" if any(one.spec) else "not sharded")
-    like = found.get((one.item, one.path))
+def _leaf(tensor: Tensor, statistics: Statistics) -> str:
+    dtype, shape, size, spec = _shown(tensor)
+    parts = [f"{dtype}[{shape}]", str(size)]
+    if tensor.spec is not None:
+        parts.append(f"sharded ({spec})" if any(tensor.spec) else "not sharded")
+    like = statistics.get((tensor.item, tensor.path))
     if like is not None:
-        told.append(f"{_number(like.min)} to {_number(like.max)}")
-        told.append(f"mean {_number(like.mean)}, std {_number(like.std)}")
+        parts.append(f"{_number(like.min)} to {_number(like.max)}")
+        parts.append(f"mean {_number(like.mean)}, std {_number(like.std)}")
         infinite = like.positive_infinity + like.negative_infinity
-        told += [f"{n} {what}" for n, what in ((like.nan, "NaN"), (infinite, "infinite")) if n]
-    return "  ".join(told)
+        parts += [f"{n} {what}" for n, what in ((like.nan, "NaN"), (infinite, "infinite")) if n]
+    return "  ".join(parts)

@@ -56,9 +56,9 @@ class StoredStep:
             manifest_digest=self.info.manifest_digest,
             model_type=None if manifest.model is None else manifest.model.model_type,
             aliases=[
-                one.alias
-                for one in aliases
-                if (one.step, one.attempt) == (self.info.step, self.info.attempt)
+                alias.alias
+                for alias in aliases
+                if (alias.step, alias.attempt) == (self.info.step, self.info.attempt)
             ],
             labels=entries.labels,
             metrics=entries.metrics,
@@ -80,8 +80,8 @@ class StoredStep:
 
     def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
         """Compute statistics of a leaf's values, or of a part of them."""
-        asked = self._part(path, item, part)
-        return statistics_of(asked, asked.statistics())
+        tensor_part = self._part(path, item, part)
+        return statistics_of(tensor_part, tensor_part.statistics())
 
     def save(
         self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
@@ -95,10 +95,10 @@ class StoredStep:
             stream.writelines(file.blocks())
         return file.nbytes
 
-    def plan(self, wanted: PlanRequest) -> StepPlan:
+    def plan(self, request: PlanRequest) -> StepPlan:
         """Plan a load of the step on a mesh: placement, bytes per device, reads."""
         uri = f"{self.run.uri}/steps/{self.info.step}"
-        return plan_step(self._open, self._name, uri, wanted, after=0, limit=None)[0]
+        return plan_step(self._open, self._name, uri, request, after=0, limit=None)[0]
 
     def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
         """Compare this step with another one."""

@@ -90,14 +90,14 @@ def tensors(
         if leaf is None:
             _list(step.tensors(item, prefix), json)
             return
-        asked = leaf, item or "model", part
+        selection = leaf, item or "model", part
         if out is not None and kind is not None:
-            step.save(*asked, kind, out)
+            step.save(*selection, kind, out)
             print(out)
         elif stats:
-            _print_statistics(step.statistics(*asked), json)
+            _print_statistics(step.statistics(*selection), json)
         else:
-            _print_values(step.values(*asked), json)
+            _print_values(step.values(*selection), json)
 
 
 def opened(client: Client, checkpoint: str, root: str) -> "Step":
@@ -109,12 +109,12 @@ def opened(client: Client, checkpoint: str, root: str) -> "Step":
     return StoredStep(checkpoint)
 
 
-def _list(found: Iterator[Tensor], json: bool) -> None:
+def _list(tensors: Iterator[Tensor], json: bool) -> None:
     if json:
-        print_document(TensorList(tensors=list(found)))
+        print_document(TensorList(tensors=list(tensors)))
         return
     titles = ("item", "path", "dtype", "shape", "size", "sharding", "digest")
-    print_table(console, titles, map(_row, found))
+    print_table(console, titles, map(_row, tensors))
 
 
 def _row(tensor: Tensor) -> tuple[Cell, ...]:
@@ -137,28 +137,28 @@ def _kind(out: Path) -> Literal["npy", "safetensors"]:
     raise typer.BadParameter(f"--out: expected a file .npy or .safetensors, found {out.name!r}")
 
 
-def _print_values(found: TensorValues, json: bool) -> None:
+def _print_values(tensor: TensorValues, json: bool) -> None:
     if json:
-        print_document(found)
+        print_document(tensor)
         return
     import numpy as np
 
-    values = np.asarray(found.values, object).reshape(found.shape)
+    values = np.asarray(tensor.values, object).reshape(tensor.shape)
     print(np.array2string(values, formatter={"object": str}, separator=", ", threshold=1000))
 
 
-def _print_statistics(found: TensorStatistics, json: bool) -> None:
+def _print_statistics(statistics: TensorStatistics, json: bool) -> None:
     if json:
-        print_document(found)
+        print_document(statistics)
         return
-    told = found.model_dump(mode="json", exclude={"histogram", "item", "path"})
-    for name, value in told.items():
+    fields = statistics.model_dump(mode="json", exclude={"histogram", "item", "path"})
+    for name, value in fields.items():
         shown = "x".join(map(str, value)) or "()" if isinstance(value, list) else value
         print(f"{name.replace('_', ' ')}: {'none' if shown is None else shown}")
-    if found.histogram is None:
+    if statistics.histogram is None:
         return
-    start, width = float(found.histogram.start), found.histogram.width
-    counts = found.histogram.counts
+    start, width = float(statistics.histogram.start), statistics.histogram.width
+    counts = statistics.histogram.counts
     for number, count in enumerate(counts):
         bar = "#" * -(-count * _BAR // max(counts))
         print(f"{start + number * width:>12g} {bar:<{_BAR}} {count}".rstrip())
@@ -195,39 +195,39 @@ def diff(
     if is_in_store(checkpoint):
         from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
 
-        found = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)
+        difference = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)
     else:
         with Client(url) as client:
             that = ServedStep(client, other, other_root or root)
-            found = ServedStep(client, checkpoint, root).diff(that, values, item, prefix)
+            difference = ServedStep(client, checkpoint, root).diff(that, values, item, prefix)
     if json:
-        print_document(found)
+        print_document(difference)
         return
-    _print_diff(found)
+    _print_diff(difference)
 
 
-def _print_diff(found: StepDiff) -> None:
-    counts = found.leaves.model_dump()
-    told = ", ".join(f"{n} {_CHANGES.get(name, name)}" for name, n in counts.items() if n)
-    print(f"leaves: {told or 'none'}")
+def _print_diff(diff: StepDiff) -> None:
+    counts = diff.leaves.model_dump()
+    changes = ", ".join(f"{n} {_CHANGES.get(name, name)}" for name, n in counts.items() if n)
+    print(f"leaves: {changes or 'none'}")
     for title, entries in (
-        ("config", found.config),
-        ("metric", found.metrics),
-        ("label", found.labels),
+        ("config", diff.config),
+        ("metric", diff.metrics),
+        ("label", diff.labels),
     ):
         for entry in entries:
             print(f"{title} {'/'.join(keys_of(entry.path))}: {_entry(entry)}")
-    if found.differences:
+    if diff.differences:
         titles = ("change", "item", "path", "this", "other", "differing", "max abs", "relative")
-        print_table(console, titles, map(_difference, sorted(found.differences, key=_rank)))
+        print_table(console, titles, map(_difference, sorted(diff.differences, key=_rank)))
 
 
-def _rank(one: LeafDifference) -> tuple[int, float]:
+def _rank(leaf: LeafDifference) -> tuple[int, float]:
     """Return a sort key: leaves of one step only, then other shapes, then the largest changes."""
-    place = 0 if one.change in _CHANGES else 1 if one.change in ("shape", "dtype") else 2
-    if one.values is None or not one.values.differing:
+    place = 0 if leaf.change in _CHANGES else 1 if leaf.change in ("shape", "dtype") else 2
+    if leaf.values is None or not leaf.values.differing:
         return place, 0.0
-    change = one.values.relative  # None: from all zeros, or not finite; such a change sorts first
+    change = leaf.values.relative  # None: from all zeros, or not finite; such a change sorts first
     return place, -math.inf if change is None or math.isnan(change) else -change
 
 
@@ -239,15 +239,15 @@ def _entry(entry: EntryDifference) -> str:
     return f"{entry.this} -> {entry.other}"
 
 
-def _difference(one: LeafDifference) -> tuple[Cell, ...]:
-    values = one.values
+def _difference(leaf: LeafDifference) -> tuple[Cell, ...]:
+    values = leaf.values
     return (
-        _CHANGES.get(one.change, one.change),
-        one.item,
-        one.path,
-        _kind_of(one.this),
-        _kind_of(one.other),
-        one.not_compared if values is None else f"{values.differing} of {values.elements}",
+        _CHANGES.get(leaf.change, leaf.change),
+        leaf.item,
+        leaf.path,
+        _kind_of(leaf.this),
+        _kind_of(leaf.other),
+        leaf.not_compared if values is None else f"{values.differing} of {values.elements}",
         None if values is None or values.max_absolute is None else f"{values.max_absolute:g}",
         None if values is None or values.relative is None else f"{values.relative:.3g}",
     )

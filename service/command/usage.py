@@ -32,24 +32,24 @@ def usage(
         from cairn.storage.runs.run import Run
 
         found_run = Run.open(run)
-        found = usage_of(found_run, str(found_run.uri.parent))
+        measured = usage_of(found_run, str(found_run.uri.parent))
     else:
         with Client(url) as client:
-            found = client.usage(run, root=root)
+            measured = client.usage(run, root=root)
     if json:
-        print_document(found)
+        print_document(measured)
         return
     titles = ("step", "attempt", "state", "created (UTC)", "size", "added", "own")
-    print_table(console, titles, map(_row, found.steps))
-    print(_summary(found))
+    print_table(console, titles, map(_row, measured.steps))
+    print(_summary(measured))
 
 
-def _row(one: StepUsage) -> tuple[Cell, ...]:
-    sizes = Size(one.bytes), Size(one.added), Size(one.own)
-    return one.step, one.attempt, one.state.value, one.created, *sizes
+def _row(step: StepUsage) -> tuple[Cell, ...]:
+    sizes = Size(step.bytes), Size(step.added), Size(step.own)
+    return step.step, step.attempt, step.state.value, step.created, *sizes
 
 
-def _summary(found: RunUsage) -> str:
-    uses = ", ".join(f"{use} {size_text(size)}" for use, size in found.uses.items() if size)
-    told = f"{found.bytes} bytes in {found.files} files: {uses or 'nothing'}"
-    return f"{told}; `cairn gc` would free {size_text(found.garbage)}"
+def _summary(usage: RunUsage) -> str:
+    uses = ", ".join(f"{use} {size_text(size)}" for use, size in usage.uses.items() if size)
+    text = f"{usage.bytes} bytes in {usage.files} files: {uses or 'nothing'}"
+    return f"{text}; `cairn gc` would free {size_text(usage.garbage)}"

@@ -40,11 +40,11 @@ def unread_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
 
     The similar name is None if no known name comes close.
     """
-    known = known_variables()
+    variables = known_variables()
     return {
-        name: next(iter(get_close_matches(name.upper(), known, n=1, cutoff=_LIKE)), None)
+        name: next(iter(get_close_matches(name.upper(), variables, n=1, cutoff=_LIKE)), None)
         for name in sorted(environment)
-        if name.upper().startswith(PREFIX) and name.upper() not in known
+        if name.upper().startswith(PREFIX) and name.upper() not in variables
     }
 
 
@@ -69,7 +69,7 @@ def read_env_file(path: Path, environment: MutableMapping[str, str]) -> None:
         raise SettingsError(
             f"{path}: expected a file of NAME=VALUE lines, found: {exc}. `cairn init` makes one."
         ) from exc
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     odd: list[str] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -81,11 +81,11 @@ def read_env_file(path: Path, environment: MutableMapping[str, str]) -> None:
         name, joint, value = words[-1].partition("=")
         if words[:-1] not in ([], ["export"]) or not joint or not _NAME.fullmatch(name):
             odd.append(f"line {number}")  # the number, not the text: it may be a password
-        found[name] = value
+        variables[name] = value
     if odd:
         raise SettingsError(
             f"{path}: expected NAME=VALUE on each line, a value with spaces or special characters "
             f"in quotes, found something else in {', '.join(odd)}"
         )
-    for name, value in found.items():
+    for name, value in variables.items():
         environment.setdefault(name, value)

@@ -60,29 +60,31 @@ def verify(
             started = client.verify_run(address.run, steps=steps, root=root)
         else:
             started = client.verify(*find_step(client, address, root), root=root)
-        found = _found(client, started, silently if json else on_console(errors))
-        damaged = any(not report["sound"] for report in found["steps"])
+        verification = _found(client, started, silently if json else on_console(errors))
+        damaged = any(not report["sound"] for report in verification["steps"])
         good = _newest_sound(client, address.run, root) if damaged and not json else None
-    sound = [report["sound"] for report in found["steps"]]
-    if "records" in found:
-        sound.append(found["records"]["sound"])
+    sound = [report["sound"] for report in verification["steps"]]
+    if "records" in verification:
+        sound.append(verification["records"]["sound"])
     if json:
-        print_document({name: found[name] for name in ("steps", "records") if name in found})
+        print_document(
+            {name: verification[name] for name in ("steps", "records") if name in verification}
+        )
     else:
-        _list_found(address.run, found)
-        _advise(address.run, found["steps"], good)
+        _list_found(address.run, verification)
+        _advise(address.run, verification["steps"], good)
     if not all(sound):
         raise typer.Exit(ExitStatus.DAMAGED)
 
 
-def _list_found(run: str, found: dict[str, Any]) -> None:
-    rows = [_row(report) for report in found["steps"]]
-    if "records" in found:
-        rows.insert(0, _records_row(found["records"]))
-        _name_records(run, found["records"])
+def _list_found(run: str, verification: dict[str, Any]) -> None:
+    rows = [_row(report) for report in verification["steps"]]
+    if "records" in verification:
+        rows.insert(0, _records_row(verification["records"]))
+        _name_records(run, verification["records"])
     titles = ("step", "attempt", "found", "problems", "files", "size", "leaves", "seconds")
     print_table(console, titles, rows)
-    for report in found["steps"]:
+    for report in verification["steps"]:
         for problem in report["problems"]:
             errors.print(f"{run}/steps/{report['step']}: {problem}", soft_wrap=True)
         if not report["sound"] and report.get("loads"):  # absent from older control planes
@@ -148,18 +150,18 @@ def repair(
         print_document(report)
     else:
         _list_repairs(report)
-    if any(one.action is None for one in report.repairs):
+    if any(action.action is None for action in report.repairs):
         raise typer.Exit(ExitStatus.DAMAGED)
 
 
 def _list_repairs(report: RepairReport) -> None:
     rows = [
-        (one.name, "mended" if one.done else "can be" if one.action else "can't be")
-        for one in report.repairs
+        (action.name, "mended" if action.done else "can be" if action.action else "can't be")
+        for action in report.repairs
     ]
     print_table(console, ("record", "mended"), rows)
-    for one in report.repairs:
-        errors.print(f"{one.name}: {one.action or one.hint}", soft_wrap=True, markup=False)
+    for action in report.repairs:
+        errors.print(f"{action.name}: {action.action or action.hint}", soft_wrap=True, markup=False)
 
 
 def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:

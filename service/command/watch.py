@@ -71,8 +71,8 @@ def as_json(client: Client) -> Show:
         last = operation
         for last in states:
             done = last.state is OperationState.SUCCEEDED
-            told = {"result": result_of(client, last)} if done else {}
-            print_line(last.model_copy(update=told))
+            fields = {"result": result_of(client, last)} if done else {}
+            print_line(last.model_copy(update=fields))
         return last
 
     return show
@@ -95,13 +95,13 @@ def _with_bar(states: Iterable[Operation], operation: Operation, console: Consol
 def _with_lines(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
     """Print a line when the message changes or another tenth is done, so that logs stay short."""
     last = operation
-    told: tuple[str, int] | None = None
+    last_printed: tuple[str, int] | None = None
     for last in states:
         done, total = last.progress.done_bytes, last.progress.total_bytes
         now = (_title(last), 10 * done // total if total else 0)
-        if now == told:
+        if now == last_printed:
             continue
-        told = now
+        last_printed = now
         amount = f", {size_text(done)} of {size_text(total)}" if total else ""
         print(f"{now[0]}{amount}", file=console.file, flush=True)
     return last

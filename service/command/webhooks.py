@@ -53,17 +53,18 @@ def create(
     """Have events sent to an address, and print the secret that they are signed with: this once."""
     # The file first: if it cannot be created, no webhook is made whose secret nobody sees.
     with secret_file(output) as file, Client(url) as client:
-        made = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
+        created = client.create_webhook(address, kinds=kind or None, roots=root or None, runs=runs)
         if file is not None:
-            file.write(f"{made.secret}\n")
+            file.write(f"{created.secret}\n")
     if json:
-        print_document(made if output is None else made.details)
+        print_document(created if output is None else created.details)
         return
     place = f"in {output}, " if output is not None else ""
     if output is None:
-        print(made.secret)
+        print(created.secret)
     errors.print(
-        f"The secret of webhook {made.details.id}, {place}for its receiver. It is not told again.",
+        f"The secret of webhook {created.details.id}, {place}for its receiver. It is not told "
+        "again.",
         soft_wrap=True,
     )
 
@@ -72,23 +73,23 @@ def create(
 def list_webhooks(url: UrlOption = None, json: JsonOption = False) -> None:
     """List who is told, of what, and how many events were not taken."""
     with Client(url) as client:
-        found = client.webhooks()
+        listed = client.webhooks()
     if json:
-        print_document(WebhookList(webhooks=found))
+        print_document(WebhookList(webhooks=listed))
         return
     titles = ("webhook", "url", "kinds", "roots", "runs", "pending", "dead", "created (UTC)")
     rows = (
         (
-            one.id,
-            one.url,
-            _listed(one.kinds),
-            _listed(one.roots),
-            one.runs,
-            one.pending,
-            one.dead,
-            one.created,
+            webhook.id,
+            webhook.url,
+            _listed(webhook.kinds),
+            _listed(webhook.roots),
+            webhook.runs,
+            webhook.pending,
+            webhook.dead,
+            webhook.created,
         )
-        for one in found
+        for webhook in listed
     )
     print_table(console, titles, rows)
 
@@ -126,11 +127,11 @@ def deliveries(
 ) -> None:
     """List what became of each event, newest first."""
     with Client(url) as client:
-        found = [*islice(client.deliveries(webhook, state=state), most)]
+        listed = [*islice(client.deliveries(webhook, state=state), most)]
     if json:
-        print_document(DeliveryList(deliveries=found))
+        print_document(DeliveryList(deliveries=listed))
         return
-    _print_deliveries(found)
+    _print_deliveries(listed)
 
 
 @webhooks_app.command()
@@ -156,17 +157,17 @@ def _print_deliveries(deliveries: Iterable[Delivery]) -> None:
     titles = ("n", "event", "run", "at (UTC)", "state", "tries", "status", "seconds", "problem")
     rows = (
         (
-            one.id,
-            one.event.kind,
-            "/".join(filter(None, (one.event.root, one.event.run))),
-            one.event.at,
-            one.state.value,
-            one.attempts,
-            one.tries[-1].status if one.tries else None,
-            f"{one.tries[-1].seconds:g}" if one.tries else None,
-            one.tries[-1].error if one.tries else None,
+            delivery.id,
+            delivery.event.kind,
+            "/".join(filter(None, (delivery.event.root, delivery.event.run))),
+            delivery.event.at,
+            delivery.state.value,
+            delivery.attempts,
+            delivery.tries[-1].status if delivery.tries else None,
+            f"{delivery.tries[-1].seconds:g}" if delivery.tries else None,
+            delivery.tries[-1].error if delivery.tries else None,
         )
-        for one in deliveries
+        for delivery in deliveries
     )
     print_table(console, titles, rows)
 

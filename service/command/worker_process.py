@@ -39,15 +39,15 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
             connection to its database.
     """
     keep_one_arena()
-    told = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, lambda *_: stop.set())
     start_logging(settings.log_format, settings.log_level)
     warn_of_misspelt(os.environ)
     version = installed_version()
     metrics = WorkerMetrics(version=version)
     with traced("cairn-worker", version=version), metrics.watching(), _port(settings, metrics):
-        _work(settings, metrics, announce, told)
+        _work(settings, metrics, announce, stop)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _work(
     settings: Settings,
     metrics: WorkerMetrics,
     announce: Callable[[], None],
-    told: threading.Event,
+    stop: threading.Event,
 ) -> None:
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
@@ -82,7 +82,7 @@ def _work(
             sender = Sender(settings, catalog, jobs)
             sender.start()
             announce()
-            while not told.wait(1.0):
+            while not stop.wait(1.0):
                 if worker.stopping:
                     raise ServeError(
                         f"worker {settings.executor_id!r}: expected to keep its name, found that "

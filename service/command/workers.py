@@ -27,22 +27,22 @@ def workers(context: typer.Context, url: UrlOption = None, json: JsonOption = Fa
     if context.invoked_subcommand is not None:
         return
     with Client(url) as client:
-        found = client.workers()
+        listed = client.workers()
     if json:
-        print_document(WorkerList(workers=found))
+        print_document(WorkerList(workers=listed))
         return
     titles = ("worker", "alive", "host", "process", "version", "started (UTC)", "running")
     rows = (
         (
-            one.name,
-            "yes" if one.alive else "no",
-            one.host,
-            one.process,
-            one.version,
-            one.started,
-            ", ".join(one.running),
+            worker.name,
+            "yes" if worker.alive else "no",
+            worker.host,
+            worker.process,
+            worker.version,
+            worker.started,
+            ", ".join(worker.running),
         )
-        for one in found
+        for worker in listed
     )
     print_table(console, titles, rows)
 

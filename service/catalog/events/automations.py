@@ -15,13 +15,13 @@ _LONGEST: Final = 2000  # characters of a stored problem
 
 def positions(catalog: Catalog, names: Iterable[str]) -> dict[str, int]:
     """Return the event id that each automation has reached; new ones start at the newest."""
-    wanted = list(names)
+    automations = list(names)
     with catalog.query() as connection:
-        found = _positions(connection, wanted)
-    for name in wanted:
-        if name not in found:
-            found[name] = _begin(catalog, name)
-    return found
+        positions = _positions(connection, automations)
+    for name in automations:
+        if name not in positions:
+            positions[name] = _begin(catalog, name)
+    return positions
 
 
 def advance(
@@ -44,11 +44,11 @@ def advance(
             stays recorded.
         problem: Reason why it could not start one.
     """
-    told = {} if operation is None and problem is None else _told(operation, problem)
+    outcome = {} if operation is None and problem is None else _told(operation, problem)
     moved = (
         update(AutomationRow)
         .where(AutomationRow.name == name, AutomationRow.position == before)
-        .values(position=after, at=utc_now(), **told)
+        .values(position=after, at=utc_now(), **outcome)
     )
     with catalog.connect() as connection:
         return bool(connection.execute(moved).rowcount)
@@ -61,9 +61,9 @@ def states(catalog: Catalog) -> dict[str, AutomationRow]:
 
 
 def _positions(connection: Connection, names: Iterable[str]) -> dict[str, int]:
-    asked = select(AutomationRow.name, AutomationRow.position)
-    found = connection.execute(asked.where(AutomationRow.name.in_(list(names))))
-    return {row.name: row.position for row in found}
+    query = select(AutomationRow.name, AutomationRow.position)
+    rows = connection.execute(query.where(AutomationRow.name.in_(list(names))))
+    return {row.name: row.position for row in rows}
 
 
 def _begin(catalog: Catalog, name: str) -> int:

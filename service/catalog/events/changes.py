@@ -88,37 +88,37 @@ def alias_moved(
     moves = alias.history or (alias,)
     again: tuple[int, ...] = ()
     if before is None:
-        since = max((one.sequence for one in moves[:-1] if one.deleted), default=0)
+        since = max((move.sequence for move in moves[:-1] if move.deleted), default=0)
     elif alias.sequence > before.sequence:
         since = before.sequence
     else:  # the record was overwritten, or restored from a backup
         since, again = alias.sequence - 1, (look,)
     last = before
-    for one in moves:
-        if one.sequence <= since:
+    for move in moves:
+        if move.sequence <= since:
             continue
-        if one.deleted:
-            when = from_rfc3339(one.at)
-            yield _deleted(run, alias.alias, one.sequence, last, by=one.by, when=when)
+        if move.deleted:
+            when = from_rfc3339(move.at)
+            yield _deleted(run, alias.alias, move.sequence, last, by=move.by, when=when)
             last = None
             continue
         yield run.event(
             EventKind.ALIAS_MOVED,
-            (alias.alias, one.sequence, one.step, one.attempt, one.at, *again),
+            (alias.alias, move.sequence, move.step, move.attempt, move.at, *again),
             {
                 "alias": alias.alias,
-                "sequence": one.sequence,
-                "step": one.step,
-                "attempt": one.attempt,
-                "manifest_digest": one.manifest_digest,
-                "by": one.by,
-                "reason": one.reason,
-                "moved": one.at,
+                "sequence": move.sequence,
+                "step": move.step,
+                "attempt": move.attempt,
+                "manifest_digest": move.manifest_digest,
+                "by": move.by,
+                "reason": move.reason,
+                "moved": move.at,
                 "before": None if last is None else last._asdict(),
             },
-            from_rfc3339(one.at),
+            from_rfc3339(move.at),
         )
-        last = Seen(one.sequence, one.step)
+        last = Seen(move.sequence, move.step)
 
 
 def alias_gone(run: Subject, alias: str, before: Seen) -> NewEvent:
@@ -128,45 +128,47 @@ def alias_gone(run: Subject, alias: str, before: Seen) -> NewEvent:
 
 def step_states(run: Subject, steps: Iterable[Step]) -> Iterator[NewEvent]:
     """Yield the events of steps with a new state, by step: durable or abandoned."""
-    for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
-        if one.state == CheckpointState.LISTED:
+    for changed in sorted(steps, key=lambda step: (step.step, step.attempt)):
+        if changed.state == CheckpointState.LISTED:
             yield run.event(
                 EventKind.STEP_DURABLE,
-                (one.step, one.attempt, one.manifest_digest),
+                (changed.step, changed.attempt, changed.manifest_digest),
                 {
-                    "step": one.step,
-                    "attempt": one.attempt,
-                    "manifest_digest": one.manifest_digest,
-                    "bytes": one.nbytes,
-                    "saved": None if one.created is None else rfc3339(one.created),
+                    "step": changed.step,
+                    "attempt": changed.attempt,
+                    "manifest_digest": changed.manifest_digest,
+                    "bytes": changed.nbytes,
+                    "saved": None if changed.created is None else rfc3339(changed.created),
                 },
-                one.created,
+                changed.created,
             )
-        elif one.state == CheckpointState.ABANDONED:
+        elif changed.state == CheckpointState.ABANDONED:
             yield run.event(
                 EventKind.RUN_STALLED,
-                (one.step, one.attempt),
-                {"step": one.step, "attempt": one.attempt},
+                (changed.step, changed.attempt),
+                {"step": changed.step, "attempt": changed.attempt},
             )
 
 
 def verifications(run: Subject, steps: Iterable[Verification]) -> Iterator[NewEvent]:
     """Yield the events of steps that have become damaged or intact again, by step."""
-    for one in sorted(steps, key=lambda step: (step.step, step.attempt)):
-        place = {"step": one.step, "attempt": one.attempt}
-        key = one.step, one.attempt
-        if one.damaged is not None:
-            when = datetime.fromisoformat(one.damaged["at"])
+    for verification in sorted(steps, key=lambda step: (step.step, step.attempt)):
+        place = {"step": verification.step, "attempt": verification.attempt}
+        key = verification.step, verification.attempt
+        if verification.damaged is not None:
+            when = datetime.fromisoformat(verification.damaged["at"])
             at = rfc3339(when)
-            counts = {name: one.damaged[name] for name in ("job", "leaf_count", "problem_count")}
-            named = {name: one.damaged[name][:_NAMED] for name in ("leaves", "problems")}
+            counts = {
+                name: verification.damaged[name] for name in ("job", "leaf_count", "problem_count")
+            }
+            named = {name: verification.damaged[name][:_NAMED] for name in ("leaves", "problems")}
             detail = {**place, "verified": at, **counts, **named}
             yield run.event(EventKind.STEP_DAMAGED, (*key, at), detail, when)
-        elif one.before is not None and one.verified is not None:
+        elif verification.before is not None and verification.verified is not None:
             # Without `verified` the record of the damage was lost, which does not prove recovery.
-            at = rfc3339(one.verified)
-            detail = {**place, "verified": at, "damaged": one.before["at"]}
-            yield run.event(EventKind.STEP_RECOVERED, (*key, at), detail, one.verified)
+            at = rfc3339(verification.verified)
+            detail = {**place, "verified": at, "damaged": verification.before["at"]}
+            yield run.event(EventKind.STEP_RECOVERED, (*key, at), detail, verification.verified)
 
 
 def _deleted(

@@ -35,8 +35,8 @@ def seen_deletion(key: tuple[int, int], deletion: Mapping[str, Any]) -> LostReco
     """Return the tombstone of a (step, attempt) as the catalog has seen it."""
     step, attempt = key
     said = {name: deletion[name] for name in ("by", "reason", "at", "expires")}
-    found = {"record": trash_file(step, attempt), "step": step, "attempt": attempt, **said}
-    return LostRecord.model_validate({**found, "deleted": True})
+    fields = {"record": trash_file(step, attempt), "step": step, "attempt": attempt, **said}
+    return LostRecord.model_validate({**fields, "deleted": True})
 
 
 def lost_alias(seen: LostRecord, now: Alias | None) -> LostRecord | None:

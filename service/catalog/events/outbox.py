@@ -90,14 +90,14 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
         run: Name of the run of all events.
         events: Events to write.
     """
-    told = {(one.kind.value, _identity(one.key)): one for one in events}
+    new_events = {(event.kind.value, _identity(event.key)): event for event in events}
     place = {"of_root": root, "of_run": run}
-    identities = [identity for _, identity in told]
+    identities = [identity for _, identity in new_events]
     for start in range(0, len(identities), _AT_ONCE):
-        asked = {**place, "identities": identities[start : start + _AT_ONCE]}
-        for kind, identity in connection.execute(_KNOWN, asked):
-            told.pop((kind, identity), None)
-    if not told:
+        parameters = {**place, "identities": identities[start : start + _AT_ONCE]}
+        for kind, identity in connection.execute(_KNOWN, parameters):
+            new_events.pop((kind, identity), None)
+    if not new_events:
         return
     # With this lock, ids grow in the order of commits, so a reader that goes on from an id misses
     # none. PostgreSQL alone gives ids at the insert. No other lock is taken after this one: no
@@ -112,10 +112,10 @@ def publish_all(connection: Connection, root: str, run: str, events: Iterable[Ne
             "run": run,
             "sequence": last + number,
             "identity": identity,
-            "detail": dict(one.detail),
+            "detail": dict(event.detail),
             "at": now,
         }
-        for number, ((kind, identity), one) in enumerate(told.items(), 1)
+        for number, ((kind, identity), event) in enumerate(new_events.items(), 1)
     ]
     connection.execute(_ADD, values)
 

@@ -49,21 +49,23 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
         kept = _told_ends(connection)
         if kept is not None:
             old = old.where(not_(kept))
-        found = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
-        if not found:
+        ids = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
+        if not ids:
             return 0
-        done = DeliveryRow.event_id.in_(found), DeliveryRow.state != DeliveryState.PENDING.value
+        done = DeliveryRow.event_id.in_(ids), DeliveryRow.state != DeliveryState.PENDING.value
         connection.execute(delete(DeliveryRow).where(*done))
-        told = select(DeliveryRow.id).where(DeliveryRow.event_id == EventRow.id).exists()
-        removed = connection.execute(delete(EventRow).where(EventRow.id.in_(found), not_(told)))
-        _note(connection, found[-1])
+        has_delivery = select(DeliveryRow.id).where(DeliveryRow.event_id == EventRow.id).exists()
+        removed = connection.execute(
+            delete(EventRow).where(EventRow.id.in_(ids), not_(has_delivery))
+        )
+        _note(connection, ids[-1])
         return removed.rowcount
 
 
 def pruned_events(connection: Connection) -> int:
     """Return the id of the last removed event; 0: none was. Few events before it are left."""
-    asked = select(PrunedRow.position).where(PrunedRow.name == _EVENTS)
-    return connection.scalar(asked) or 0
+    query = select(PrunedRow.position).where(PrunedRow.name == _EVENTS)
+    return connection.scalar(query) or 0
 
 
 def _last_old(connection: Connection, before: datetime) -> int:
@@ -78,7 +80,7 @@ def _last_old(connection: Connection, before: datetime) -> int:
 def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
     """Return the last ids that webhooks, pending deliveries and automations no longer need."""
     pending = DeliveryRow.state == DeliveryState.PENDING.value
-    found = [
+    bounds = [
         connection.scalar(select(func.min(WebhookRow.position))),
         connection.scalar(select(func.min(DeliveryRow.event_id) - 1).where(pending)),
     ]
@@ -88,8 +90,8 @@ def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
         if followed is None:
             continue  # a new automation starts at the newest event
         moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
-        found.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
-    return [one for one in found if one is not None]
+        bounds.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
+    return [bound for bound in bounds if bound is not None]
 
 
 def _told_ends(connection: Connection) -> ColumnElement[bool] | None:

@@ -58,34 +58,42 @@ def doctor(
     test files to each root for a moment, unless --no-probe. The exit status is 1 if a check fails.
     """
     seconds = _ASKED_SECONDS if timeout is None else timeout
-    found = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)
+    findings_list = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)
     if json:
         findings = [
-            {"check": one.check, "outcome": one.outcome.value, "found": one.found, "fix": one.fix}
-            for one in found
+            {
+                "check": finding.check,
+                "outcome": finding.outcome.value,
+                "found": finding.found,
+                "fix": finding.fix,
+            }
+            for finding in findings_list
         ]
-        print_document({"ok": not _failed(found), "findings": findings})
+        print_document({"ok": not _failed(findings_list), "findings": findings})
     else:
-        _list(found)
-    if _failed(found):
+        _list(findings_list)
+    if _failed(findings_list):
         raise typer.Exit(ExitStatus.FAILED)
 
 
 def _failed(findings: Iterable[Finding]) -> bool:
-    return any(one.outcome is Outcome.FAIL for one in findings)
+    return any(finding.outcome is Outcome.FAIL for finding in findings)
 
 
 def _list(findings: Iterable[Finding]) -> None:
     if not console.is_terminal:
-        rows = ((one.outcome.value, one.check, one.found, one.fix) for one in findings)
+        rows = (
+            (finding.outcome.value, finding.check, finding.found, finding.fix)
+            for finding in findings
+        )
         print_table(console, ("outcome", "check", "found", "fix"), rows)
         return
     colors = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red"}
-    for one in findings:
-        console.print(f"{one.outcome.value:<5}", style=colors[one.outcome], end="")
-        console.print(f"{one.check}: {one.found}", soft_wrap=True)
-        if one.fix:
-            console.print(f"     fix: {one.fix}", soft_wrap=True)
+    for finding in findings:
+        console.print(f"{finding.outcome.value:<5}", style=colors[finding.outcome], end="")
+        console.print(f"{finding.check}: {finding.found}", soft_wrap=True)
+        if finding.fix:
+            console.print(f"     fix: {finding.fix}", soft_wrap=True)
 
 
 def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]:

@@ -60,7 +60,8 @@ def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Ite
 
     url = settings.database_url
     read = [
-        one.outcome for one in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look)
+        finding.outcome
+        for finding in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look)
     ]
     if not added:
         yield Finding(_ADDED, Outcome.OK, "none")
@@ -72,13 +73,13 @@ def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Ite
             yield Finding(_ADDED, Outcome.WARN, f"{name}: {exc}", fix)
             continue
         if name in roots:
-            found = f"{name}: the settings have {roots[name]}, which counts, the catalog {uri}"
-            yield Finding(_ADDED, Outcome.WARN, found, f"cairn roots remove {name}")
+            text = f"{name}: the settings have {roots[name]}, which counts, the catalog {uri}"
+            yield Finding(_ADDED, Outcome.WARN, text, f"cairn roots remove {name}")
             continue
         if overlap := overlap_of(uri, roots):
-            found = f"{name}: expected a place apart from all others, found {uri}, {overlap}"
+            text = f"{name}: expected a place apart from all others, found {uri}, {overlap}"
             fix = f"cairn roots remove {name}, or correct CAIRN_ROOTS"
-            yield Finding(_ADDED, Outcome.WARN, found, fix)
+            yield Finding(_ADDED, Outcome.WARN, text, fix)
         yield from root_found(name, uri, probe=probe, seconds=seconds)
     if Outcome.FAIL not in read:
         for rule in settings.rules_without_roots(added):
@@ -100,13 +101,13 @@ def _database_found(
             yield Finding(check, Outcome.OK, f"{file} is made at the first start")
             return
         for path, mode in shared_files(file).items():
-            found = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"
-            yield Finding(check, Outcome.WARN, found, f"chmod 600 {shlex.quote(str(path))}")
+            text = f"{path}: expected mode 600, found {mode:o}: others may read secrets in it"
+            yield Finding(check, Outcome.WARN, text, f"chmod 600 {shlex.quote(str(path))}")
         engine = _engine(parsed, seconds)
     except SQLAlchemyError:  # not its text, which may have the password
-        found = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
-        found += "postgresql+psycopg://user:password@host/database, found another text"
-        yield Finding(check, Outcome.FAIL, found, f"correct {setting}")
+        text = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
+        text += "postgresql+psycopg://user:password@host/database, found another text"
+        yield Finding(check, Outcome.FAIL, text, f"correct {setting}")
         return
     except ImportError as exc:
         fix = "python -m pip install 'cairn-checkpoints[postgres]'"
@@ -116,8 +117,8 @@ def _database_found(
         yield look(check, engine, f"{parsed!r}")
     except SQLAlchemyError as exc:
         cause = " ".join(str(getattr(exc, "orig", exc)).split())
-        found = f"{setting}: {parsed!r}: expected a database that can be read, found: {cause}"
-        yield Finding(check, Outcome.FAIL, found, f"start it, or correct {setting}")
+        text = f"{setting}: {parsed!r}: expected a database that can be read, found: {cause}"
+        yield Finding(check, Outcome.FAIL, text, f"start it, or correct {setting}")
     finally:
         engine.dispose()
 
@@ -136,15 +137,15 @@ def _revision(check: str, engine: Engine, shown: str) -> Finding:
     if revision == head:
         return Finding(check, Outcome.OK, f"{shown}, tables of version {head}")
     if newer:
-        found = f"{shown}, tables of version {revision}, with which this one, {head}, works"
-        return Finding(check, Outcome.OK, found)
+        text = f"{shown}, tables of version {revision}, with which this one, {head}, works"
+        return Finding(check, Outcome.OK, text)
     if revision is not None and revision not in known_revisions():
-        found = f"{shown}: expected tables of version {head} at most, found {revision}: a newer "
-        found += "Cairn has made them"
+        text = f"{shown}: expected tables of version {head} at most, found {revision}: a newer "
+        text += "Cairn has made them"
         fix = "python -m pip install --upgrade 'cairn-checkpoints[server]'"
-        return Finding(check, Outcome.FAIL, found, fix)
-    found = f"{shown}: expected tables of version {head}, found {revision or 'none'}"
-    return Finding(check, Outcome.WARN, found, "cairn upgrade")
+        return Finding(check, Outcome.FAIL, text, fix)
+    text = f"{shown}: expected tables of version {head}, found {revision or 'none'}"
+    return Finding(check, Outcome.WARN, text, "cairn upgrade")
 
 
 def _job_tables(check: str, engine: Engine, shown: str) -> Finding:
@@ -153,5 +154,5 @@ def _job_tables(check: str, engine: Engine, shown: str) -> Finding:
         there = inspect(connection).has_table("workflow_status", schema=schema)
     if there:
         return Finding(check, Outcome.OK, f"{shown} has the tables of jobs")
-    found = f"{shown}: expected the tables of jobs, found none"
-    return Finding(check, Outcome.WARN, found, "cairn upgrade")
+    text = f"{shown}: expected the tables of jobs, found none"
+    return Finding(check, Outcome.WARN, text, "cairn upgrade")

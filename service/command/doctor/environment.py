@@ -34,12 +34,12 @@ def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
                 yield from _readable_by_all(name, Path(value).expanduser())
             continue
         near = unread[name]
-        found = f"{name}: expected a setting of Cairn's, found a name that nothing reads"
+        text = f"{name}: expected a setting of Cairn's, found a name that nothing reads"
         if near:
             fix = f'export {near}="${name}"; unset {name}'
-            yield Finding("settings", Outcome.WARN, f"{found}; the nearest is {near}", fix)
+            yield Finding("settings", Outcome.WARN, f"{text}; the nearest is {near}", fix)
         else:
-            yield Finding("settings", Outcome.WARN, found, f"unset {name}")
+            yield Finding("settings", Outcome.WARN, text, f"unset {name}")
     try:
         load_settings()
     except SettingsError as exc:
@@ -53,8 +53,8 @@ def _readable_by_all(name: str, path: Path) -> Iterator[Finding]:
     except OSError:
         return  # whoever needs the file reports it
     if mode & 0o007:
-        found = f"{name}: {path}: expected mode 600, found {mode:o}: it may have a secret"
-        yield Finding("settings", Outcome.WARN, found, f"chmod o= {shlex.quote(str(path))}")
+        text = f"{name}: {path}: expected mode 600, found {mode:o}: it may have a secret"
+        yield Finding("settings", Outcome.WARN, text, f"chmod o= {shlex.quote(str(path))}")
 
 
 def _shown(name: str, value: str) -> str:
@@ -106,21 +106,21 @@ def data_folder_found(folder: Path) -> Iterator[Finding]:
     quoted = shlex.quote(str(folder))
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
-        found = f"{folder}: expected a folder, found a file at {there}"
-        yield Finding(name, Outcome.FAIL, found, "export CAIRN_DATA_DIR=/another/folder")
+        text = f"{folder}: expected a folder, found a file at {there}"
+        yield Finding(name, Outcome.FAIL, text, "export CAIRN_DATA_DIR=/another/folder")
         return
     if not os.access(there, os.W_OK | os.X_OK):
-        found = f"{folder}: expected a folder that this user may write, found {there} is not"
-        yield Finding(name, Outcome.FAIL, found, f'sudo chown "$(id -u)" {shlex.quote(str(there))}')
+        text = f"{folder}: expected a folder that this user may write, found {there} is not"
+        yield Finding(name, Outcome.FAIL, text, f'sudo chown "$(id -u)" {shlex.quote(str(there))}')
         return
     if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
-        found = f"{folder}: expected mode 700, found {mode:o}: others may look into it"
-        yield Finding(name, Outcome.WARN, found, f"chmod 700 {quoted}")
+        text = f"{folder}: expected mode 700, found {mode:o}: others may look into it"
+        yield Finding(name, Outcome.WARN, text, f"chmod 700 {quoted}")
     free = shutil.disk_usage(there).free
     if free < _SMALL_BYTES:
         outcome = Outcome.FAIL if free < _FULL_BYTES else Outcome.WARN
-        found = f"{folder}: expected {size_text(_SMALL_BYTES)} free, found {size_text(free)}"
-        yield Finding(name, outcome, found, f"df -h {shlex.quote(str(there))}")
+        text = f"{folder}: expected {size_text(_SMALL_BYTES)} free, found {size_text(free)}"
+        yield Finding(name, outcome, text, f"df -h {shlex.quote(str(there))}")
         return
-    made = "" if there == folder else ", is made at the first start"
-    yield Finding(name, Outcome.OK, f"{folder}{made}, {size_text(free)} free")
+    remark = "" if there == folder else ", is made at the first start"
+    yield Finding(name, Outcome.OK, f"{folder}{remark}, {size_text(free)} free")

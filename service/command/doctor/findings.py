@@ -64,11 +64,11 @@ def _begin(check: Check) -> Future[list[Finding]]:
 
     def ask() -> None:
         try:
-            found = list(check())
+            findings = list(check())
         except Exception as exc:
             answer.set_exception(exc)
         else:
-            answer.set_result(found)
+            answer.set_result(findings)
 
     # A daemon thread: a check that hangs must not keep the command from ending.
     threading.Thread(target=ask, name="cairn-doctor", daemon=True).start()
@@ -77,15 +77,17 @@ def _begin(check: Check) -> Future[list[Finding]]:
 
 def _told(name: str, answer: Future[list[Finding]], seconds: float) -> list[Finding]:
     if not answer.done():
-        found = f"expected an answer within {seconds:.3g} s, found none"
-        return [Finding(name, Outcome.FAIL, found, "check that it can be reached from this host")]
+        text = f"expected an answer within {seconds:.3g} s, found none"
+        return [Finding(name, Outcome.FAIL, text, "check that it can be reached from this host")]
     error = answer.exception()
     if error is None:
-        return [replace(one, found=without_passwords(one.found)) for one in answer.result()]
+        return [
+            replace(finding, found=without_passwords(finding.found)) for finding in answer.result()
+        ]
     if isinstance(error, ModuleNotFoundError):
         explained = missing_extra(error, used="looking at it")
         if explained is not None:
-            found, _, fix = str(explained).partition("Install it: ")
-            return [Finding(name, Outcome.WARN, found.strip(), fix)]
-    found = without_passwords(f"{type(error).__name__}: {error}")
-    return [Finding(name, Outcome.FAIL, found, "tell the authors of Cairn")]
+            text, _, fix = str(explained).partition("Install it: ")
+            return [Finding(name, Outcome.WARN, text.strip(), fix)]
+    text = without_passwords(f"{type(error).__name__}: {error}")
+    return [Finding(name, Outcome.FAIL, text, "tell the authors of Cairn")]

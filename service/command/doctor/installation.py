@@ -32,15 +32,15 @@ def versions_found() -> Iterator[Finding]:
     try:
         own = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        found = f"expected an installed {DISTRIBUTION}, found a source tree alone"
+        text = f"expected an installed {DISTRIBUTION}, found a source tree alone"
         fix = f"python -m pip install '{DISTRIBUTION}'"
-        yield Finding("versions", Outcome.WARN, found, fix)
+        yield Finding("versions", Outcome.WARN, text, fix)
         return
     python = ".".join(map(str, sys.version_info[:3]))
-    wanted = SpecifierSet(own["Requires-Python"])
-    if not wanted.contains(python, prereleases=True):
-        found = f"expected Python {wanted}, found {python}"
-        yield Finding("versions", Outcome.FAIL, found, "python3.12 -m venv .venv")
+    supported = SpecifierSet(own["Requires-Python"])
+    if not supported.contains(python, prereleases=True):
+        text = f"expected Python {supported}, found {python}"
+        yield Finding("versions", Outcome.FAIL, text, "python3.12 -m venv .venv")
     differences = [(Outcome.FAIL, *difference) for difference in wrong_versions()]
     differences += [(Outcome.WARN, *difference) for difference in untested_versions()]
     for outcome, requirement, version in differences:
@@ -69,10 +69,10 @@ def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
     installed = list(metadata.distributions(name=DISTRIBUTION, path=list(path)))
     if not installed:
         return  # `versions_found` reports it
-    if len(places := {str(one.locate_file("")) for one in installed}) > 1:
-        found = f"expected one installation of {DISTRIBUTION}, found {', '.join(sorted(places))}"
+    if len(places := {str(distribution.locate_file("")) for distribution in installed}) > 1:
+        text = f"expected one installation of {DISTRIBUTION}, found {', '.join(sorted(places))}"
         fix = f"python -m pip uninstall {DISTRIBUTION}, until none is left, and install it again"
-        yield Finding("entry points", Outcome.WARN, found, fix)
+        yield Finding("entry points", Outcome.WARN, text, fix)
     there = {(point.group, point.name): point.value for point in installed[0].entry_points}
     wrong = [key for key, value in ENTRY_POINTS.items() if there.get(key) != value]
     for group, name in wrong:
@@ -99,8 +99,8 @@ def names_found(path: Sequence[str]) -> Iterator[Finding]:
     if installed is None or installed.resolve() == own:
         yield Finding("names", Outcome.OK, f"cairn is imported from {own}")
     else:
-        found = f"cairn is imported from {own}, and installed at {installed}"
-        yield Finding("names", Outcome.WARN, found, f"{_ELSEWHERE}; cd ~")
+        text = f"cairn is imported from {own}, and installed at {installed}"
+        yield Finding("names", Outcome.WARN, text, f"{_ELSEWHERE}; cd ~")
     others = [
         place
         for entry in dict.fromkeys(map(_folder, path))
@@ -108,18 +108,18 @@ def names_found(path: Sequence[str]) -> Iterator[Finding]:
         if place.is_file() and place.resolve().parent != own
     ]
     for place in others:
-        found = f"expected one package cairn, found another at {place}"
-        yield Finding("names", Outcome.WARN, found, f"{_ELSEWHERE}; cd ~")
+        text = f"expected one package cairn, found another at {place}"
+        yield Finding("names", Outcome.WARN, text, f"{_ELSEWHERE}; cd ~")
     for name in _OURS:
         spec = PathFinder.find_spec(name, list(path))
         if spec is None or spec.origin is None:  # a folder without modules shadows nothing
             continue
         if Path(spec.origin).resolve().parent == (own / name).resolve():
-            found = f"import {name} would find second copies of the modules of cairn.{name}"
-            yield Finding("names", Outcome.WARN, found, f"import cairn.{name}, or work elsewhere")
+            text = f"import {name} would find second copies of the modules of cairn.{name}"
+            yield Finding("names", Outcome.WARN, text, f"import cairn.{name}, or work elsewhere")
         else:
-            found = f"{name} is another package, at {spec.origin}: cairn.{name} is Cairn's"
-            yield Finding("names", Outcome.WARN, found, f"import cairn.{name}, where it is meant")
+            text = f"{name} is another package, at {spec.origin}: cairn.{name} is Cairn's"
+            yield Finding("names", Outcome.WARN, text, f"import cairn.{name}, where it is meant")
 
 
 def _installed_place() -> Path | None:
@@ -147,20 +147,20 @@ def commands_found(path: str, prefix: Path) -> Iterator[Finding]:
         path: Value of the variable PATH.
         prefix: Folder of this Python's commands.
     """
-    found = [
+    commands = [
         Path(folder) / "cairn"
         for folder in dict.fromkeys(path.split(os.pathsep))
         if folder and os.access(Path(folder) / "cairn", os.X_OK)
     ]
-    found = [one for one in found if one.is_file()]
-    if not found:
+    commands = [command for command in commands if command.is_file()]
+    if not commands:
         fix = f'export PATH="{prefix}:$PATH"'
         yield Finding("command", Outcome.WARN, "expected a command cairn on PATH, found none", fix)
-    elif found[0].parent.resolve() != prefix.resolve():
-        text = f"expected the command of this Python, {prefix / 'cairn'}, found {found[0]} first"
+    elif commands[0].parent.resolve() != prefix.resolve():
+        text = f"expected the command of this Python, {prefix / 'cairn'}, found {commands[0]} first"
         yield Finding("command", Outcome.WARN, text, f'export PATH="{prefix}:$PATH"; hash -r')
-    elif len({one.resolve() for one in found}) > 1:
-        text = f"{found[0]} is first on PATH, found others: {', '.join(map(str, found[1:]))}"
+    elif len({command.resolve() for command in commands}) > 1:
+        text = f"{commands[0]} is first on PATH, found others: {', '.join(map(str, commands[1:]))}"
         yield Finding("command", Outcome.WARN, text, "which -a cairn")
     else:
-        yield Finding("command", Outcome.OK, f"{found[0]}")
+        yield Finding("command", Outcome.OK, f"{commands[0]}")

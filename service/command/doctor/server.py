@@ -18,24 +18,26 @@ def server_found(
         version: Version of this Cairn.
         seconds: Time to wait for an answer.
     """
-    asked = url or environment.get("CAIRN_URL")
+    address = url or environment.get("CAIRN_URL")
     try:
-        with Client(asked, timeout=seconds, retry_seconds=0) as client:
+        with Client(address, timeout=seconds, retry_seconds=0) as client:
             health = client.health()
             where = client.url
             if health.version == version:
-                found = f"{where} answers, of version {version}"
-                yield Finding("server", Outcome.OK, found)
+                text = f"{where} answers, of version {version}"
+                yield Finding("server", Outcome.OK, text)
             else:
-                found = f"{where}: expected version {version}, found {health.version}"
+                text = f"{where}: expected version {version}, found {health.version}"
                 fix = "update the older of the two: pip install --upgrade cairn-checkpoints"
-                yield Finding("server", Outcome.WARN, found, fix)
+                yield Finding("server", Outcome.WARN, text, fix)
             client.ready()
     except ProblemResponseError as exc:
-        parts = [f"{one['field']}: {one['detail']}" for one in exc.problem.get("errors") or ()]
-        found = "; ".join(parts) or str(exc)
+        parts = [
+            f"{error['field']}: {error['detail']}" for error in exc.problem.get("errors") or ()
+        ]
+        text = "; ".join(parts) or str(exc)
         fix = "run `cairn doctor` where the server runs, with its settings"
-        yield Finding("server", Outcome.FAIL, f"not ready: {found}", fix)
+        yield Finding("server", Outcome.FAIL, f"not ready: {text}", fix)
     except ClientError as exc:
-        outcome = Outcome.FAIL if asked else Outcome.WARN
+        outcome = Outcome.FAIL if address else Outcome.WARN
         yield Finding("server", outcome, str(exc), "cairn serve")

@@ -45,8 +45,8 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             probe_now(uri)
             ahead = seconds_ahead(uri)
         except StoreCheckError as exc:
-            found = "; ".join((str(exc).splitlines()[0], *exc.problems))
-            yield Finding(check, Outcome.FAIL, found, "keep runs on another store, or mend this")
+            text = "; ".join((str(exc).splitlines()[0], *exc.problems))
+            yield Finding(check, Outcome.FAIL, text, "keep runs on another store, or mend this")
         except StorageError as exc:
             silent = deadline_seconds_left() == 0
             fix = _REACH if silent else _writable(uri)
@@ -70,8 +70,8 @@ def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
 def _folder_problem(check: str, uri: StoreURI) -> Finding | None:
     path = uri.local_path
     if not os.path.lexists(path):
-        found = f"{uri}: expected a folder, found nothing; the first save would make it"
-        return Finding(check, Outcome.WARN, found, f"mkdir -p {shlex.quote(path)}")
+        text = f"{uri}: expected a folder, found nothing; the first save would make it"
+        return Finding(check, Outcome.WARN, text, f"mkdir -p {shlex.quote(path)}")
     if not os.path.isdir(path):
         return Finding(
             check, Outcome.FAIL, f"{uri}: expected a folder, found none", "correct CAIRN_ROOT"
@@ -88,10 +88,10 @@ def _writable(uri: StoreURI) -> str:
 def _clock(check: str, ahead: float) -> Finding:
     apart = abs(ahead)
     where = "ahead of" if ahead > 0 else "behind"
-    found = f"expected a clock within {CLOCK_MARGIN_SECONDS:.0f} s of the store's, found this "
-    found += f"host's {apart:.1f} s {where} it"
+    text = f"expected a clock within {CLOCK_MARGIN_SECONDS:.0f} s of the store's, found this "
+    text += f"host's {apart:.1f} s {where} it"
     if apart > CLOCK_MARGIN_SECONDS:
-        return Finding(check, Outcome.FAIL, f"{found}: leases end too soon or too late", _SET_CLOCK)
+        return Finding(check, Outcome.FAIL, f"{text}: leases end too soon or too late", _SET_CLOCK)
     if apart > _CLOCK_WARN_SECONDS:
-        return Finding(check, Outcome.WARN, found, _SET_CLOCK)
+        return Finding(check, Outcome.WARN, text, _SET_CLOCK)
     return Finding(check, Outcome.OK, "its clock is this host's")

@@ -52,7 +52,7 @@ def list_operations(console: Console, operations: Iterable[Operation]) -> None:
 def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
     """Print a table of removable or removed garbage."""
     titles = ("kind", "name", "size", "why")
-    rows = ((one.kind.value, one.name, Size(one.nbytes), one.reason) for one in garbage)
+    rows = ((entry.kind.value, entry.name, Size(entry.nbytes), entry.reason) for entry in garbage)
     print_table(console, titles, rows)
 
 

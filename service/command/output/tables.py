@@ -71,7 +71,9 @@ def readable(text: str) -> str:
     line = _one_cell(text)
     if line.isprintable():
         return line
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in line
+    )
 
 
 def _one_cell(text: str) -> str:
