@@ -50,7 +50,7 @@ CODE: Final = (
     (r"^import anyio$", "import threading\nimport time"),
     (r"\banyio\.Semaphore\b", "threading.Semaphore"),
     (r"\banyio\.sleep\b", "time.sleep"),
-    (r"\[one async for one in (.+)\]$", r"list(\1)"),
+    (r"\[(\w+) async for \1 in (.+)\]$", r"list(\2)"),
 )
 """Patterns of code, before any name is replaced."""
 

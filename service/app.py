@@ -203,8 +203,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         hold_threads(count)
         scanner.wake()
 
-    known = Roots(catalog, settings.root_uris, changed=changed)
-    scanner = Scanner(index, known, settings.scan_seconds)
+    roots = Roots(catalog, settings.root_uris, changed=changed)
+    scanner = Scanner(index, roots, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
         app.state.authenticator = Authenticator(catalog, _by_token(settings))
@@ -215,7 +215,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         app.state.search_limiter = CatalogLimiter(catalog.reads_at_once)
         scanner.start()
         if app.state.launch_jobs:
-            jobs = await run_in_threadpool(open_jobs, settings, known)
+            jobs = await run_in_threadpool(open_jobs, settings, roots)
             watches = Watches(jobs)
             if settings.worker:
                 start = partial(
@@ -228,8 +228,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 jobs.worker = await run_in_threadpool(start)
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
-        app.state.plane = ControlPlane(settings, known, index, jobs, watches)
-        for rule in settings.rules_without_roots(await run_in_threadpool(list, known)):
+        app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
+        for rule in settings.rules_without_roots(await run_in_threadpool(list, roots)):
             logger.warning("%s: fits no root, and does nothing until one is added", rule)
         if jobs is not None:
             scheduler = Scheduler(app.state.plane)
@@ -312,6 +312,6 @@ def _operation_id(route: APIRoute) -> str:
 def __getattr__(name: str) -> Any:
     """Create `cairn.service.app:app` when a server imports it."""
     if name == "app":
-        globals()["app"] = made = create_app()
-        return made
+        globals()["app"] = application = create_app()
+        return application
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

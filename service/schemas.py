@@ -98,13 +98,13 @@ def is_plain(value: Any) -> bool:
         values = left.pop()
         kinds = set(map(type, values))  # by type first: a body may have 400,000 numbers
         if str in kinds:
-            texts.extend(one for one in values if isinstance(one, str))
+            texts.extend(part for part in values if isinstance(part, str))
         if dict in kinds:
-            objects = [one for one in values if isinstance(one, dict)]
-            texts.extend(name for one in objects for name in one)
-            left.extend(one.values() for one in objects)
+            objects = [part for part in values if isinstance(part, dict)]
+            texts.extend(name for part in objects for name in part)
+            left.extend(part.values() for part in objects)
         if list in kinds:
-            left.extend(one for one in values if isinstance(one, list))
+            left.extend(part for part in values if isinstance(part, list))
     return _ODD_TEXT.search("".join(texts)) is None
 
 
@@ -118,9 +118,9 @@ def _number(value: float) -> float | str:
     return value if isfinite(value) else str(value)
 
 
-def _number_of(given: object) -> object:
+def _number_of(number: object) -> object:
     """Convert the text of `_number` back to a number."""
-    return float(given) if isinstance(given, str) and given in ("nan", "inf", "-inf") else given
+    return float(number) if isinstance(number, str) and number in ("nan", "inf", "-inf") else number
 
 
 # `Field` comes first: limits after a validator are left out of the schema.

@@ -361,7 +361,7 @@ class Settings(BaseSettings):
     def _distinct(
         cls, value: tuple[Schedule | Automation, ...]
     ) -> tuple[Schedule | Automation, ...]:
-        names = [one.name for one in value]
+        names = [rule.name for rule in value]
         if len({*names}) < len(names):
             raise ValueError("expected names that differ")
         return value
@@ -380,8 +380,8 @@ class Settings(BaseSettings):
             )
             if not value
         ]
-        known = {DEFAULT_ROOT, *self.roots}
-        odd = {name for one in self.oidc_grants.values() for name in one.roots or ()} - known
+        roots = {DEFAULT_ROOT, *self.roots}
+        odd = {name for grant in self.oidc_grants.values() for name in grant.roots or ()} - roots
         if missing or odd:
             wrong = [*missing, *(f"CAIRN_ROOTS: root {name!r}" for name in sorted(odd))]
             raise SettingsError(
@@ -504,16 +504,16 @@ class Settings(BaseSettings):
 
     def rules_without_roots(self, added: Iterable[str]) -> list[str]:
         """Describe gates, schedules and automations that match no root, `added` ones included."""
-        known = {DEFAULT_ROOT, *self.roots, *added}
+        roots = {DEFAULT_ROOT, *self.roots, *added}
         rules: list[tuple[str, str, ForRuns]] = [
-            *(("GATES", one.alias, one) for one in self.gates),
-            *(("SCHEDULES", one.name, one) for one in self.schedules),
-            *(("AUTOMATIONS", one.name, one) for one in self.automations),
+            *(("GATES", entry.alias, entry) for entry in self.gates),
+            *(("SCHEDULES", entry.name, entry) for entry in self.schedules),
+            *(("AUTOMATIONS", entry.name, entry) for entry in self.automations),
         ]
         return [
             f"CAIRN_{setting}: {name!r}: root {rule.root!r}"
             for setting, name, rule in rules
-            if not any(fnmatchcase(root, rule.root) for root in known)
+            if not any(fnmatchcase(root, rule.root) for root in roots)
         ]
 
     @property
@@ -536,23 +536,23 @@ class Settings(BaseSettings):
             ) from exc
 
 
-def load_settings(**given: Any) -> Settings:
+def load_settings(**options: Any) -> Settings:
     """Load the settings of the environment; values of `given` that are not None win.
 
     Raises:
         SettingsError: A setting is invalid; the message names every such variable.
     """
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as exc:
-        found = "; ".join(
+        problems = "; ".join(
             f"CAIRN_{'.'.join(map(str, error['loc'])).upper()}: {error['msg']}, "
             f"found {error['input']!r}"
             for error in exc.errors()
         )
-        raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
+        raise SettingsError(f"{problems}. `cairn serve --help` lists what can be set.") from exc
     except pydantic_settings.SettingsError as exc:  # a variable is not JSON
-        name = next((one for one in _JSON if f'"{one.lower()}"' in str(exc)), "ROOTS")
+        name = next((setting for setting in _JSON if f'"{setting.lower()}"' in str(exc)), "ROOTS")
         raise SettingsError(
             f"CAIRN_{name}: expected a JSON {_JSON[name]}, found "
             f"{os.environ.get(f'CAIRN_{name}', '')!r} ({exc.__cause__})"
@@ -608,4 +608,4 @@ def is_loopback(host: str) -> bool:
 
 
 def _networks(text: str) -> Networks:
-    return tuple(ipaddress.ip_network(one) for one in text.replace(",", " ").split())
+    return tuple(ipaddress.ip_network(network) for network in text.replace(",", " ").split())

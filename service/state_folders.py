@@ -49,14 +49,14 @@ def folder_of_any(uri: str) -> tuple[Path, str | None]:
         SettingsError: There are several stores, and none of them is at `uri`.
     """
     own = folder_of_store(uri)
-    known = [*_known()]
-    if not known or own in known:
+    folders = [*_known()]
+    if not folders or own in folders:
         return own, None
-    if len(known) == 1:
-        return known[0], _owner(known[0])
-    listed = "; ".join(f"{folder} of {_owner(folder) or 'an unknown one'}" for folder in known)
+    if len(folders) == 1:
+        return folders[0], _owner(folders[0])
+    listed = "; ".join(f"{folder} of {_owner(folder) or 'an unknown one'}" for folder in folders)
     raise SettingsError(
-        f"CAIRN_DATA_DIR: expected the databases of one store, found those of {len(known)}: "
+        f"CAIRN_DATA_DIR: expected the databases of one store, found those of {len(folders)}: "
         f"{listed}. Say which by CAIRN_ROOT=STORE, or by --data-dir FOLDER."
     )
 
@@ -70,10 +70,10 @@ def folders_beside(folder: Path) -> list[str]:
     Raises:
         SettingsError: The catalog of one of them is unreadable.
     """
-    known = [*_known()]
-    if folder in known:
+    folders = [*_known()]
+    if folder in folders:
         return []
-    return [f"{one} of {_owner(one) or 'an unknown one'}" for one in known]
+    return [f"{other} of {_owner(other) or 'an unknown one'}" for other in folders]
 
 
 def _known() -> Iterator[Path]:

@@ -39,16 +39,16 @@ class Address:
         Raises:
             AddressError: The text is not an address.
         """
-        found = _ADDRESS.fullmatch(text)
-        if found is None or found["best"] in (":min", ":max"):
+        match = _ADDRESS.fullmatch(text)
+        if match is None or match["best"] in (":min", ":max"):
             raise AddressError(
                 f"{text!r}: expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N, with names of "
                 "letters, digits, '.', '_' and '-', of runs '=' and '+' too, found another form. "
                 "`cairn runs` lists what exists."
             )
-        step = found["step"]
+        step = match["step"]
         number = None if step is None else int(step)
-        return cls(found["run"], found["alias"], number, found["best"])
+        return cls(match["run"], match["alias"], number, match["best"])
 
     def __str__(self) -> str:
         """Return the address as `parse` reads it."""

@@ -36,7 +36,7 @@ def announce(run: str, step: int, attempt: int) -> None:
     root = os.environ.get("CAIRN_ANNOUNCE_ROOT") or DEFAULT_ROOT
     try:
         with Client(url, timeout=SECONDS) as client:
-            found = client.announce(name, step, attempt=attempt, root=root)
+            checkpoint = client.announce(name, step, attempt=attempt, root=root)
     except ProblemResponseError as exc:
         if exc.status == 404:
             _complain(
@@ -49,13 +49,13 @@ def announce(run: str, step: int, attempt: int) -> None:
     except (ClientError, SettingsError) as exc:
         _complain("%s was not told of step %d of %s: %s", url, step, run, exc)
     else:
-        if found.uri.startswith(f"{run}/"):
+        if checkpoint.uri.startswith(f"{run}/"):
             _done()
         else:
             _complain(
                 "%s has another run %s in its root %r: %s. Name the root that is %s by "
                 "CAIRN_ANNOUNCE_ROOT.",
-                *(url, name, root, found.uri, folder),
+                *(url, name, root, checkpoint.uri, folder),
             )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from cairn.service.client.connection import Connection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
-from cairn.service.client.protocol.requests import given, idempotency
+from cairn.service.client.protocol.requests import idempotency, without_none
 from cairn.service.client.protocol.responses import read_body
 from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
 
@@ -36,7 +36,7 @@ class CleanUpConnection(Connection):
         Raises:
             ProblemResponseError: 409 if an alias points at the step or its writer needs it.
         """
-        query = given({"attempt": attempt, "reason": reason, "grace_seconds": grace_seconds})
+        query = without_none({"attempt": attempt, "reason": reason, "grace_seconds": grace_seconds})
         path = step_path(root, run, step)
         return read_body(Checkpoint, self._answer("DELETE", path, params=query))
 
@@ -91,7 +91,7 @@ class CleanUpConnection(Connection):
         body = {
             "policy": dict(policy),
             "dry_run": False,
-            **given({"grace_seconds": grace_seconds}),
+            **without_none({"grace_seconds": grace_seconds}),
         }
         path = f"{run_path(root, run)}:applyRetention"
         return self._send(Operation, "POST", path, body, headers=idempotency(idempotency_key))

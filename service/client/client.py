@@ -25,7 +25,7 @@ from cairn.service.client.protocol.paths import (
     segment,
     step_path,
 )
-from cairn.service.client.protocol.requests import given, idempotency, precondition
+from cairn.service.client.protocol.requests import idempotency, precondition, without_none
 from cairn.service.client.step_files import StepFilesConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
@@ -84,8 +84,8 @@ class Client(StepFilesConnection, EventsConnection):
 
     def roots(self) -> list[Root]:
         """Return all roots of the server."""
-        found = self._get(RootList, "/v1/roots")
-        return found.roots
+        listed = self._get(RootList, "/v1/roots")
+        return listed.roots
 
     def add_root(self, name: str, uri: str, *, adopt_from: Sequence[str] = ()) -> Root:
         """Add a root that the server's settings do not name.
@@ -255,8 +255,8 @@ class Client(StepFilesConnection, EventsConnection):
     def aliases(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> list[Alias]:
         """Return the aliases of a run, sorted by name."""
         path = f"{run_path(root, run)}/aliases"
-        found = self._get(AliasList, path, refresh=refresh or None)
-        return found.aliases
+        listed = self._get(AliasList, path, refresh=refresh or None)
+        return listed.aliases
 
     def alias(
         self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
@@ -333,19 +333,19 @@ class Client(StepFilesConnection, EventsConnection):
 
     def workers(self) -> list[Worker]:
         """Return all job workers that were ever started, sorted by name."""
-        found = self._get(WorkerList, "/v1/workers")
-        return found.workers
+        listed = self._get(WorkerList, "/v1/workers")
+        return listed.workers
 
     def take_over(self, worker: str) -> list[str]:
         """Hand a dead worker's operations to the other workers; return their ids."""
         path = f"/v1/workers/{segment(worker)}:takeOver"
-        found = self._send(TakenOver, "POST", path)
-        return found.operations
+        taken = self._send(TakenOver, "POST", path)
+        return taken.operations
 
     def keys(self) -> list[Key]:
         """Return all API keys, sorted by name and time, without their secrets."""
-        found = self._get(KeyList, "/v1/keys")
-        return found.keys
+        listed = self._get(KeyList, "/v1/keys")
+        return listed.keys
 
     def create_key(
         self,
@@ -408,7 +408,7 @@ class Client(StepFilesConnection, EventsConnection):
             root: Name of the run's root.
             idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
         """
-        body = {"mode": "fork", "run": target, **given({"despite_damage": despite_damage})}
+        body = {"mode": "fork", "run": target, **without_none({"despite_damage": despite_damage})}
         return self._start("restore", run, step, root, body, idempotency_key)
 
     def roll_back(
@@ -441,7 +441,7 @@ class Client(StepFilesConnection, EventsConnection):
         body = {
             "mode": "rollback",
             "strand": list(strand),
-            **given({"despite_damage": despite_damage}),
+            **without_none({"despite_damage": despite_damage}),
         }
         path = f"{step_path(root, run, step)}:restore"
         return self._send(Operation, "POST", path, body, headers=headers)

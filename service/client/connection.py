@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from cairn.service.client.protocol.api_key import authorization
 from cairn.service.client.protocol.paths import DEFAULT_URL, step_path
-from cairn.service.client.protocol.requests import Parameter, given, idempotency
+from cairn.service.client.protocol.requests import Parameter, idempotency, without_none
 from cairn.service.client.protocol.responses import raise_for_problem, read_body, unreachable
 from cairn.service.client.protocol.retry_policy import pause_after, pause_after_break
 from cairn.service.schemas import Operation
@@ -113,7 +113,7 @@ class Connection:
         **parameters: Parameter,
     ) -> Body:
         more = {} if timeout is None else {"timeout": timeout}
-        return read_body(kind, self._answer("GET", path, params=given(parameters), **more))
+        return read_body(kind, self._answer("GET", path, params=without_none(parameters), **more))
 
     def _send(
         self,

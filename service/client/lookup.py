@@ -69,24 +69,24 @@ def best_step(client: Client, run: str, best: str, root: str) -> int:
         NoCheckpointError: No listed step has a value of the metric.
         ProblemResponseError: There is no such run.
     """
-    wanted = next((way for way in _WAYS if best.endswith(f":{way}")), None)
-    metric = best.removesuffix(f":{wanted}")
+    suffix = next((way for way in _WAYS if best.endswith(f":{way}")), None)
+    metric = best.removesuffix(f":{suffix}")
     name = quote(metric)
     client.run(run, root=root, refresh=True)  # a step that was saved just now must count
     noted: list[Better] = []
-    for one in _WAYS:
-        said = f"better.{name} = {one}"
+    for direction in _WAYS:
+        said = f"better.{name} = {direction}"
         saying = client.checkpoints(run, root=root, filter=said, page_size=1)
         if next(saying, None) is not None:
-            noted.append(one)
-    way = wanted or (noted[0] if len(noted) == 1 else None)
+            noted.append(direction)
+    way = suffix or (noted[0] if len(noted) == 1 else None)
     order = f"metrics.{name} desc" if way == "max" else f"metrics.{name}"
     there = f"metrics.{name} <= inf"
-    found = client.checkpoints(run, root=root, filter=there, order_by=order, page_size=1)
-    first = next(found, None)
+    checkpoints = client.checkpoints(run, root=root, filter=there, order_by=order, page_size=1)
+    first = next(checkpoints, None)
     if first is None:
         raise _no_value(client, run, metric, root)
-    if way is None or any(one != way for one in noted):
+    if way is None or any(direction != way for direction in noted):
         raise _no_way(run, best, metric, noted)
     return first.step
 
@@ -119,14 +119,14 @@ def _aliased(client: Client, address: Address, name: str, root: str) -> Checkpoi
 
 def _no_value(client: Client, run: str, metric: str, root: str) -> NoCheckpointError:
     some: list[Checkpoint] = []
-    for one in client.checkpoints(run, root=root, filter="metrics:*", page_size=_LOOKED_AT):
-        some.append(one)
+    for checkpoint in client.checkpoints(run, root=root, filter="metrics:*", page_size=_LOOKED_AT):
+        some.append(checkpoint)
         if len(some) == _LOOKED_AT:
             break
-    known = sorted({name for one in some for name in one.metrics})
-    near = get_close_matches(metric, known, n=1)
-    found = f"some with {', '.join(map(repr, known))}" if known else "none with metrics"
+    metrics = sorted({name for checkpoint in some for name in checkpoint.metrics})
+    near = get_close_matches(metric, metrics, n=1)
+    metrics_text = f"some with {', '.join(map(repr, metrics))}" if metrics else "none with metrics"
     hint = f" Did you mean {near[0]!r}?" if near else f" `cairn checkpoints {run}` lists them."
     return NoCheckpointError(
-        f"{run}: expected a checkpoint with a number as {metric!r}, found {found}.{hint}"
+        f"{run}: expected a checkpoint with a number as {metric!r}, found {metrics_text}.{hint}"
     )

@@ -143,9 +143,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    known = {file.name for file in artifact.files}
+    names = {file.name for file in artifact.files}
     for left in folder.iterdir():
-        if left.name not in known:
+        if left.name not in names:
             left.unlink()
     for file in artifact.files:
         target = folder / file.name
@@ -174,27 +174,27 @@ def _fetch(
 
 def _switch(folder: Path, version: str) -> bool:
     """Point `current` at a version; return True if it pointed elsewhere before."""
-    link, wanted = folder / CURRENT, f"{_VERSIONS}/{version}"
-    if link.is_symlink() and os.readlink(link) == wanted:
+    link, destination = folder / CURRENT, f"{_VERSIONS}/{version}"
+    if link.is_symlink() and os.readlink(link) == destination:
         return False
-    made = folder / f".{CURRENT}.{os.getpid()}"
-    made.unlink(missing_ok=True)
-    made.symlink_to(wanted)
-    os.replace(made, link)
+    new_link = folder / f".{CURRENT}.{os.getpid()}"
+    new_link.unlink(missing_ok=True)
+    new_link.symlink_to(destination)
+    os.replace(new_link, link)
     return True
 
 
 def _refuse_foreign(link: Path) -> None:
     """Raise if `current` exists and no pull created it."""
     if not link.is_symlink():
-        found = "another thing" if link.exists() else None
+        content = "another thing" if link.exists() else None
     else:
         target = os.readlink(link)
-        found = None if Path(target).parent == Path(_VERSIONS) else f"one to {target}"
-    if found is not None:
+        content = None if Path(target).parent == Path(_VERSIONS) else f"one to {target}"
+    if content is not None:
         raise PullError(
-            f"{link}: expected a link that Cairn made, or nothing, found {found}. Move it away, or "
-            "choose another folder."
+            f"{link}: expected a link that Cairn made, or nothing, found {content}. Move it away, "
+            "or choose another folder."
         )
 
 
@@ -204,13 +204,13 @@ def _forget(folder: Path, serving: str, keep: int) -> None:
     Each is renamed into `partial/` first: after a crash, a half-removed version must not look
     complete.
     """
-    others = [one for one in (folder / _VERSIONS).iterdir() if one.name != serving]
-    others.sort(key=lambda one: one.stat().st_mtime_ns, reverse=True)
+    others = [version for version in (folder / _VERSIONS).iterdir() if version.name != serving]
+    others.sort(key=lambda version: version.stat().st_mtime_ns, reverse=True)
     partial = folder / _PARTIAL
     partial.mkdir(exist_ok=True)
-    for one in others[keep:]:
-        shutil.rmtree(partial / one.name, ignore_errors=True)
-        os.rename(one, partial / one.name)
+    for version in others[keep:]:
+        shutil.rmtree(partial / version.name, ignore_errors=True)
+        os.rename(version, partial / version.name)
     fsync_path(str(folder / _VERSIONS))
     for left in partial.iterdir():
         shutil.rmtree(left)

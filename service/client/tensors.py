@@ -122,8 +122,8 @@ class TensorsConnection(AnnotationsConnection):
             ServerUnreachableError: The connection broke repeatedly, which damaged values in the
                 store cause too.
         """
-        asked = urlencode({"item": item, "slice": part, "format": format})
-        return download(self._http, f"{leaf_path(root, run, step, path)}?{asked}", Path(target))
+        query = urlencode({"item": item, "slice": part, "format": format})
+        return download(self._http, f"{leaf_path(root, run, step, path)}?{query}", Path(target))
 
     def diff(
         self,
@@ -199,10 +199,10 @@ class TensorsConnection(AnnotationsConnection):
         }
         path = f"{step_path(root, run, step)}:plan"
         leaves: list[PlannedLeaf] = []
-        asked = {"page_size": str(page_size)}
+        query = {"page_size": str(page_size)}
         while True:
-            page = self._send(StepPlan, "POST", f"{path}?{urlencode(asked)}", body)
+            page = self._send(StepPlan, "POST", f"{path}?{urlencode(query)}", body)
             leaves += page.leaves
             if page.next_page_token is None:
                 return page.model_copy(update={"leaves": leaves})
-            asked["page_token"] = page.next_page_token
+            query["page_token"] = page.next_page_token

@@ -82,9 +82,9 @@ def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
                 return
             connection = session.connection()
             events = queries.events(connection, after=row.position, limit=AT_ONCE)
-            wanted = [event for event in events if wants(row, event)]
-            if wanted:
-                connection.execute(_ADD, [_row(webhook, event, now) for event in wanted])
+            selected = [event for event in events if wants(row, event)]
+            if selected:
+                connection.execute(_ADD, [_row(webhook, event, now) for event in selected])
             if events:
                 row.position = events[-1].id
         if len(events) < AT_ONCE:
@@ -106,10 +106,10 @@ def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
         .order_by(DeliveryRow.due, DeliveryRow.event_id)
         .limit(1)
     )
-    found = connection.execute(query).first()
-    if found is None:
+    row = connection.execute(query).first()
+    if row is None:
         return None
-    return Due(found.delivery_id, found.attempts, found.log, EventColumns._make(found[5:]))
+    return Due(row.delivery_id, row.attempts, row.log, EventColumns._make(row[5:]))
 
 
 def note_try(
@@ -170,8 +170,8 @@ def list_deliveries(
         query = query.where(DeliveryRow.state == state.value)
     with catalog.read() as session:
         require_webhook(session, webhook)
-        found = session.execute(query.order_by(DeliveryRow.id.desc()).limit(limit)).all()
-    return [_body(row) for row in found]
+        rows = session.execute(query.order_by(DeliveryRow.id.desc()).limit(limit)).all()
+    return [_body(row) for row in rows]
 
 
 def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> Delivery:
@@ -206,9 +206,9 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
         publish(connection, event)
         # `publish` took the lock of event ids, so this is its event.
         newest = connection.scalar(select(func.max(EventRow.id))) or 0
-        (found,) = queries.events(connection, after=newest - 1, limit=1)
-        made = connection.execute(_ADD, _row(webhook, found, now))
-        return _require(session, webhook, (made.inserted_primary_key or (0,))[0])
+        (stored,) = queries.events(connection, after=newest - 1, limit=1)
+        added = connection.execute(_ADD, _row(webhook, stored, now))
+        return _require(session, webhook, (added.inserted_primary_key or (0,))[0])
 
 
 def event_body(event: EventColumns) -> Event:
@@ -238,13 +238,13 @@ def _deliveries(webhook: str) -> Select[Any]:
 
 
 def _require(session: Session, webhook: str, delivery: int) -> Delivery:
-    found = session.execute(_deliveries(webhook).where(DeliveryRow.id == delivery)).first()
-    if found is None:
+    row = session.execute(_deliveries(webhook).where(DeliveryRow.id == delivery)).first()
+    if row is None:
         raise UnknownDeliveryError(
             f"delivery {delivery} of webhook {webhook!r}: expected one, found none. "
             f"`cairn webhooks deliveries {webhook}` tells them."
         )
-    return _body(found)
+    return _body(row)
 
 
 def _body(row: Sequence[Any]) -> Delivery:
@@ -254,6 +254,6 @@ def _body(row: Sequence[Any]) -> Delivery:
         state=DeliveryState(state),
         attempts=attempts,
         due=due if state == _PENDING else None,
-        tries=[DeliveryTry.model_validate(one) for one in log],
+        tries=[DeliveryTry.model_validate(entry) for entry in log],
         event=event_body(EventColumns._make(row[5:])),
     )

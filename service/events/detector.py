@@ -62,10 +62,10 @@ class EventDetector:
         # In order of time: after a crash, a successor goes on from the last end that was published.
         for moment, operation, state in sorted(ended - self._told):
             try:
-                found = self._jobs.get(operation)
+                job = self._jobs.get(operation)
             except OperationNotFoundError:  # DBOS's rows of the job were removed
                 continue
-            self._tell(_end_of(found, state, moment))
+            self._tell(_end_of(job, state, moment))
             self._since = max(self._since, moment)
         self._told = ended
 
@@ -73,17 +73,17 @@ class EventDetector:
         """Publish roots whose last scan is old or failed, once for each last scan."""
         roots = dict(self._roots.items())
         with self._catalog.read() as session:
-            known = {root: rows.find_root(session, root) for root in roots}
+            root_rows = {root: rows.find_root(session, root) for root in roots}
         for root, uri in roots.items():
-            found = known[root]
-            if found is None or found.uri != str(uri):
+            row = root_rows[root]
+            if row is None or row.uri != str(uri):
                 continue
-            scanned = found.scanned if self._scans else None
+            scanned = row.scanned if self._scans else None
             late = scanned is not None and self._is_late(root, scanned, now)
-            if found.problem is None and not late:
+            if row.problem is None and not late:
                 continue
-            looked = None if found.scanned is None else rfc3339(found.scanned)
-            detail = {"looked": looked, "problem": found.problem}
+            looked = None if row.scanned is None else rfc3339(row.scanned)
+            detail = {"looked": looked, "problem": row.problem}
             self._tell([NewEvent(EventKind.INDEX_BEHIND, root, "", (looked,), detail)])
 
     def _is_late(self, root: str, scanned: datetime, now: datetime) -> bool:
@@ -105,9 +105,9 @@ class EventDetector:
         return None if last is None else from_rfc3339(last.detail["ended"])
 
     def _tell(self, events: list[NewEvent]) -> None:
-        for one in events:
-            with self._catalog.connect((one.root, one.run)) as connection:
-                publish(connection, one)
+        for event in events:
+            with self._catalog.connect((event.root, event.run)) as connection:
+                publish(connection, event)
 
 
 def _end_of(operation: Operation, state: OperationState, ended: datetime) -> list[NewEvent]:
@@ -123,8 +123,8 @@ def _end_of(operation: Operation, state: OperationState, ended: datetime) -> lis
         "error": None if error is None else {"type": error.type, "title": error.title},
     }
     key = (operation.id, rfc3339(ended), state.value)
-    found = [NewEvent(EventKind.JOB_ENDED, root, run, key, detail, ended)]
+    events = [NewEvent(EventKind.JOB_ENDED, root, run, key, detail, ended)]
     if operation.has_found_damage:
         more = {**detail, "problem": error.detail if error is not None else ""}
-        found.insert(0, NewEvent(EventKind.VERIFY_FAILED, root, run, key, more, ended))
-    return found
+        events.insert(0, NewEvent(EventKind.VERIFY_FAILED, root, run, key, more, ended))
+    return events

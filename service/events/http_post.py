@@ -79,7 +79,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
-    given = {
+    fields = {
         "Host": target.authority,
         "User-Agent": "cairn-webhooks",
         "Content-Type": "application/json",
@@ -87,7 +87,12 @@ def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
         "Connection": "close",
         **headers,
     }
-    lines = (f"POST {target.path} HTTP/1.1", *(f"{name}: {given[name]}" for name in given), "", "")
+    lines = (
+        f"POST {target.path} HTTP/1.1",
+        *(f"{name}: {fields[name]}" for name in fields),
+        "",
+        "",
+    )
     return "\r\n".join(lines).encode("ascii") + body
 
 

@@ -78,7 +78,7 @@ class Sender:
         self._detector = EventDetector(catalog, jobs, roots, scans=settings.scan_seconds > 0)
         self._prune_next = 0.0  # monotonic clock
         self._kept = timedelta(days=settings.event_days)
-        self._automations = [one.name for one in settings.automations]
+        self._automations = [automation.name for automation in settings.automations]
         self._name = _name_of(settings)
         self._has_name = False
         self._busy: set[str] = set()

@@ -124,8 +124,8 @@ def resolve(target: Target, networks: Networks) -> list[Address]:
         TargetRefusedError: An address is not allowed.
         OSError: The name does not resolve.
     """
-    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    entries = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     check_addresses(addresses, target.scheme, networks)
     return list(dict.fromkeys(addresses))
 

@@ -80,7 +80,9 @@ def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int
         DeliveryRow.webhook_id, DeliveryRow.state
     )
     with catalog.query() as connection:
-        return {(one, DeliveryState(state)): n for one, state, n in connection.execute(query)}
+        return {
+            (webhook, DeliveryState(state)): n for webhook, state, n in connection.execute(query)
+        }
 
 
 def count_dead(catalog: Catalog) -> int:
@@ -98,11 +100,11 @@ def waiting_since(catalog: Catalog) -> datetime | None:
     pending = select(DeliveryRow.event_id).where(DeliveryRow.state == DeliveryState.PENDING.value)
     seen = select(func.min(WebhookRow.position)).scalar_subquery()
     with catalog.query() as connection:
-        found = [
+        moments = [
             connection.scalar(select(func.min(EventRow.at)).where(which))
             for which in (EventRow.id.in_(pending), EventRow.id > seen)
         ]
-    return min((one for one in found if one is not None), default=None)
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def wants(webhook: WebhookRow, event: EventColumns) -> bool:

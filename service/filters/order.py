@@ -46,7 +46,7 @@ def parse_order(text: str, fields: Mapping[str, Field]) -> tuple[Term, ...]:
             expected there.
     """
     reader = TextReader(
-        text, "order_by", kept={k: one for k, one in fields.items() if one.sortable}
+        text, "order_by", kept={name: entry for name, entry in fields.items() if entry.sortable}
     )
     if len(text) > LONGEST_ORDER:
         reader.refuse_all(f"expected {LONGEST_ORDER} characters at most, found {len(text)}")

@@ -86,10 +86,10 @@ class _Parser:
         self._conditions = 0
 
     def whole(self) -> Expression:
-        found = self._expression(0)
+        expression = self._expression(0)
         if not self._reader.at_end():
             self._refuse_next("AND, OR or the end")
-        return found
+        return expression
 
     def _expression(self, depth: int) -> Expression:
         parts = [self._factor(depth)]
@@ -113,10 +113,10 @@ class _Parser:
         if self._reader.take_word("NOT"):
             return Not(self._factor(depth + 1))
         if self._reader.take("("):
-            found = self._expression(depth + 1)
+            expression = self._expression(depth + 1)
             if not self._reader.take(")"):
                 self._refuse_next("AND, OR or )")
-            return found
+            return expression
         return self._condition()
 
     def _refuse_next(self, expected: str) -> None:
@@ -156,49 +156,49 @@ def _read_value(reader: TextReader, path: Path, field: Field) -> Value:
     at = reader.place()
     expected = f"{field.kind.value} for {path}"
     quoted = reader.string(expected)
-    given = reader.word() if quoted is None else quoted
-    if given is None:
+    text = reader.word() if quoted is None else quoted
+    if text is None:
         reader.refuse(expected, at=at)
     if field.kind is Kind.TEXT:
-        if given == "*" and quoted is None:
+        if text == "*" and quoted is None:
             reader.refuse(f"{expected}, or {path}:* for any; a text * stands in quotes", at=at)
-        return given
+        return text
     if field.kind is Kind.CHOICE:
-        if given not in field.choices:
-            near = get_close_matches(given, field.choices, n=1)
+        if text not in field.choices:
+            near = get_close_matches(text, field.choices, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             reader.refuse(f"one of {', '.join(field.choices)}{hint}", at=at)
-        return given
+        return text
     if field.kind is Kind.MOMENT:
-        moment = _moment(given)
+        moment = _moment(text)
         if moment is None:
             example = "2026-01-31T12:00:00Z or 2026-01-31T12:00:00.123456+02:00"
             reader.refuse(f"{expected}, with its zone, such as {example}", at=at)
         return moment
     if quoted is not None:
         reader.refuse(f"{expected}, without quotes", at=at)
-    value, more = _READERS[field.kind](given)
+    value, more = _READERS[field.kind](text)
     if value is None:
         reader.refuse(f"{expected}{more}", at=at)
     return value
 
 
-def _integer(given: str) -> tuple[int | None, str]:
-    if not _INTEGER.fullmatch(given):
+def _integer(text: str) -> tuple[int | None, str]:
+    if not _INTEGER.fullmatch(text):
         return None, ", in digits"
-    if len(given) > 20 or abs(int(given)) > _LARGEST:
+    if len(text) > 20 or abs(int(text)) > _LARGEST:
         return None, f" of at most {_LARGEST}"
-    return int(given), ""
+    return int(text), ""
 
 
-def _number(given: str) -> tuple[float | None, str]:
-    if given in _INFINITIES:
-        return _INFINITIES[given], ""
-    if given.lower() in ("nan", "+nan", "-nan"):
+def _number(text: str) -> tuple[float | None, str]:
+    if text in _INFINITIES:
+        return _INFINITIES[text], ""
+    if text.lower() in ("nan", "+nan", "-nan"):
         return None, ": nothing is equal to NaN, nor less or greater"
-    if not _NUMBER.fullmatch(given):
+    if not _NUMBER.fullmatch(text):
         return None, ", such as 12, -0.5, 1e-3 or inf"
-    value = float(given)
+    value = float(text)
     return (None, " within float64") if math.isinf(value) else (value, "")
 
 
@@ -208,10 +208,10 @@ _READERS: Final[Mapping[Kind, Callable[[str], tuple[int | float | None, str]]]] 
 }
 
 
-def _moment(given: str) -> datetime | None:
-    if not _MOMENT.fullmatch(given):
+def _moment(text: str) -> datetime | None:
+    if not _MOMENT.fullmatch(text):
         return None
     try:
-        return datetime.fromisoformat(given.upper()).astimezone(UTC)
+        return datetime.fromisoformat(text.upper()).astimezone(UTC)
     except (ValueError, OverflowError):  # February 31, or a moment before the year 1 in UTC
         return None

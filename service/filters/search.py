@@ -50,8 +50,8 @@ class Search:
         """Digest of the search, which page tokens include; empty for an empty search."""
         if not self:
             return ""
-        asked = f"{self.filter}\n{', '.join(map(str, self.order))}"
-        return f", {hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+        text = f"{self.filter}\n{', '.join(map(str, self.order))}"
+        return f", {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def key_kinds(self, last: Mapping[str, type]) -> list[type | tuple[type, ...]]:
         """Return the possible types of each part of an entry's sort key in this order.
@@ -60,8 +60,8 @@ class Search:
             last: Types of the list's own sort keys, by field.
         """
         named = {term.path.field for term in self.order}
-        asked = [(term.field.kind.python, type(None)) for term in self.order]
-        return [*asked, *(kind for name, kind in last.items() if name not in named)]
+        kinds = [(term.field.kind.python, type(None)) for term in self.order]
+        return [*kinds, *(kind for name, kind in last.items() if name not in named)]
 
 
 def _names(expression: Expression, field: str) -> bool:

@@ -31,8 +31,8 @@ class TextReader:
 
     def place(self) -> int:
         """Skip spaces, and return the position of the next word."""
-        found = _SPACE.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        space = _SPACE.match(self._text, self._at)
+        self._at = space.end() if space else self._at
         return self._at
 
     def at_end(self) -> bool:
@@ -50,34 +50,34 @@ class TextReader:
 
     def take_word(self, *words: str) -> str | None:
         """Read one of several words, if it comes next."""
-        found = _WORD.match(self._text, self.place())
-        if found is None or found[0] not in words:
+        word = _WORD.match(self._text, self.place())
+        if word is None or word[0] not in words:
             return None
-        self._at = found.end()
-        return found[0]
+        self._at = word.end()
+        return word[0]
 
     def string(self, expected: str) -> str | None:
         """Read a quoted text, if it comes next, and return it without quotes."""
         at = self.place()
         if self._text[at : at + 1] not in ("'", '"'):
             return None
-        found = _STRING.match(self._text, at)
-        if found is None:
+        string = _STRING.match(self._text, at)
+        if string is None:
             self.refuse(
                 f"{expected}, between quotes that are closed; in them, a quote or a backslash "
                 "after a backslash stands for itself, and nothing else may follow one",
                 at=at,
             )
-        self._at = found.end()
-        return unquote(found[0])
+        self._at = string.end()
+        return unquote(string[0])
 
     def word(self) -> str | None:
         """Read a text without quotes, up to a space, comma, parenthesis or operator."""
-        found = _WORD.match(self._text, self.place())
-        if found is None:
+        word = _WORD.match(self._text, self.place())
+        if word is None:
             return None
-        self._at = found.end()
-        return found[0]
+        self._at = word.end()
+        return word[0]
 
     def path(self) -> tuple[Path, Field]:
         """Read a field, or a member of a keyed field, and return it with the field's definition.
@@ -86,22 +86,22 @@ class TextReader:
             InvalidRequestError: Something else comes next.
         """
         at = self.place()
-        found = _NAME.match(self._text, at)
-        if found is None:
+        name = _NAME.match(self._text, at)
+        if name is None:
             self.refuse(f"a field: {self._fields()}")
-        field = self._kept.get(found[0])
+        field = self._kept.get(name[0])
         if field is None:
-            near = get_close_matches(found[0], self._kept, n=1)
-            other = _KEPT_ELSEWHERE.get(found[0])
+            near = get_close_matches(name[0], self._kept, n=1)
+            other = _KEPT_ELSEWHERE.get(name[0])
             hint = f"; {other}" if other else f" (did you mean {near[0]}?)" if near else ""
             self.refuse(f"a field: {self._fields()}{hint}", at=at)
-        self._at = found.end()
+        self._at = name.end()
         if not self._text.startswith(".", self._at):
-            return Path(found[0]), field
+            return Path(name[0]), field
         if not field.keyed:
-            self.refuse(f"an operator: {found[0]} has no parts")
+            self.refuse(f"an operator: {name[0]} has no parts")
         self._at += 1
-        return Path(found[0], self._key(found[0])), field
+        return Path(name[0], self._key(name[0])), field
 
     def key(self, field: str) -> str:
         """Read the name of a member of a keyed field.
@@ -117,13 +117,13 @@ class TextReader:
         start = self._at
         if self._text[start : start + 1] in ("'", '"'):
             return self.string(expected) or ""
-        found = _NAME.match(self._text, start)
-        if found is None:
+        name = _NAME.match(self._text, start)
+        if name is None:
             self.refuse(f"{expected}; between quotes if it has other letters", at=start)
-        self._at = found.end()
+        self._at = name.end()
         if self._text.startswith(".", self._at):
             self.refuse(f'quotes around a name that has dots, such as {field}."eval.loss"')
-        return found[0]
+        return name[0]
 
     def refuse(self, expected: str, *, at: int | None = None) -> NoReturn:
         """Raise an error that names a position, what was expected there, and what was found.

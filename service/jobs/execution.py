@@ -126,10 +126,10 @@ class Execution(JobContext):
             total = before + sum(int(part["nbytes"]) for part in parts)
             self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
             try:
-                found, failure = self._runner.run_parts(token, parts, at_once=at_once, done=done)
+                results, failure = self._runner.run_parts(token, parts, at_once=at_once, done=done)
             finally:
                 self._elsewhere = False
-            return {"parts": found, "failure": failure}
+            return {"parts": results, "failure": failure}
 
         # A failure is recorded as a result: an error would lose the results of the other parts.
         ended = self.step(f"parts {token}", body)

@@ -18,12 +18,12 @@ TRACE: Final = "cairn.trace"
 
 def origin() -> dict[str, Any]:
     """Return the ids of the current request, to be stored with the job that it starts."""
-    found: dict[str, Any] = {}
+    ids: dict[str, Any] = {}
     if (request := request_id()) is not None:
-        found[REQUEST] = request
+        ids[REQUEST] = request
     if carrier := trace_carrier():
-        found[TRACE] = carrier
-    return found
+        ids[TRACE] = carrier
+    return ids
 
 
 @contextmanager
@@ -41,9 +41,9 @@ def observe_job(
     with (
         job_of(operation_id, started_by.get(REQUEST)),
         metrics.job(kind, _outcome),
-        span(f"job {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+        span(f"job {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as current_span,
     ):
-        told.note("cairn.operation_id", operation_id)
+        current_span.note("cairn.operation_id", operation_id)
         logger.info("job begins", extra={"kind": kind})
         outcome = "failed"
         try:
@@ -53,8 +53,8 @@ def observe_job(
             outcome = _outcome(exc)
             raise
         finally:
-            told.note("cairn.outcome", outcome)
-            told.fail(outcome == "failed")
+            current_span.note("cairn.outcome", outcome)
+            current_span.fail(outcome == "failed")
             logger.info("job ends", extra={"kind": kind, "outcome": outcome})
 
 
@@ -72,10 +72,10 @@ def observe_part(
     """
     with (
         job_of(operation_id, started_by.get(REQUEST)),
-        span(f"part of {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+        span(f"part of {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as current_span,
     ):
-        told.note("cairn.operation_id", operation_id)
-        told.note("cairn.part", name)
+        current_span.note("cairn.operation_id", operation_id)
+        current_span.note("cairn.part", name)
         yield
 
 

@@ -68,12 +68,12 @@ def match_rules(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
         InvalidRequestError: Some patterns are invalid, all of which are named; or all together need
             too much time or memory.
     """
-    found = _answer("rules", patterns, (), paths)
+    answer = _answer("rules", patterns, (), paths)
     _refuse(
         "rules: expected regular expressions",
-        {f"body.rules.{n}": f"{patterns[n]!r}: {text}" for n, text in found["errors"].items()},
+        {f"body.rules.{n}": f"{patterns[n]!r}: {text}" for n, text in answer["errors"].items()},
     )
-    return Matches(dict(zip(paths, found["found"], strict=True)), found["catch_all"])
+    return Matches(dict(zip(paths, answer["found"], strict=True)), answer["catch_all"])
 
 
 def rename(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
@@ -90,15 +90,15 @@ def rename(rules: Mapping[str, str], paths: Sequence[str]) -> list[str | None]:
     patterns, names = list(rules), list(rules.values())
     if not patterns:
         return [None] * len(paths)
-    found = _answer("model.map", patterns, names, paths)
+    answer = _answer("model.map", patterns, names, paths)
     _refuse(
         r"model.map: expected regular expressions, and paths with their groups, such as \1",
         {
             f"body.model.map.{patterns[n]}": f"{patterns[n]!r}: {names[n]!r}: {text}"
-            for n, text in found["errors"].items()
+            for n, text in answer["errors"].items()
         },
     )
-    names_found: list[str | None] = found["found"]
+    names_found: list[str | None] = answer["found"]
     return names_found
 
 
@@ -113,12 +113,12 @@ def _refuse(expected: str, problems: Mapping[str, str]) -> None:
 def _answer(
     field: str, patterns: Sequence[str], names: Sequence[str], paths: Sequence[str]
 ) -> dict[str, Any]:
-    asked = json.dumps({"patterns": list(patterns), "names": list(names), "paths": list(paths)})
+    request = json.dumps({"patterns": list(patterns), "names": list(names), "paths": list(paths)})
     limits = (str(int(MATCH_SECONDS) + 1), str(_MEMORY_BYTES))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, *limits],
-            input=asked.encode(),
+            input=request.encode(),
             capture_output=True,
             timeout=MATCH_SECONDS,
             check=True,

@@ -28,7 +28,7 @@ class JobStates(Protocol):
             OperationNotFoundError: There is no such operation.
         """
 
-    def current(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+    def current(self, last_seen: Mapping[str, Operation]) -> dict[str, Operation]:
         """Return the current states of known operations, by id; lost ones are left out."""
 
 
@@ -128,20 +128,20 @@ class Watches:
             if self._jobs.stopping:  # watchers reconnect to the next server
                 break
             self._looks += 1
-            known = {name: watched.operation for name, watched in self._watched.items()}
-            if not known:  # all watchers left meanwhile; DBOS would list everything for no ids
+            last_seen = {name: watched.operation for name, watched in self._watched.items()}
+            if not last_seen:  # all watchers left meanwhile; DBOS would list everything for no ids
                 break
             try:
-                found = await run_in_threadpool(self._jobs.current, known)
+                operations = await run_in_threadpool(self._jobs.current, last_seen)
             except Exception as exc:  # any driver's error: the database may answer again
                 if answers:
                     logger.warning("watched jobs cannot be looked at: %s", exc)
                 answers = False
                 continue
             answers = True
-            for name in known.keys() & self._watched.keys():
-                if name in found:
-                    self._watched[name].tell(found[name], self._looks)
+            for name in last_seen.keys() & self._watched.keys():
+                if name in operations:
+                    self._watched[name].tell(operations[name], self._looks)
                 else:
                     self._watched.pop(name).wake()
         for watched in self._watched.values():

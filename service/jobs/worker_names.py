@@ -221,14 +221,14 @@ class SessionName(WorkerName):
 
     def is_held(self) -> bool:
         """Return whether a live process has the name; see `WorkerName`."""
-        held = (
+        query = (
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
             "database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND "
             "objsubid = 1 AND "
             "((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)"
         )
         with self._engine.connect() as connection:
-            return bool(connection.execute(text(held), self._key).scalar())
+            return bool(connection.execute(text(query), self._key).scalar())
 
     def _take(self) -> Connection | None:
         connection = self._engine.connect()

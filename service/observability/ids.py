@@ -24,13 +24,13 @@ def operation_id() -> str | None:
     return _operation.get()
 
 
-def begin_request(asked: str | None) -> str:
+def begin_request(client_id: str | None) -> str:
     """Set and return the id of a new request: the client's own if it is plain, else a new one.
 
     It stays for the rest of the request's context, and is never reset: some errors are answered
     after all else has ended.
     """
-    identity = asked if asked and _VALID.fullmatch(asked) else secrets.token_hex(16)
+    identity = client_id if client_id and _VALID.fullmatch(client_id) else secrets.token_hex(16)
     _request.set(identity)
     return identity
 

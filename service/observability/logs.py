@@ -43,10 +43,10 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    ours = logging.getLevelNamesMapping()[level.upper()]
-    others = logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)
+    own_level = logging.getLevelNamesMapping()[level.upper()]
+    others = logging.INFO if own_level <= logging.DEBUG else max(own_level, logging.WARNING)
     root.setLevel(others)
-    logging.getLogger("cairn").setLevel(ours)
+    logging.getLogger("cairn").setLevel(own_level)
     for name in LIBRARIES:
         logger = logging.getLogger(name)
         # The logger gets a handler itself: a library that finds none on its logger would add
@@ -55,7 +55,7 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
         logger.propagate = False
         logger.setLevel(others)
     # SQLAlchemy logs every statement at info.
-    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))
+    logging.getLogger("sqlalchemy").setLevel(max(own_level, logging.WARNING))
     logging.captureWarnings(True)
 
 

@@ -49,7 +49,7 @@ class ObservedRequests:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         with (
             self._metrics.in_progress.track_inprogress(),
-            span(method, kind="server", carrier=headers) as told,
+            span(method, kind="server", carrier=headers) as current_span,
         ):
             try:
                 await self.app(scope, receive, answer)
@@ -63,12 +63,12 @@ class ObservedRequests:
                 self._metrics.answered(
                     method=method, route=route, status=status, seconds=answer.seconds
                 )
-                told.name(f"{method} {route}")
-                told.note("http.request.method", method)
-                told.note("http.route", route)
-                told.note("http.response.status_code", status)
-                told.note("cairn.request_id", identity)
-                told.fail(status >= 500)
+                current_span.name(f"{method} {route}")
+                current_span.note("http.request.method", method)
+                current_span.note("http.route", route)
+                current_span.note("http.response.status_code", status)
+                current_span.note("cairn.request_id", identity)
+                current_span.fail(status >= 500)
                 logger.info(
                     "request",
                     extra={

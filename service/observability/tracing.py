@@ -52,15 +52,15 @@ class Tracing:
         if not trace.get_current_span().is_recording():
             return
         ended = time.time_ns()
-        made = self._tracer.start_span(
+        span = self._tracer.start_span(
             f"store {call.operation}",
             kind=trace.SpanKind.CLIENT,
             start_time=ended - int(call.seconds * 1e9),
             attributes={"cairn.store.path": call.path, "cairn.store.outcome": call.outcome},
         )
         if call.outcome in ("unavailable", "error"):
-            made.set_status(trace.StatusCode.ERROR)
-        made.end(ended)
+            span.set_status(trace.StatusCode.ERROR)
+        span.end(ended)
 
 
 class TracedSpan:
@@ -108,8 +108,8 @@ def traced(service: str, *, version: str) -> Iterator[None]:
 
 def _start(service: str, version: str) -> Tracing | None:
     global _tracer
-    asked = [name for name in ENDPOINTS if os.environ.get(name)]
-    if not asked or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    endpoints = [name for name in ENDPOINTS if os.environ.get(name)]
+    if not endpoints or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -118,8 +118,8 @@ def _start(service: str, version: str) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as exc:
         raise SettingsError(
-            f"{asked[0]}: expected the extra `otel`, found no module `{exc.name}`. Install it: pip "
-            "install 'cairn-checkpoints[otel]', or unset the variable."
+            f"{endpoints[0]}: expected the extra `otel`, found no module `{exc.name}`. Install it: "
+            "pip install 'cairn-checkpoints[otel]', or unset the variable."
         ) from exc
     named = os.environ.get("OTEL_SERVICE_NAME") or service
     provider = TracerProvider(
@@ -161,12 +161,12 @@ def span(
         kind=trace.SpanKind[kind.upper()],
         record_exception=False,
         set_status_on_exception=False,
-    ) as made:
-        told = TracedSpan(made)
+    ) as otel_span:
+        traced_span = TracedSpan(otel_span)
         try:
-            yield told
+            yield traced_span
         except Exception:
-            told.fail(True)
+            traced_span.fail(True)
             raise
 
 

@@ -64,12 +64,12 @@ async def fetch_checked(
                 checksum.update(block)
                 done += len(block)
                 tell(done)
-        found = checksum.digest().hex()
-        if done == size and found == (crc32c or found):
+        digest = checksum.digest().hex()
+        if done == size and digest == (crc32c or digest):
             return
         target.unlink()
         if not again:
             raise DownloadError(
-                f"{name}: expected {size} bytes, crc32c {crc32c}, found {done} bytes, {found}. "
+                f"{name}: expected {size} bytes, crc32c {crc32c}, found {done} bytes, {digest}. "
                 "`cairn verify` says whether the store is damaged."
             )

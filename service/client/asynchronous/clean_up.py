@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
 from cairn.service.client.protocol.paths import DEFAULT_ROOT, run_path, step_path
-from cairn.service.client.protocol.requests import given, idempotency
+from cairn.service.client.protocol.requests import idempotency, without_none
 from cairn.service.client.protocol.responses import read_body
 from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
 
@@ -35,7 +35,7 @@ class AsyncCleanUpConnection(AsyncConnection):
         Raises:
             ProblemResponseError: 409 if an alias points at the step or its writer needs it.
         """
-        query = given({"attempt": attempt, "reason": reason, "grace_seconds": grace_seconds})
+        query = without_none({"attempt": attempt, "reason": reason, "grace_seconds": grace_seconds})
         path = step_path(root, run, step)
         return read_body(Checkpoint, await self._answer("DELETE", path, params=query))
 
@@ -92,7 +92,7 @@ class AsyncCleanUpConnection(AsyncConnection):
         body = {
             "policy": dict(policy),
             "dry_run": False,
-            **given({"grace_seconds": grace_seconds}),
+            **without_none({"grace_seconds": grace_seconds}),
         }
         path = f"{run_path(root, run)}:applyRetention"
         return await self._send(Operation, "POST", path, body, headers=idempotency(idempotency_key))

@@ -25,7 +25,7 @@ from cairn.service.client.protocol.paths import (
     segment,
     step_path,
 )
-from cairn.service.client.protocol.requests import given, idempotency, precondition
+from cairn.service.client.protocol.requests import idempotency, precondition, without_none
 from cairn.service.errors import ProblemResponseError
 from cairn.service.schemas import (
     Alias,
@@ -83,8 +83,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
 
     async def roots(self) -> list[Root]:
         """Return all roots of the server."""
-        found = await self._get(RootList, "/v1/roots")
-        return found.roots
+        listed = await self._get(RootList, "/v1/roots")
+        return listed.roots
 
     async def add_root(self, name: str, uri: str, *, adopt_from: Sequence[str] = ()) -> Root:
         """Add a root that the server's settings do not name.
@@ -132,8 +132,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
             page_size=page_size,
             refresh=refresh or None,
         ):
-            for one in page.runs:
-                yield one
+            for run in page.runs:
+                yield run
 
     async def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """Return a run."""
@@ -227,8 +227,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
             page_size=page_size,
             refresh=refresh or None,
         ):
-            for one in page.checkpoints:
-                yield one
+            for checkpoint in page.checkpoints:
+                yield checkpoint
 
     async def checkpoint(
         self, run: str, step: int, *, root: str = DEFAULT_ROOT, refresh: bool = False
@@ -258,8 +258,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
     ) -> list[Alias]:
         """Return the aliases of a run, sorted by name."""
         path = f"{run_path(root, run)}/aliases"
-        found = await self._get(AliasList, path, refresh=refresh or None)
-        return found.aliases
+        listed = await self._get(AliasList, path, refresh=refresh or None)
+        return listed.aliases
 
     async def alias(
         self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
@@ -340,19 +340,19 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
 
     async def workers(self) -> list[Worker]:
         """Return all job workers that were ever started, sorted by name."""
-        found = await self._get(WorkerList, "/v1/workers")
-        return found.workers
+        listed = await self._get(WorkerList, "/v1/workers")
+        return listed.workers
 
     async def take_over(self, worker: str) -> list[str]:
         """Hand a dead worker's operations to the other workers; return their ids."""
         path = f"/v1/workers/{segment(worker)}:takeOver"
-        found = await self._send(TakenOver, "POST", path)
-        return found.operations
+        taken = await self._send(TakenOver, "POST", path)
+        return taken.operations
 
     async def keys(self) -> list[Key]:
         """Return all API keys, sorted by name and time, without their secrets."""
-        found = await self._get(KeyList, "/v1/keys")
-        return found.keys
+        listed = await self._get(KeyList, "/v1/keys")
+        return listed.keys
 
     async def create_key(
         self,
@@ -394,8 +394,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         async for page in self._pages(
             AuditEventList, "/v1/audit-events", filter=filter or None, page_size=page_size
         ):
-            for one in page.audit_events:
-                yield one
+            for event in page.audit_events:
+                yield event
 
     async def restore(
         self,
@@ -418,7 +418,7 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
             root: Name of the run's root.
             idempotency_key: Idempotency key; a repeat with the same key starts nothing new.
         """
-        body = {"mode": "fork", "run": target, **given({"despite_damage": despite_damage})}
+        body = {"mode": "fork", "run": target, **without_none({"despite_damage": despite_damage})}
         return await self._start("restore", run, step, root, body, idempotency_key)
 
     async def roll_back(
@@ -451,7 +451,7 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         body = {
             "mode": "rollback",
             "strand": list(strand),
-            **given({"despite_damage": despite_damage}),
+            **without_none({"despite_damage": despite_damage}),
         }
         path = f"{step_path(root, run, step)}:restore"
         return await self._send(Operation, "POST", path, body, headers=headers)
@@ -523,8 +523,8 @@ class AsyncClient(AsyncStepFilesConnection, AsyncEventsConnection):
         async for page in self._pages(
             OperationList, "/v1/operations", page_size=page_size, state=state
         ):
-            for one in page.operations:
-                yield one
+            for operation in page.operations:
+                yield operation
 
     async def operation(self, operation: str) -> Operation:
         """Return an operation in its current state."""

@@ -49,10 +49,10 @@ async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerat
                 await check(response)
                 skip = start if response.status_code != HTTPStatus.PARTIAL_CONTENT else 0
                 async for chunk in response.aiter_bytes():
-                    given, skip = chunk[skip:], max(0, skip - len(chunk))
-                    start += len(given)
-                    if given:
-                        yield given
+                    block, skip = chunk[skip:], max(0, skip - len(chunk))
+                    start += len(block)
+                    if block:
+                        yield block
             return
         except httpx.TransportError as exc:
             failures = 0 if start > before else failures + 1
@@ -66,7 +66,7 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
     The server can't verify a file that it sends in ranges, so the client has to.
     """
     etag: str | None = None
-    told: str | None = None
+    expected: str | None = None
     checksum = _checksum()
     failures = 0
     while True:
@@ -80,10 +80,10 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
                 if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
                     await file.seek(0)
                     await file.truncate()
-                    told = _told_crc32c(response.headers.get("repr-digest", ""))
+                    expected = _told_crc32c(response.headers.get("repr-digest", ""))
                     checksum = _checksum()
                     # What can't be compared here the server compares, if it sends all of it.
-                    apart = told is None or checksum is not None
+                    apart = expected is None or checksum is not None
                     etag = _strong(response.headers.get("etag")) if apart else None
                 async for chunk in response.aiter_bytes():
                     await file.write(chunk)
@@ -94,11 +94,11 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
             failures = 0 if await file.tell() > before else failures + 1
             if failures == ATTEMPTS_WITHOUT_PROGRESS:
                 raise unreachable(f"{http.base_url}{path}", exc) from exc
-    found = None if checksum is None else checksum.digest().hex()
-    if None not in (told, found) and told != found:
+    computed = None if checksum is None else checksum.digest().hex()
+    if None not in (expected, computed) and expected != computed:
         raise DownloadError(
-            f"{http.base_url}{path}: expected crc32c {told}, found {found}. `cairn verify` says "
-            "whether the store is damaged."
+            f"{http.base_url}{path}: expected crc32c {expected}, found {computed}. `cairn verify` "
+            "says whether the store is damaged."
         )
 
 
@@ -113,8 +113,8 @@ def _checksum() -> Any:
 
 def _told_crc32c(digests: str) -> str | None:
     """Read the CRC-32C of a `Repr-Digest` header as eight hexadecimal digits, or None."""
-    for one in digests.split(","):
-        name, _, value = one.strip().partition("=")
+    for field in digests.split(","):
+        name, _, value = field.strip().partition("=")
         if name == "crc32c":
             try:
                 return base64.b64decode(value.strip(":"), validate=True).hex()

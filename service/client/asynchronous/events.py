@@ -57,8 +57,8 @@ class AsyncEventsConnection(AsyncConnection):
             kind=None if kind is None else str(kind),
         )
         async for page in pages:
-            for one in page.events:
-                yield one
+            for event in page.events:
+                yield event
 
     async def watch_events(
         self,
@@ -90,13 +90,13 @@ class AsyncEventsConnection(AsyncConnection):
             ServerUnreachableError: No answer for `patience` seconds.
         """
         server = Backoff(patience)
-        wanted = None if kinds is None else [str(kind) for kind in kinds]
-        for kind in [] if wanted is None else wanted or [""]:
+        kind_names = None if kinds is None else [str(kind) for kind in kinds]
+        for kind in [] if kind_names is None else kind_names or [""]:
             await self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
-        only = wanted[0] if wanted is not None and len(wanted) == 1 else None
+        only = kind_names[0] if kind_names is not None and len(kind_names) == 1 else None
         last = await self._event(server, after, after) if after else None
         while True:
-            found = await self._look(
+            page = await self._look(
                 server,
                 after=after,
                 root=root,
@@ -105,35 +105,35 @@ class AsyncEventsConnection(AsyncConnection):
                 page_size=_AT_ONCE,
             )
             if last is not None:  # after the others: what was read before is of the same catalog
-                again = await self._event(server, last.id, found.position)
+                again = await self._event(server, last.id, page.position)
                 if again is None:
                     last = None
                 elif again.uid != last.uid:
                     raise self._lost(last.id, "another one")
-            for event in found.events:
+            for event in page.events:
                 last = event
-                if wanted is None or event.kind in wanted:
+                if kind_names is None or event.kind in kind_names:
                     server.begin_again()
                     yield event
-            if found.position < after:
-                raise self._lost(after, f"{found.position} as the last")
+            if page.position < after:
+                raise self._lost(after, f"{page.position} as the last")
             if after or last is not None:  # else from the first: none can be missed
-                after = found.position
-            if found.next_page_token is None:
+                after = page.position
+            if page.next_page_token is None:
                 await anyio.sleep(server.pause())
 
-    async def _event(self, server: Backoff, event: int, known: int) -> Event | None:
+    async def _event(self, server: Backoff, event: int, position: int) -> Event | None:
         """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
-            found = await self._look(server, after=event - 1, page_size=1)
+            page = await self._look(server, after=event - 1, page_size=1)
         except ProblemResponseError as exc:
             pruned = exc.problem.get("pruned")
-            if exc.status == HTTPStatus.GONE and isinstance(pruned, int) and pruned <= known:
+            if exc.status == HTTPStatus.GONE and isinstance(pruned, int) and pruned <= position:
                 return None
             raise
-        if not found.events or found.events[0].id != event:
+        if not page.events or page.events[0].id != event:
             raise self._lost(event, "none that this key may read")
-        return found.events[0]
+        return page.events[0]
 
     def _lost(self, event: int, found: str) -> EventsLostError:
         return EventsLostError(
@@ -146,19 +146,19 @@ class AsyncEventsConnection(AsyncConnection):
         """Fetch the next events; retry until the server answers."""
         while True:
             try:
-                found = await self._get(EventList, "/v1/events", timeout=None, **parameters)
+                page = await self._get(EventList, "/v1/events", timeout=None, **parameters)
             except (ProblemResponseError, ServerUnreachableError) as exc:
                 if server.failed(exc):
                     raise
             else:
                 server.answered()
-                return found
+                return page
             await anyio.sleep(server.pause())
 
     async def webhooks(self) -> list[Webhook]:
         """Return all webhooks, without their secrets."""
-        found = await self._get(WebhookList, "/v1/webhooks")
-        return found.webhooks
+        listed = await self._get(WebhookList, "/v1/webhooks")
+        return listed.webhooks
 
     async def create_webhook(
         self,
@@ -199,8 +199,8 @@ class AsyncEventsConnection(AsyncConnection):
         path = f"/v1/webhooks/{segment(webhook)}/deliveries"
         in_state = None if state is None else str(state)
         async for page in self._pages(DeliveryList, path, page_size=page_size, state=in_state):
-            for one in page.deliveries:
-                yield one
+            for delivery in page.deliveries:
+                yield delivery
 
     async def redeliver(self, webhook: str, delivery: int) -> Delivery:
         """Retry a delivery, in whatever state it is."""

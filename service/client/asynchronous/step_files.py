@@ -39,9 +39,9 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
         """
         path = f"{step_path(root, run, step)}/files"
         async for page in self._pages(StepFileList, path, page_size=page_size):
-            for one in page.files:
-                if one.name.startswith(prefix):
-                    yield one
+            for file in page.files:
+                if file.name.startswith(prefix):
+                    yield file
 
     async def download_step(
         self,
@@ -75,16 +75,16 @@ class AsyncStepFilesConnection(AsyncTensorsConnection):
             ProblemResponseError: There is no such step, or a file is damaged in the store.
             ServerUnreachableError: A connection broke five times without a byte in between.
         """
-        known = [one async for one in self.step_files(run, step, root=root)]
-        files = [one for one in known if one.name.startswith(prefix)]
+        listed = [entry async for entry in self.step_files(run, step, root=root)]
+        files = [entry for entry in listed if entry.name.startswith(prefix)]
         if not files:
             raise DownloadError(
                 f"{run}, step {step}: expected files whose names begin with {prefix!r}, found "
                 "none. `step_files` lists them."
             )
-        others = [one for one in known if not one.name.startswith(prefix)]
+        others = [entry for entry in listed if not entry.name.startswith(prefix)]
         await _refuse_mixed(others, Path(folder), f"{run}, step {step}")
-        before, total = 0, sum(one.bytes for one in files)
+        before, total = 0, sum(entry.bytes for entry in files)
         for file in files:
 
             def tell_all(done: int, before: int = before) -> None:
@@ -133,16 +133,16 @@ async def _refuse_mixed(others: Sequence[StepFile], folder: Path, name: str) -> 
         DownloadError: The folder has such files; the message names them.
     """
     wrong = []
-    for one in others:
-        path = folder.joinpath(*plain_parts(one.name))
+    for file in others:
+        path = folder.joinpath(*plain_parts(file.name))
         if not path.is_file():
             continue
-        if one.bytes > _SUMMED_BYTES:
-            same = path.stat().st_size == one.bytes
+        if file.bytes > _SUMMED_BYTES:
+            same = path.stat().st_size == file.bytes
         else:
-            same = await is_as_recorded(path, one.bytes, one.crc32c)
+            same = await is_as_recorded(path, file.bytes, file.crc32c)
         if not same:
-            wrong.append(one.name)
+            wrong.append(file.name)
     if wrong:
         shown = ", ".join(wrong[:_SHOWN]) + ("" if len(wrong) <= _SHOWN else ", …")
         raise DownloadError(

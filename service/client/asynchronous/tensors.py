@@ -52,8 +52,8 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         async for page in self._pages(
             TensorList, path, item=item, prefix=prefix or None, page_size=page_size
         ):
-            for one in page.tensors:
-                yield one
+            for tensor in page.tensors:
+                yield tensor
 
     async def tensor_values(
         self,
@@ -124,9 +124,9 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
             ServerUnreachableError: The connection broke repeatedly, which damaged values in the
                 store cause too.
         """
-        asked = urlencode({"item": item, "slice": part, "format": format})
+        query = urlencode({"item": item, "slice": part, "format": format})
         return await download(
-            self._http, f"{leaf_path(root, run, step, path)}?{asked}", Path(target)
+            self._http, f"{leaf_path(root, run, step, path)}?{query}", Path(target)
         )
 
     async def diff(
@@ -204,10 +204,10 @@ class AsyncTensorsConnection(AsyncAnnotationsConnection):
         }
         path = f"{step_path(root, run, step)}:plan"
         leaves: list[PlannedLeaf] = []
-        asked = {"page_size": str(page_size)}
+        query = {"page_size": str(page_size)}
         while True:
-            page = await self._send(StepPlan, "POST", f"{path}?{urlencode(asked)}", body)
+            page = await self._send(StepPlan, "POST", f"{path}?{urlencode(query)}", body)
             leaves += page.leaves
             if page.next_page_token is None:
                 return page.model_copy(update={"leaves": leaves})
-            asked["page_token"] = page.next_page_token
+            query["page_token"] = page.next_page_token

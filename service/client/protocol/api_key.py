@@ -26,7 +26,7 @@ def authorization(key: str | None) -> dict[str, str]:
 
 def _header(key: str, source: str) -> dict[str, str]:
     key = key.strip()
-    if not key or not all("!" <= one <= "~" for one in key):
+    if not key or not all("!" <= character <= "~" for character in key):
         raise SettingsError(
             f"{source}: expected a key such as ck_<id>_<secret>, found another text. "
             "`cairn keys create` makes one."

@@ -28,15 +28,15 @@ class EventStream:
 
     def read(self, chunk: bytes) -> list[StreamEvent]:
         """Return the events that the next bytes complete."""
-        found = []
+        events = []
         for line in self._lines(chunk):
             if line:
                 self._take(line)
                 continue
             if self._data:
-                found.append(StreamEvent("\n".join(self._data), self._id, self._retry_seconds))
+                events.append(StreamEvent("\n".join(self._data), self._id, self._retry_seconds))
             self._data, self._id = [], None
-        return found
+        return events
 
     def _take(self, line: str) -> None:
         field, _, value = line.partition(":")

@@ -11,7 +11,7 @@ ANY: Final = {"If-Match": "*"}
 """Precondition without a version: entries are merged, so any current version will do."""
 
 
-def given(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+def without_none(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """Drop the parameters that are None."""
     return {name: value for name, value in parameters.items() if value is not None}
 

@@ -65,8 +65,8 @@ def unreachable(
             f"{url}: expected an answer of the control plane, found none in time: it is there, and "
             "it or its store is slow. Try again; `cairn doctor` looks for the cause."
         )
-    found = str(exc).rstrip(".") or type(exc).__name__
+    cause = str(exc).rstrip(".") or type(exc).__name__
     return ServerUnreachableError(
-        f"{url}: expected an answer of the control plane, found: {found}. "
+        f"{url}: expected an answer of the control plane, found: {cause}. "
         "Start it with `cairn serve`, or set CAIRN_URL."
     )

@@ -64,8 +64,8 @@ def _kind(response: httpx.Response) -> object:
 
 def _told(response: httpx.Response, attempt: int) -> float:
     text = response.headers.get("retry-after", "")
-    told = int(text) if text.isascii() and text.isdigit() else 0
-    return max(float(told), _pace(attempt))
+    seconds = int(text) if text.isascii() and text.isdigit() else 0
+    return max(float(seconds), _pace(attempt))
 
 
 def _pace(attempt: int) -> float:

@@ -38,7 +38,7 @@ def translated(call: Callable[P, R]) -> Callable[P, R]:
         try:
             return call(*arguments, **options)
         except (dbos_errors.DBOSException, dbos_errors.DBOSBaseException) as exc:
-            kind = next(ERRORS[one] for one in type(exc).__mro__ if one in ERRORS)
+            kind = next(ERRORS[base] for base in type(exc).__mro__ if base in ERRORS)
             raise kind(f"the job engine: {exc}") from exc
 
     return calling

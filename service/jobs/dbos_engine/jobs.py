@@ -145,26 +145,26 @@ class Jobs:
         Raises:
             OperationNotFoundError: There is no such operation.
         """
-        found = self._client.list_workflows(workflow_ids=[operation_id])
-        if not found or not is_operation(found[0].name):
+        workflows = self._client.list_workflows(workflow_ids=[operation_id])
+        if not workflows or not is_operation(workflows[0].name):
             raise OperationNotFoundError(operation_id)
-        return self._describe(found[0])
+        return self._describe(workflows[0])
 
     @translated
-    def current(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+    def current(self, last_seen: Mapping[str, Operation]) -> dict[str, Operation]:
         """Return the current states of operations, by id; deleted ones are left out.
 
         For operations that have not ended, only what can change is read.
 
         Args:
-            known: Last known states, by id.
+            last_seen: Last known states, by id.
         """
         rows = self._client.list_workflows(
-            workflow_ids=[*known], load_input=False, load_output=False
+            workflow_ids=[*last_seen], load_input=False, load_output=False
         )
         ended = [row.workflow_id for row in rows if state_of(row.status).final]
-        found = {
-            row.workflow_id: known[row.workflow_id].model_copy(
+        operations = {
+            row.workflow_id: last_seen[row.workflow_id].model_copy(
                 update={
                     "state": state_of(row.status),
                     "progress": Progress.model_validate(dict(self._progress(row))),
@@ -176,8 +176,8 @@ class Jobs:
         }
         if ended:
             whole = self._client.list_workflows(workflow_ids=ended)
-            found.update((row.workflow_id, self._describe(row)) for row in whole)
-        return found
+            operations.update((row.workflow_id, self._describe(row)) for row in whole)
+        return operations
 
     @translated
     def list(
@@ -194,7 +194,7 @@ class Jobs:
             after: Return only operations after the one with this `created` and id.
             state: Return only operations in this state; None: in any.
         """
-        found: dict[tuple[datetime, str], WorkflowStatus] = {}
+        workflows: dict[tuple[datetime, str], WorkflowStatus] = {}
         size, offset, names = max(limit, SMALLEST_CHUNK), 0, self._all_names()
         while True:
             chunk = self._client.list_workflows(
@@ -208,15 +208,15 @@ class Jobs:
             for status in chunk:
                 key = (moment(status.created_at), status.workflow_id)
                 if after is None or key < after:
-                    found[key] = status
+                    workflows[key] = status
             # SQLite stores seconds only, so several operations may share a moment, in any order;
             # sorting by id too makes the order total. A page is complete once all operations of its
             # last moment are read.
-            newest = sorted(found, reverse=True)[:limit]
+            newest = sorted(workflows, reverse=True)[:limit]
             if len(chunk) < size or (
                 len(newest) == limit and moment(chunk[-1].created_at) < newest[-1][0]
             ):
-                return [self._describe(found[key]) for key in newest]
+                return [self._describe(workflows[key]) for key in newest]
             offset += size
 
     @translated
@@ -290,14 +290,17 @@ class Jobs:
             since: The moment; a recent one, since all ends after it are read.
         """
         final = [state for state in OperationState if state.final]
-        found = self._client.list_workflows(
+        workflows = self._client.list_workflows(
             name=self._names(),
             status=[status for state in final for status in statuses_of(state)],
             completed_after=since.isoformat(),
             load_input=False,
             load_output=False,
         )
-        return {(moment(one.completed_at), one.workflow_id, state_of(one.status)) for one in found}
+        return {
+            (moment(workflow.completed_at), workflow.workflow_id, state_of(workflow.status))
+            for workflow in workflows
+        }
 
     @translated
     def check(self) -> None:
@@ -330,17 +333,17 @@ class Jobs:
         Finished steps are not repeated. If the worker is alive after all, it notices at the next
         step of each operation, and stops.
         """
-        found = self._client.list_workflows(
+        workflows = self._client.list_workflows(
             name=self._taken(),
             status=["PENDING"],
             executor_id=worker,
             load_input=False,
             load_output=False,
         )
-        for status in found:
+        for status in workflows:
             queue = queue_of(kind_of(status.name))
             self._client.resume_workflow(status.workflow_id, queue_name=queue)
-        return [*dict.fromkeys(whose(status.workflow_id) for status in found)]
+        return [*dict.fromkeys(whose(status.workflow_id) for status in workflows)]
 
     def _reused(self, key: str | None) -> IdempotencyKeyReusedError:
         return IdempotencyKeyReusedError(key, self.get(operation_id(key)))
@@ -375,14 +378,14 @@ class Jobs:
         return [*self._names(), workflow_name(PART)]
 
     def _cancel_parts(self, operation_id: str) -> None:
-        found = self._client.list_workflows(
+        workflows = self._client.list_workflows(
             name=workflow_name(PART),
             workflow_id_prefix=parts_of(operation_id),
             status=["DELAYED", "ENQUEUED", "PENDING"],
             load_input=False,
             load_output=False,
         )
-        self._client.cancel_workflows([status.workflow_id for status in found])
+        self._client.cancel_workflows([status.workflow_id for status in workflows])
 
     def _describe(self, status: WorkflowStatus) -> Operation:
         return operation_of(
@@ -415,5 +418,5 @@ def open_jobs(settings: Settings, roots: Mapping[str, StoreURI] | None = None) -
     """
     client = open_database(settings.jobs_database_url)
     counts = JobCounts(settings.jobs_database_url)
-    known = settings.root_uris if roots is None else roots
-    return Jobs(client, roots=known, kinds=KINDS, counts=counts)
+    uris = settings.root_uris if roots is None else roots
+    return Jobs(client, roots=uris, kinds=KINDS, counts=counts)

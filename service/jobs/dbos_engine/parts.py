@@ -72,26 +72,28 @@ class Parts:
         pause = LOOK_SECONDS
         # DBOS records calls within a workflow as steps of the job; in another thread it does not.
         with ThreadPoolExecutor(1, "cairn-parts") as outside:
-            found = outside.submit(_look, ids).result()
+            workflows = outside.submit(_look, ids).result()
             while True:
-                failure = self._failure(found, outside)
-                ended = [one for one in found.values() if _succeeded(one)]
+                failure = self._failure(workflows, outside)
+                ended = [workflow for workflow in workflows.values() if _succeeded(workflow)]
                 if failure is not None or len(ended) == len(parts):
                     return outside.submit(_results, ids).result(), failure
-                waiting = [name for name in ids if name not in found]
-                room = max(0, most - (len(found) - len(ended)))
+                waiting = [name for name in ids if name not in workflows]
+                room = max(0, most - (len(workflows) - len(ended)))
                 for name in waiting[:room]:
                     part = parts[ids.index(name)]
                     outside.submit(self._start, name, part, at_once).result()
                 if waiting[:room]:
                     self._wake()
-                running = [one for one in found.values() if one.status == "PENDING"]
+                running = [
+                    workflow for workflow in workflows.values() if workflow.status == "PENDING"
+                ]
                 written = outside.submit(_written, running).result()
-                done(sum(sizes[one.workflow_id] for one in ended) + written)
+                done(sum(sizes[workflow.workflow_id] for workflow in ended) + written)
                 self._interrupted.wait(pause)
                 pause = min(pause * 1.5, SLOWEST_LOOK_SECONDS)
-                before, found = len(ended), outside.submit(_look, ids).result()
-                if sum(map(_succeeded, found.values())) > before:
+                before, workflows = len(ended), outside.submit(_look, ids).result()
+                if sum(map(_succeeded, workflows.values())) > before:
                     pause = LOOK_SECONDS
 
     def _start(self, name: str, part: Result, at_once: int | None) -> None:
@@ -107,14 +109,18 @@ class Parts:
         )
 
     def _failure(
-        self, found: dict[str, WorkflowStatus], outside: ThreadPoolExecutor
+        self, workflows: dict[str, WorkflowStatus], outside: ThreadPoolExecutor
     ) -> Result | None:
         """Stop the other parts if one has failed, and return its problem; None: none has."""
-        ended = {name: one for name, one in found.items() if state_of(one.status).final}
-        failed = [name for name, one in ended.items() if not _succeeded(one)]
+        ended = {
+            name: workflow
+            for name, workflow in workflows.items()
+            if state_of(workflow.status).final
+        }
+        failed = [name for name, workflow in ended.items() if not _succeeded(workflow)]
         if not failed:
             return None
-        others = [name for name in found if name not in ended]
+        others = [name for name in workflows if name not in ended]
         outside.submit(DBOS.cancel_workflows, others).result()
         self._stop()
         (row,) = outside.submit(_whole, failed[:1]).result()
@@ -124,8 +130,8 @@ class Parts:
         return problem.model_dump(mode="json", exclude_none=True)
 
 
-def _succeeded(one: WorkflowStatus) -> bool:
-    return state_of(one.status) is OperationState.SUCCEEDED
+def _succeeded(workflow: WorkflowStatus) -> bool:
+    return state_of(workflow.status) is OperationState.SUCCEEDED
 
 
 def _look(ids: list[str]) -> dict[str, WorkflowStatus]:
@@ -139,12 +145,13 @@ def _whole(ids: list[str]) -> list[WorkflowStatus]:
 
 def _results(ids: list[str]) -> list[Result | None]:
     rows = [row for row in _whole(ids) if _succeeded(row)]
-    given = {row.workflow_id: dict(row.output or {}) for row in rows}
-    return [given.get(name) for name in ids]
+    outputs = {row.workflow_id: dict(row.output or {}) for row in rows}
+    return [outputs.get(name) for name in ids]
 
 
 def _written(running: list[WorkflowStatus]) -> int:
     reports = [
-        DBOS.get_event(one.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {} for one in running
+        DBOS.get_event(workflow.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {}
+        for workflow in running
     ]
     return sum(int(report.get("done_bytes", 0)) for report in reports)

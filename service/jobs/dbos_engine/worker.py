@@ -343,9 +343,13 @@ class Worker:
 
     def _stop_parts(self, execution: Execution) -> None:
         """Stop the parts of a job that run here, and wait for them."""
-        parts = [one for one in self._running() if one.operation_id == execution.operation_id]
+        parts = [
+            workflow
+            for workflow in self._running()
+            if workflow.operation_id == execution.operation_id
+        ]
         # Not the resumed job itself, which may wait for its turn.
-        parts = [one for one in parts if one.is_part]
+        parts = [workflow for workflow in parts if workflow.is_part]
         for part in parts:
             part.interrupted.set()
         for part in parts:
@@ -366,28 +370,28 @@ class Worker:
         Raises:
             JobFailedError: The operation has ended while its part was being started.
         """
-        found = self._found(operation_id)
-        if found is None or state_of(found.status).final:
+        workflow = self._found(operation_id)
+        if workflow is None or state_of(workflow.status).final:
             gone = OperationStateError(f"operation {operation_id}: it has ended meanwhile")
             problem = problem_from(gone, instance=f"/v1/operations/{operation_id}")
             raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _is_cancelled(self, operation_id: str) -> bool:
-        found = self._found(operation_id)
-        return found is not None and found.status == CANCELLED
+        workflow = self._found(operation_id)
+        return workflow is not None and workflow.status == CANCELLED
 
     def _started_by(self, operation_id: str) -> Mapping[str, Any]:
         """Return the stored ids of the request that started a workflow."""
-        found = self._found(operation_id)
-        return {} if found is None else found.attributes or {}
+        workflow = self._found(operation_id)
+        return {} if workflow is None else workflow.attributes or {}
 
     def _found(self, operation_id: str) -> WorkflowStatus | None:
-        found = _outside_workflow(
+        workflows = _outside_workflow(
             lambda: DBOS.list_workflows(
                 workflow_ids=[operation_id], load_input=False, load_output=False
             )
         )
-        return found[0] if found else None
+        return workflows[0] if workflows else None
 
     def _running(self) -> builtins.list[Execution]:
         with self._lock:
@@ -485,10 +489,10 @@ DBOS.workflow(name=workflow_name(PART), max_recovery_attempts=MAX_RECOVERIES)(_p
 
 def _own_id() -> str:
     """Return the id of the workflow that this thread runs."""
-    found = DBOS.workflow_id
-    if found is None:
+    workflow_id = DBOS.workflow_id
+    if workflow_id is None:
         raise RuntimeError("a job runs inside a workflow only")
-    return found
+    return workflow_id
 
 
 def _outside_workflow(function: Callable[[], _T]) -> _T:

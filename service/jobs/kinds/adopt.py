@@ -53,15 +53,15 @@ def model_of(request: Mapping[str, Any]) -> ModelMap | None:
     Raises:
         InvalidRequestError: The model is unknown, or a rule is invalid.
     """
-    wanted = request.get("model")
-    if wanted is None:
+    model_request = request.get("model")
+    if model_request is None:
         return None
     try:
-        found = model_map(wanted["config"], {})
+        model = model_map(model_request["config"], {})
     except InteropError as exc:
         errors = [{"field": "body.model.config", "detail": str(exc)}]
         raise InvalidRequestError(f"model.config: {exc}", errors=errors) from exc
-    return replace(found, rules=dict(wanted["map"]), match=rename)
+    return replace(model, rules=dict(model_request["map"]), match=rename)
 
 
 def _run(context: JobContext, request: Request) -> Result:
@@ -87,7 +87,7 @@ def _adopt(context: JobContext, request: Request) -> Result:
 
     context.check()
     run = safe_join(context.roots[root], request["run"])
-    found = adopt(
+    adoption = adopt(
         source_folder(run, request["folder"]),
         run,
         step=request.get("step"),
@@ -96,10 +96,10 @@ def _adopt(context: JobContext, request: Request) -> Result:
         progress=looked,
     )
     progress.set(message="done")
-    return _result(request, found)
+    return _result(request, adoption)
 
 
-def _result(request: Request, found: Adoption) -> Result:
+def _result(request: Request, adoption: Adoption) -> Result:
     """Return the result of the import, if the whole folder is listed, unchanged.
 
     Raises:
@@ -109,18 +109,18 @@ def _result(request: Request, found: Adoption) -> Result:
     result = {
         "root": request["root"],
         "run": request["run"],
-        "adopted": list(found.adopted),
-        "kept": list(found.kept),
-        "gone": list(found.gone),
-        "left": list(found.left[:PROBLEMS_KEPT]),
+        "adopted": list(adoption.adopted),
+        "kept": list(adoption.kept),
+        "gone": list(adoption.gone),
+        "left": list(adoption.left[:PROBLEMS_KEPT]),
     }
-    if found.ok:
+    if adoption.ok:
         return result
-    count, problems = len(found.problems), list(found.problems)
+    count, problems = len(adoption.problems), list(adoption.problems)
     raise NotAllAdoptedError(
         f"{request['folder']}: expected checkpoints that can be adopted and are as they were, "
         f"found {count} that are not: {'; '.join(problems[:3])}{'; …' if count > 3 else ''}. "
-        f"{len(found.adopted)} were adopted, and stay. See docs/howto/adopt.md for what can be.",
+        f"{len(adoption.adopted)} were adopted, and stay. See docs/howto/adopt.md for what can be.",
         extra={**result, "problems": problems[:PROBLEMS_KEPT]},
     )
 

@@ -148,8 +148,8 @@ def run_export(
         if isinstance(failure, PartsFailedError):
             written += [record for record in failure.done if record is not None]
         # Another execution may have published first; garbage collection removes this one's files.
-        if made := context.step("look again", job.find):
-            return made
+        if published := context.step("look again", job.find):
+            return published
         if not failure.for_missing_space:
             raise
         raise _told(
@@ -292,16 +292,16 @@ class _ExportJob:
 
     def _left(self) -> dict[str, Result]:
         """Return the files that earlier tries left, with folder and record, by name."""
-        found: dict[str, Result] = {}
+        written: dict[str, Result] = {}
         for folder, left in left_tries(ObjectStore.open(self._uri), self._key).items():
             if left.by != installed_version():
                 continue
             present = {entry.name: entry.size for entry in self._files(folder).list()}
             for file in left.files:
-                if file.name not in found and present.get(file.name) == file.size:
+                if file.name not in written and present.get(file.name) == file.size:
                     record = {name: getattr(file, name) for name in ExportFile.model_fields}
-                    found[file.name] = {"folder": folder, "record": {**record, **file.notes}}
-        return found
+                    written[file.name] = {"folder": folder, "record": {**record, **file.notes}}
+        return written
 
     def write_shard(self, planned: Result, number: int, done: int) -> Result:
         """Write a large file; `done` bytes were written before it."""
@@ -386,16 +386,16 @@ class _ExportJob:
         folder = self._files(planned["folder"]).uri
         run = Run.open(self._uri)
         reference = self._uri / f"steps/{self._key.step}"
-        made = check(self._context, reference, folder, run.manifest(self._step))
-        if (found := run.step(self._key.step)).attempt != self._key.attempt:
+        report = check(self._context, reference, folder, run.manifest(self._step))
+        if (info := run.step(self._key.step)).attempt != self._key.attempt:
             raise StepNotFoundError(
                 "the step was saved anew while its export was checked",
                 path=reference,
                 expected=f"attempt {self._key.attempt}",
-                found=f"attempt {found.attempt}",
+                found=f"attempt {info.attempt}",
                 next_step="Convert it again.",
             )
-        return {"files": self._write(planned["folder"], made)}
+        return {"files": self._write(planned["folder"], report)}
 
     def _all_written(self, planned: Result, message: str) -> None:
         total = planned["total_bytes"]
@@ -484,18 +484,18 @@ class _ExportJob:
         """
         files = self._files(folder)
         stat = files.stat(record["name"])
-        found = {"size": stat.size, "crc32c": stat.crc32c or read_back}
-        if found["crc32c"] is None and stat.size == record["size"]:
+        stored = {"size": stat.size, "crc32c": stat.crc32c or read_back}
+        if stored["crc32c"] is None and stat.size == record["size"]:
             size, crc = read_crc32c(
                 files, record["name"], stat.size, progress=lambda _: self._context.check()
             )
-            found = {"size": size, "crc32c": crc}
-        if found != {name: record[name] for name in found}:
+            stored = {"size": size, "crc32c": crc}
+        if stored != {name: record[name] for name in stored}:
             raise CorruptionError(
                 "a file is not what was written",
                 path=f"{files.uri}/{record['name']}",
                 expected=f"{record['size']} bytes of crc32c {record['crc32c']}",
-                found=f"{found['size']} bytes of crc32c {found['crc32c']}",
+                found=f"{stored['size']} bytes of crc32c {stored['crc32c']}",
                 next_step="Check the store, then resume the operation: it starts over.",
             )
 
@@ -590,8 +590,8 @@ def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
     def counting(tensor: TensorSource) -> TensorSource:
         def blocks(max_bytes: int) -> Iterator[np.ndarray]:
             for block in tensor.blocks(max_bytes):
-                if found := count_nonfinite(block):
-                    nonfinite[tensor.name] += found
+                if count := count_nonfinite(block):
+                    nonfinite[tensor.name] += count
                 yield block
 
         return dataclasses.replace(tensor, blocks=blocks)
@@ -606,8 +606,8 @@ def _nonfinite(records: Sequence[Result]) -> dict[str, int]:
 
 def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:
     """Return the names of files that are missing, or have another size."""
-    found = {entry.name: entry.size for entry in files.list()}
-    return [file.name for file in manifest.files if found.get(file.name) != file.size]
+    sizes = {entry.name: entry.size for entry in files.list()}
+    return [file.name for file in manifest.files if sizes.get(file.name) != file.size]
 
 
 def _run_uri(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:

@@ -31,20 +31,20 @@ def _collect(context: JobContext, request: Request) -> Result:
     context.progress.set(done_bytes=0)
     if request["dry_run"]:
         context.progress.set(message="looking for garbage")
-        found = find_garbage(run)
+        garbage_found = find_garbage(run)
     else:
         context.progress.set(message="removing garbage")
         writer = f"cairn-gc/{context.operation_id}"
-        found = collect_garbage(run, by=writer, progress=removed)
-    nbytes = sum(garbage.nbytes for garbage in found)
+        garbage_found = collect_garbage(run, by=writer, progress=removed)
+    nbytes = sum(garbage.nbytes for garbage in garbage_found)
     context.progress.set(done_bytes=nbytes, total_bytes=nbytes, message="done")
     return {
         "root": request["root"],
         "run": request["run"],
         "dry_run": request["dry_run"],
-        "count": len(found),
+        "count": len(garbage_found),
         "bytes": nbytes,
-        "entries": [_entry(garbage) for garbage in found[:ENTRIES_KEPT]],
+        "entries": [_entry(garbage) for garbage in garbage_found[:ENTRIES_KEPT]],
     }
 
 

@@ -84,7 +84,7 @@ class LogitsCheck:
             tokens = fixed_tokens(self.config)
             np.save(work / "tokens.npy", tokens)
             context.progress.set(message="computing the checkpoint's logits")
-            ours = self._run(
+            checkpoint_run = self._run(
                 context,
                 "cairn.state.logits.stored_model",
                 [str(self.checkpoint), "tokens.npy", "ours.npy", self.dtype or "native"],
@@ -92,26 +92,26 @@ class LogitsCheck:
             )
             context.progress.set(message="computing the export's logits")
             folder = self._local_folder(context, work / "export")
-            theirs = self._run(
+            export_run = self._run(
                 context,
                 "cairn.state.logits.exported_folder",
                 [str(folder), "tokens.npy", "theirs.npy"],
                 work,
             )
-            if theirs["problems"]:
+            if export_run["problems"]:
                 raise self._failure(
                     "transformers has other tensors than the export",
                     "each tensor of the model once",
-                    "; ".join(theirs["problems"][:5]),
+                    "; ".join(export_run["problems"][:5]),
                 )
-            found = np.load(work / "theirs.npy"), np.load(work / "ours.npy")
-        if found[0].shape != found[1].shape:
+            logits = np.load(work / "theirs.npy"), np.load(work / "ours.npy")
+        if logits[0].shape != logits[1].shape:
             raise self._failure(
-                "the logits have other shapes", str(found[1].shape), str(found[0].shape)
+                "the logits have other shapes", str(logits[1].shape), str(logits[0].shape)
             )
-        compared = compare(*found)
+        compared = compare(*logits)
         tolerance = TOLERANCE
-        if ours["adapted"]:
+        if checkpoint_run["adapted"]:
             tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
         if not compared["relative_difference"] <= tolerance:  # written so that NaN fails
             raise self._failure(
@@ -120,8 +120,8 @@ class LogitsCheck:
                 f"{compared['largest_difference']:g} beside {compared['largest_logit']:g}",
             )
         return {
-            "checkpoint": {"logits": ours["computed_by"]},
-            "export": {"logits": theirs["computed_by"]},
+            "checkpoint": {"logits": checkpoint_run["computed_by"]},
+            "export": {"logits": export_run["computed_by"]},
             "tokens": tokens.tolist(),
             "tolerance": tolerance,
             **compared,
@@ -131,12 +131,12 @@ class LogitsCheck:
         self, context: JobContext, module: str, arguments: list[str], work: Path
     ) -> dict[str, Any]:
         command = [sys.executable, "-m", module, *arguments]
-        told = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+        variables = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         with (work / "answer").open("w+b") as answer, (work / "errors").open("w+b") as errors:
             with subprocess.Popen(
                 command,
                 cwd=work,
-                env={**os.environ, **told},
+                env={**os.environ, **variables},
                 stdin=subprocess.PIPE,  # closes when this process dies, which ends the child
                 stdout=answer,
                 stderr=errors,
@@ -191,11 +191,11 @@ def fixed_tokens(config: DecoderConfig) -> np.ndarray:
     return numbers.integers(0, config.vocab_size, (_SEQUENCES, length), dtype=np.int64)
 
 
-def compare(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+def compare(logits: np.ndarray, expected: np.ndarray) -> dict[str, float]:
     """Compare logits [B, T, V] with the expected ones."""
     largest = float(np.max(np.abs(expected)))
-    difference = float(np.max(np.abs(found - expected)))
-    same = np.argmax(found, axis=-1) == np.argmax(expected, axis=-1)
+    difference = float(np.max(np.abs(logits - expected)))
+    same = np.argmax(logits, axis=-1) == np.argmax(expected, axis=-1)
     return {
         "largest_logit": largest,
         "largest_difference": difference,

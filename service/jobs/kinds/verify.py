@@ -41,17 +41,17 @@ def _run(context: JobContext, request: Request) -> Result:
     if "steps" in request:  # a whole run: verify its records too
         records = context.step("records", lambda: _records(context, request))
     if "step" in request:
-        wanted = [[request["step"], request["attempt"]]]
+        steps = [[request["step"], request["attempt"]]]
     else:
-        wanted = context.step("list", lambda: _listed(context, request))["steps"]
+        steps = context.step("list", lambda: _listed(context, request))["steps"]
     reports: list[dict[str, Any]] = []
-    for number, (step, attempt) in enumerate(wanted, 1):
-        place = f" ({number} of {len(wanted)})" if len(wanted) > 1 else ""
+    for number, (step, attempt) in enumerate(steps, 1):
+        place = f" ({number} of {len(steps)})" if len(steps) > 1 else ""
         info = _info(request, step, attempt)
-        read, ahead = sum(report["bytes"] for report in reports), len(wanted) - number
+        read, ahead = sum(report["bytes"] for report in reports), len(steps) - number
         verify = functools.partial(_verify, context, request, info, place, read, ahead)
-        found = context.step(f"verify {step}.{attempt}", verify)
-        reports += found["reports"]
+        verified = context.step(f"verify {step}.{attempt}", verify)
+        reports += verified["reports"]
     return context.step("report", lambda: _result(request, records, reports))
 
 
@@ -69,8 +69,8 @@ def _records(context: JobContext, request: Request) -> Result:
 
 def _listed(context: JobContext, request: Request) -> Result:
     """Return the listed steps by their names alone, so unreadable manifests are included."""
-    held = sorted(open_run(context.roots, request).step_attempts().items())
-    chosen = {"none": held[:0], "latest": held[-1:]}.get(request.get("steps", "all"), held)
+    listed = sorted(open_run(context.roots, request).step_attempts().items())
+    chosen = {"none": listed[:0], "latest": listed[-1:]}.get(request.get("steps", "all"), listed)
     return {"steps": list(map(list, chosen))}
 
 
