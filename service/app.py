@@ -19,7 +19,7 @@ from cairn.installation import installed_version
 from cairn.service.access.authenticator import Authenticator
 from cairn.service.access.callers import Caller
 from cairn.service.access.guard import KeysGuard
-from cairn.service.access.keys import some_key_counts
+from cairn.service.access.keys import has_valid_key
 from cairn.service.access.loopback import LoopbackGuard
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.schedules import Scheduler
@@ -287,7 +287,7 @@ def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
     """Raise if other machines can reach the server, but nobody has a key or token."""
     if settings.oidc_issuer or is_loopback(settings.host):
         return
-    if some_key_counts(catalog, now=datetime.now(UTC)):
+    if has_valid_key(catalog, now=datetime.now(UTC)):
         return
     raise SettingsError(
         f"CAIRN_HOST: {settings.host!r} can be reached by others: expected a key that counts, "

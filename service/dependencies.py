@@ -11,13 +11,13 @@ from cairn.service.filters.parser import LONGEST_FILTER
 from cairn.service.observability.metrics import RequestMetrics, ServerMetrics
 from cairn.service.schemas import (
     ALIAS_PATTERN,
-    LARGEST_NUMBER,
-    LONGEST_ALIAS,
+    MAX_ALIAS_LENGTH,
+    MAX_NUMBER,
     NAME_PATTERN,
     RUN_PATTERN,
 )
 
-MAX_STEP = LARGEST_NUMBER
+MAX_STEP = MAX_NUMBER
 
 
 def _plain_decimal(value: object) -> object:
@@ -37,7 +37,7 @@ AliasName = Annotated[
     str,
     Path(
         pattern=ALIAS_PATTERN,
-        max_length=LONGEST_ALIAS,
+        max_length=MAX_ALIAS_LENGTH,
         description="Name of an alias.",
         examples=["production"],
     ),

@@ -34,19 +34,19 @@ from cairn.storage.store.uri import RUN_NAME
 
 # Digits alone would be a step's number; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
-LONGEST_ALIAS = 64
+MAX_ALIAS_LENGTH = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 RUN_PATTERN = rf"^{RUN_NAME}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 # Same sizes as `parse_size` reads; that has the better error messages.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
 AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
-MOST_AXES = 16
+MAX_AXES = 16
 GRACE_SECONDS = 7 * 24 * 3600.0
-LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
-MOST_MODEL_BYTES = 128 << 10
-MOST_LAYERS = 10_000
-LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
+MAX_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
+MAX_MODEL_BYTES = 128 << 10
+MAX_LAYERS = 10_000
+MAX_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
 MAX_ERRORS = 20
 """Largest number of refused fields that an answer names."""
@@ -124,10 +124,10 @@ def _number_of(number: object) -> object:
 
 
 # `Field` comes first: limits after a validator are left out of the schema.
-Whole = Annotated[int, Field(ge=0, le=LARGEST_NUMBER), BeforeValidator(_whole)]
+Whole = Annotated[int, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_whole)]
 """Integer of a request; text is refused."""
 
-Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1, le=MAX_NUMBER), BeforeValidator(_whole)]
 """Integer of a request, at least 1."""
 
 PLAIN_PATTERN = r"^[^\x00]*$"
@@ -199,12 +199,12 @@ Metric = Annotated[
 Better = Literal["min", "max"]
 """Direction of a metric: `min` means lower is better, `max` means higher is better."""
 
-MOST_ENTRIES = 100
+MAX_ENTRIES = 100
 """Largest number of labels, or metrics, in one request."""
 
 Value = TypeVar("Value")
 
-Named = Annotated[dict[Name, Value], _ByName(MOST_ENTRIES)]
+Named = Annotated[dict[Name, Value], _ByName(MAX_ENTRIES)]
 """Labels, metrics or directions by name."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -664,7 +664,7 @@ class StepDiff(Page):
 
 AxisName = Annotated[PlainText, Field(pattern=AXIS_PATTERN)]
 
-SpecEntry = AxisName | Annotated[list[AxisName], Field(max_length=MOST_AXES)] | None
+SpecEntry = AxisName | Annotated[list[AxisName], Field(max_length=MAX_AXES)] | None
 """Placement of one dimension: a mesh axis, several that split it together, or null."""
 
 PlacementRule = Annotated[
@@ -679,7 +679,7 @@ PlacementRule = Annotated[
 class PlanMesh(Request):
     """Mesh of devices."""
 
-    axes: Annotated[dict[AxisName, Count], Field(min_length=1), _ByName(MOST_AXES)] = Field(
+    axes: Annotated[dict[AxisName, Count], Field(min_length=1), _ByName(MAX_AXES)] = Field(
         description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
         "most. Of `dp`, `fsdp`, `tp` and `sp` those that are left out have size 1, unless there "
         "are rules.",
@@ -877,7 +877,7 @@ class KeyRequest(Request):
     expires_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=LONGEST_GRACE_SECONDS,
+        le=MAX_GRACE_SECONDS,
         description="How long it counts; null: until it is revoked.",
     )
 
@@ -1119,7 +1119,7 @@ class AliasHistory(Response):
 class PromoteRequest(Request):
     """Request to point an alias at a step."""
 
-    alias: str = Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS, examples=["production"])
+    alias: str = Field(pattern=ALIAS_PATTERN, max_length=MAX_ALIAS_LENGTH, examples=["production"])
     reason: PlainText = Field(default="", max_length=2000)
     attempt: Whole | None = Field(
         default=None,
@@ -1197,7 +1197,7 @@ class RestoreRequest(Request):
         pattern=RUN_PATTERN,
         description="fork: name of the new run, in the same root. rollback: left out.",
     )
-    strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS)]] = Field(
+    strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=MAX_ALIAS_LENGTH)]] = Field(
         default_factory=list,
         max_length=100,
         description="rollback: aliases that may go on naming a step that is set aside. fork: none.",
@@ -1228,12 +1228,12 @@ class AdoptedModel(Request):
             size = len(json.dumps(self.model_dump(), ensure_ascii=False, allow_nan=False).encode())
         except ValueError as exc:  # NaN, or half of a surrogate pair
             raise ValueError(f"expected JSON, found something else: {exc}") from exc
-        if size > MOST_MODEL_BYTES:
-            raise ValueError(f"expected at most {MOST_MODEL_BYTES} bytes of JSON, found {size}")
+        if size > MAX_MODEL_BYTES:
+            raise ValueError(f"expected at most {MAX_MODEL_BYTES} bytes of JSON, found {size}")
         for name in ("num_hidden_layers", "n_layer"):
             count = self.config.get(name)
-            if isinstance(count, int) and count > MOST_LAYERS:
-                raise ValueError(f"config: {name}: expected at most {MOST_LAYERS}, found {count}")
+            if isinstance(count, int) and count > MAX_LAYERS:
+                raise ValueError(f"config: {name}: expected at most {MAX_LAYERS}, found {count}")
         return self
 
 
@@ -1294,7 +1294,7 @@ class RetentionPolicy(Request):
     keep_within_seconds: float | None = Field(
         default=None,
         gt=0,
-        le=LONGEST_GRACE_SECONDS,
+        le=MAX_GRACE_SECONDS,
         description="Every step saved within this many seconds before now.",
     )
     keep_best: list[KeepBest] = Field(default_factory=list, max_length=16)
@@ -1313,7 +1313,7 @@ class ApplyRetentionRequest(Request):
     grace_seconds: float = Field(
         default=GRACE_SECONDS,
         ge=0,
-        le=LONGEST_GRACE_SECONDS,
+        le=MAX_GRACE_SECONDS,
         description="How long a deleted step can be had back.",
     )
 

@@ -23,9 +23,9 @@ from cairn.service.access.keys import (
     find_key,
     note_use,
 )
-from cairn.service.access.rates import Rates
-from cairn.service.access.recent import Recent
+from cairn.service.access.rate_limiter import RateLimiter
 from cairn.service.access.sessions import begin_session, end_session, find_session, session_of
+from cairn.service.access.ttl_cache import TTLCache
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import KeyRow, SessionRow
 from cairn.service.errors import TooManyRequestsError, UnauthenticatedError
@@ -59,10 +59,12 @@ class Authenticator:
     def __init__(self, catalog: Catalog, identify: Callable[[str], Caller] | None = None) -> None:
         self._catalog = catalog
         self._identify = identify
-        self._keys: Recent[KeyRow] = Recent(partial(find_key, catalog))
-        self._sessions: Recent[tuple[SessionRow, KeyRow]] = Recent(partial(find_session, catalog))
-        self._failures = Rates(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
-        self._sign_ins = Rates(SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE)
+        self._keys: TTLCache[KeyRow] = TTLCache(partial(find_key, catalog))
+        self._sessions: TTLCache[tuple[SessionRow, KeyRow]] = TTLCache(
+            partial(find_session, catalog)
+        )
+        self._failures = RateLimiter(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        self._sign_ins = RateLimiter(SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE)
         # Bounds the threads that wait for an issuer which does not answer.
         self._verifying = CapacityLimiter(VERIFIED_AT_ONCE)
         self._one_by_one = asyncio.Semaphore(1)
@@ -83,7 +85,7 @@ class Authenticator:
         """
         credential = Credential.parse(text)
         async with self._failing(
-            peer, is_known=credential is not None and self._keys.knows(credential.id)
+            peer, is_known=credential is not None and self._keys.has(credential.id)
         ):
             if credential is None and self._identify is not None and not text.startswith(PREFIX):
                 return Identity(await run_sync(self._identify, text, limiter=self._verifying))
@@ -103,7 +105,7 @@ class Authenticator:
             TooManyRequestsError: See `by_bearer`.
         """
         digest = digest_of(secret)
-        async with self._failing(peer, is_known=self._sessions.knows(digest)):
+        async with self._failing(peer, is_known=self._sessions.has(digest)):
             return session_of(await self._sessions.get(digest), secret, datetime.now(UTC))
 
     async def sign_in(self, key: str, peer: str) -> str:

@@ -13,13 +13,13 @@ from cairn.service.access.sessions import LIFETIME
 _SECURE: Final = "__Host-cairn_session"
 """Browsers accept a cookie with the prefix `__Host-` by https only, and from this very host."""
 _PLAIN: Final = "cairn_session"
-_LONGEST: Final = 4096
+_MAX_COOKIE_BYTES: Final = 4096
 
 
 def cookie_of(scope: Connection) -> str | None:
     """Return the value of a request's session cookie; None: the request has none."""
     sent = Headers(scope=scope).getlist("cookie")
-    if len(sent) != 1 or len(sent[0]) > _LONGEST:
+    if len(sent) != 1 or len(sent[0]) > _MAX_COOKIE_BYTES:
         return None
     return cookie_parser(sent[0]).get(_name(scope)) or None
 

@@ -15,14 +15,14 @@ from cairn.service.access.authenticator import Authenticator, too_many
 from cairn.service.access.callers import Identity
 from cairn.service.access.cookies import cookie_of
 from cairn.service.access.origins import SAFE_METHODS, peer_name, require_own_page
-from cairn.service.access.rates import Rates
+from cairn.service.access.rate_limiter import RateLimiter
 from cairn.service.errors import ForbiddenError, ProblemError, UnauthenticatedError
 from cairn.service.http.problems import answer
 from cairn.service.settings import Settings
 
 SIGN_IN: Final = "/sign-in"
 CSRF_HEADER: Final = "x-csrf-token"
-LONGEST_TOKEN: Final = 8192
+MAX_TOKEN_LENGTH: Final = 8192
 UNDER_WAY: Final = 100
 """Requests of one caller at a time. Event streams and downloads last, and hold memory meanwhile."""
 _STATIC: Final = "/static/"
@@ -40,7 +40,7 @@ class KeysGuard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self._open = _OPEN | ({"/metrics"} if settings.metrics_open else frozenset())
-        self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit)
+        self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit)
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
@@ -83,7 +83,7 @@ class KeysGuard:
         """Identify the caller; None: the caller is unknown, and the path is open to anybody."""
         peer = peer_name(scope)
         try:
-            identity = await _by_what_is_shown(scope, authenticator, peer)
+            identity = await _identify_by_credential(scope, authenticator, peer)
         except (UnauthenticatedError, ForbiddenError):  # Forbidden: a valid token without grants
             if scope["path"] not in self._open:
                 raise
@@ -101,7 +101,9 @@ class KeysGuard:
         self._rates.take(whose)
 
 
-async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, peer: str) -> Identity:
+async def _identify_by_credential(
+    scope: Connection, authenticator: Authenticator, peer: str
+) -> Identity:
     """Identify the caller by the `Authorization` header, or else by the session cookie.
 
     Raises:
@@ -124,7 +126,7 @@ async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, pee
 
 def _bearer_token(shown: list[str]) -> str:
     scheme, _, token = shown[0].partition(" ")
-    if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= LONGEST_TOKEN:
+    if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_LENGTH:
         raise UnauthenticatedError(
             "Authorization: expected one, and that `Bearer` and a key, found another."
         )

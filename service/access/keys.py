@@ -135,7 +135,7 @@ def note_use(catalog: Catalog, identity: str, *, now: datetime) -> None:
         session.execute(update(KeyRow).where(KeyRow.id == identity).values(last_used=now))
 
 
-def some_key_counts(catalog: Catalog, *, now: datetime) -> bool:
+def has_valid_key(catalog: Catalog, *, now: datetime) -> bool:
     """Return whether at least one key is valid."""
     with catalog.read() as session:
         return session.scalar(select(KeyRow.id).where(*_counting(now)).limit(1)) is not None

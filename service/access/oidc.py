@@ -38,8 +38,8 @@ RETRY_SECONDS: Final = 10.0
 """Shortest time between two requests to the issuer, however many tokens need one."""
 
 ANSWER_SECONDS: Final = 5.0
-LONGEST_ANSWER: Final = 1 << 20
-LONGEST_NAME: Final = 200
+MAX_ANSWER_BYTES: Final = 1 << 20
+MAX_NAME_LENGTH: Final = 200
 
 _ALGORITHMS: Final[Mapping[tuple[str, str | None], Sequence[str]]] = {
     ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -112,10 +112,14 @@ class Issuer:
     def _granted(self, claims: Mapping[str, Any]) -> Caller:
         settings = self._settings
         name = claims.get(settings.oidc_name)
-        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        if (
+            not isinstance(name, str)
+            or not 0 < len(name) <= MAX_NAME_LENGTH
+            or not name.isprintable()
+        ):
             raise _refused(
-                f"claim {settings.oidc_name!r}: expected who it is, of {LONGEST_NAME} characters "
-                "at most"
+                f"claim {settings.oidc_name!r}: expected who it is, of "
+                f"{MAX_NAME_LENGTH} characters at most"
             )
         values = claims.get(settings.oidc_claim)
         values = [values] if isinstance(values, str) else values
@@ -205,8 +209,8 @@ def _json(client: httpx.Client, url: str) -> dict[str, Any]:
         body = b""
         for chunk in response.iter_bytes():
             body += chunk
-            if len(body) > LONGEST_ANSWER:
-                raise ValueError(f"{url}: more than {LONGEST_ANSWER} bytes")
+            if len(body) > MAX_ANSWER_BYTES:
+                raise ValueError(f"{url}: more than {MAX_ANSWER_BYTES} bytes")
     document = httpx.Response(200, content=body).json()
     if not isinstance(document, dict):
         raise ValueError(f"{url}: no JSON object")

@@ -13,7 +13,7 @@ from cairn.service.catalog.models import KeyRow, SessionRow
 from cairn.service.errors import UnauthenticatedError
 
 LIFETIME: Final = timedelta(hours=12)
-MOST: Final = 100
+MAX_SESSIONS: Final = 100
 """Sessions of one key at a time."""
 _BYTES: Final = 32
 
@@ -32,7 +32,7 @@ def begin_session(catalog: Catalog, key: str, *, now: datetime) -> str:
             .where(SessionRow.key_id == key)
             .order_by(SessionRow.expires.desc())
         )
-        too_many = session.scalars(latest.offset(MOST - 1)).all()
+        too_many = session.scalars(latest.offset(MAX_SESSIONS - 1)).all()
         session.execute(delete(SessionRow).where(SessionRow.digest.in_(too_many)))
         session.add(row)
     return secret

@@ -49,7 +49,9 @@ def adopt_folder(
     )
     briefly = {} if body.model is None else {"model": body.model.config.get("model_type")}
     start = JobStart(plane, caller, root, adopt.KIND, "run.adopt", idempotency_key, briefly)
-    if operation := start.repeated({**request, "step": body.step, "model": request.get("model")}):
+    if operation := start.earlier_operation(
+        {**request, "step": body.step, "model": request.get("model")}
+    ):
         return operation
     if not start.is_key_used():
         adopt.model_of(request)
@@ -59,7 +61,7 @@ def adopt_folder(
         except PreconditionFailedError as exc:
             raise RunExistsError(str(exc)) from exc
         _refuse_adopted_elsewhere(plane, caller, target, folder)
-    return start.make(request)
+    return start.submit(request)
 
 
 def _source_folder(plane: ControlPlane, root: str, text: str) -> StoreURI:

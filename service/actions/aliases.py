@@ -8,7 +8,7 @@ from typing import Any
 from cairn.service.access.callers import Caller
 from cairn.service.actions.audit import audited
 from cairn.service.actions.checkpoints import require_attempt
-from cairn.service.actions.gates import Candidate, gates_of, refuse_gated
+from cairn.service.actions.gates import Candidate, gates_of, require_gates
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.runs import run_row
 from cairn.service.catalog import queries, rows
@@ -108,13 +108,13 @@ def promote(
 
     def check(info: StepInfo) -> None:
         require_attempt(stored_run, info, attempt)
-        refuse_gated(gates, Candidate(root, stored_run, info, alias, caller.name, reason))
+        require_gates(gates, Candidate(root, stored_run, info, alias, caller.name, reason))
 
-    lost = _look_at_unseen(plane, root, run, alias, expect)
+    lost = _refresh_unseen_move(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
     with ExitStack() as after:  # runs the callbacks even if the answer is an error
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
-            with _moved_by_others():
+            with _alias_moved_error():
                 moved = promote_step(
                     stored_run,
                     step,
@@ -153,10 +153,10 @@ def delete_alias(
         AliasMovedError: The alias is not as expected.
     """
     stored_run = plane.run(root, run)
-    lost = _look_at_unseen(plane, root, run, alias, expect)
+    lost = _refresh_unseen_move(plane, root, run, alias, expect)
     detail = {"alias": alias, "expect": expect}
     with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
-        with _moved_by_others():
+        with _alias_moved_error():
             tombstone = delete_in_store(stored_run, alias, by=caller.name, expect=expect, lost=lost)
         write = partial(rows.write_alias, root=root, run=run, alias=tombstone)
         entry.complete(also=write, **_position(tombstone))
@@ -176,7 +176,7 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
     return AliasHistory(alias=alias, events=events)
 
 
-def _look_at_unseen(
+def _refresh_unseen_move(
     plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
 ) -> AliasEvent | None:
     """Refresh the run if the catalog has not seen the alias's last move.
@@ -209,7 +209,7 @@ def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:
 
 
 @contextmanager
-def _moved_by_others() -> Iterator[None]:
+def _alias_moved_error() -> Iterator[None]:
     """Convert a lost compare-and-swap to a problem with the alias as it is now."""
     try:
         yield

@@ -48,14 +48,14 @@ def apply_retention(
         "by": caller.name,
     }
     start = JobStart(plane, caller, root, retention.KIND, "run.retention", idempotency_key)
-    if operation := start.repeated(fields):
+    if operation := start.earlier_operation(fields):
         return operation
     stored_run = plane.run(root, run)
     check_names(stored_run, stored_policy(body.policy))  # refuse now, not in the job
     request = retention.retention_request(
         root=root, run=stored_run, policy=body.policy, grace=body.grace_seconds, by=caller.name
     )
-    return start.make(request)
+    return start.submit(request)
 
 
 def collect_garbage(
@@ -74,7 +74,7 @@ def collect_garbage(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, gc.KIND, "run.gc", idempotency_key)
-    if operation := start.repeated({"root": root, "run": run, "dry_run": dry_run}):
+    if operation := start.earlier_operation({"root": root, "run": run, "dry_run": dry_run}):
         return operation
     request = gc.gc_request(root=root, run=plane.run(root, run), dry_run=dry_run)
-    return start.make(request)
+    return start.submit(request)

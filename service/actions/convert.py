@@ -44,7 +44,7 @@ def convert_checkpoint(
     start = JobStart(plane, caller, root, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if body.memory is None else parse_size(body.memory)
     fields = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
-    if operation := start.repeated({**fields, "despite_damage": body.despite_damage}):
+    if operation := start.earlier_operation({**fields, "despite_damage": body.despite_damage}):
         return operation
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
@@ -60,4 +60,4 @@ def convert_checkpoint(
         memory_bytes=memory,
         despite_damage=body.despite_damage,
     )
-    return start.make(request, exported=stored_run)
+    return start.submit(request, exported=stored_run)

@@ -27,16 +27,16 @@ from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 
-COMPARED_HELD_BYTES: Final = 512 << 20
+MAX_COMPARED_MEMORY_BYTES: Final = 512 << 20
 """Memory that a comparison of values may use."""
 
-MOST_COMPARED_BYTES: Final = 4 << 30
+MAX_COMPARED_BYTES: Final = 4 << 30
 """Largest size of the chunks that are read from both steps for one answer."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """Side of a comparison of two steps.
+class DiffSide:
+    """DiffSide of a comparison of two steps.
 
     Attributes:
         name: Name of the step.
@@ -53,7 +53,7 @@ class Side:
     steps: StepCache
 
     @classmethod
-    def of(cls, name: StepName, run: Run, info: StepInfo, steps: StepCache) -> "Side":
+    def of(cls, name: StepName, run: Run, info: StepInfo, steps: StepCache) -> "DiffSide":
         """Return the side of a listed step.
 
         Args:
@@ -70,7 +70,7 @@ class Side:
         return cls(name, run, info, run.manifest(info), noted_of(run, info), steps)
 
     @classmethod
-    def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "Side":
+    def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "DiffSide":
         """Find a listed step, and return its side.
 
         Raises:
@@ -115,7 +115,7 @@ class DiffSelection:
     most_bytes: int | None = None
 
 
-def diff_steps(this: Side, other: Side, selection: DiffSelection) -> tuple[StepDiff, bool]:
+def diff_steps(this: DiffSide, other: DiffSide, selection: DiffSelection) -> tuple[StepDiff, bool]:
     """Compare two steps; return the differences, and whether there are more.
 
     Equal leaves are never read. If both steps have equal leaves, or were compared recently, only
@@ -147,7 +147,7 @@ def diff_steps(this: Side, other: Side, selection: DiffSelection) -> tuple[StepD
 _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equal")
 
 
-def _changes(this: Side, other: Side) -> StepChanges:
+def _changes(this: DiffSide, other: DiffSide) -> StepChanges:
     """Return the differing leaves, without reading either step if the result is known."""
     indexes = this.manifest.index, other.manifest.index
     digests = {index and index.leaves_digest for index in indexes}
@@ -162,7 +162,7 @@ def _changes(this: Side, other: Side) -> StepChanges:
 
 
 def _compared(
-    this: Side, other: Side, differences: Iterable[LeafChange], selection: DiffSelection
+    this: DiffSide, other: DiffSide, differences: Iterable[LeafChange], selection: DiffSelection
 ) -> list[LeafDifference]:
     """Return the differences in the form of the API, up to the limit of bytes to read."""
     page: list[LeafDifference] = []
@@ -193,7 +193,7 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
     if needed > most:
         why = f"{needed} bytes: an answer reads {most} at most"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
-    if math.isfinite(most) and this.held_bytes + other.held_bytes > COMPARED_HELD_BYTES:
+    if math.isfinite(most) and this.held_bytes + other.held_bytes > MAX_COMPARED_MEMORY_BYTES:
         largest = max(this.chunk_bytes, other.chunk_bytes)
         why = f"chunks of {largest} bytes are too large for an answer"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
@@ -214,7 +214,7 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
     }
 
 
-def _config(side: Side) -> dict[str, Any]:
+def _config(side: DiffSide) -> dict[str, Any]:
     return {} if side.manifest.model is None else side.manifest.model.config
 
 

@@ -76,7 +76,7 @@ def gates_of(plane: ControlPlane, root: str, run: str, alias: str) -> list[Gate]
     return [gate for gate in plane.settings.gates if gate.is_for_alias(root, run, alias)]
 
 
-def refuse_gated(gates: Sequence[Gate], candidate: Candidate) -> None:
+def require_gates(gates: Sequence[Gate], candidate: Candidate) -> None:
     """Raise unless a step passes; webhooks are called only if it passes everything else.
 
     Raises:

@@ -34,7 +34,7 @@ def gather_checkpoint(
     options = gather.gather_options(body.items, body.dtype)
     start = JobStart(plane, caller, root, gather.KIND, "checkpoint.gather", idempotency_key)
     fields = {"root": root, "run": run, "step": step, "options": options}
-    if operation := start.repeated({**fields, "despite_damage": body.despite_damage}):
+    if operation := start.earlier_operation({**fields, "despite_damage": body.despite_damage}):
         return operation
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
@@ -49,4 +49,4 @@ def gather_checkpoint(
         rule_version=gather.RULE_VERSION,
         despite_damage=body.despite_damage,
     )
-    return start.make(request, exported=stored_run)
+    return start.submit(request, exported=stored_run)

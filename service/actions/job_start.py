@@ -17,7 +17,7 @@ from cairn.storage.runs.run import Run
 
 _PLACE: Final = ("root", "run", "by")
 _NONE: Final = object()
-_LONGEST: Final = 80  # characters of a field's name or value in an error
+_MAX_LENGTH: Final = 80  # characters of a field's name or value in an error
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class JobStart:
     idempotency_key: str | None
     briefly: Mapping[str, Any] = field(default_factory=dict)
 
-    def repeated(self, fields: Mapping[str, Any]) -> Operation | None:
+    def earlier_operation(self, fields: Mapping[str, Any]) -> Operation | None:
         """Return the operation of an equal earlier request with the key; None: there is none.
 
         Call this before the store is read. A client that got no answer repeats its request, and
@@ -77,7 +77,7 @@ class JobStart:
         """
         return self._used() is not None
 
-    def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
+    def submit(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
         """Start the job, or return the existing operation for an equal request.
 
         Args:
@@ -97,7 +97,7 @@ class JobStart:
                 else:
                     operation = start_export(jobs, exported, request, idempotency_key=key)
             except IdempotencyKeyReusedError as exc:
-                difference = reuse(exc.used, self.kind, request)
+                difference = describe_key_reuse(exc.used, self.kind, request)
                 raise IdempotencyKeyReusedError(self.idempotency_key, exc.used, difference) from exc
             entry.complete(operation=operation.id)
         return operation
@@ -124,7 +124,7 @@ class JobStart:
         return audited(self.plane, self.caller, self.action, **place, **detail)
 
 
-def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
+def describe_key_reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
     """Describe how a request differs from that of an operation."""
     before = {"kind": str(used.kind), **_flat(used.request)}
     now = {"kind": kind, **_flat(request)}
@@ -134,7 +134,7 @@ def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
         if before.get(name, _NONE) != now.get(name, _NONE)
     ]
     changes = [
-        f"{name[:_LONGEST]} {_shown(now, name)} where it was {_shown(before, name)}"
+        f"{name[:_MAX_LENGTH]} {_field_text(now, name)} where it was {_field_text(before, name)}"
         for name in different[:MAX_ERRORS]
     ]
     if len(different) > MAX_ERRORS:
@@ -153,5 +153,5 @@ def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     return fields
 
 
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    return repr(fields[name])[:_LONGEST] if name in fields else "not given"
+def _field_text(fields: Mapping[str, Any], name: str) -> str:
+    return repr(fields[name])[:_MAX_LENGTH] if name in fields else "not given"

@@ -9,8 +9,8 @@ from cairn.service.catalog import queries
 from cairn.service.schemas import Run
 from cairn.storage.store.uri import StoreURI
 
-MOST_FORKS: Final = 100
-MOST_PARENTS: Final = 20
+MAX_FORKS: Final = 100
+MAX_PARENTS: Final = 20
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class RunLineage:
 
     Attributes:
         parents: Ancestors in the catalog, the nearest first.
-        forks: Runs that were forked from it, at most `MOST_FORKS`.
+        forks: Runs that were forked from it, at most `MAX_FORKS`.
         unknown: URI of the last ancestor's parent, if the catalog does not have it; None: it has
             none.
     """
@@ -34,12 +34,12 @@ def run_lineage(plane: ControlPlane, roots: Mapping[str, StoreURI], run: Run) ->
     parents: list[Run] = []
     child, unknown = run, None
     with plane.catalog.query() as connection:
-        while child.lineage is not None and len(parents) < MOST_PARENTS:
+        while child.lineage is not None and len(parents) < MAX_PARENTS:
             row = queries.run_at(connection, roots, child.lineage.run)
             if row is None:
                 unknown = child.lineage.run
                 break
             child = queries.run(row)
             parents.append(child)
-        forks = queries.forks(connection, roots, run.uri, MOST_FORKS)
+        forks = queries.forks(connection, roots, run.uri, MAX_FORKS)
     return RunLineage(tuple(parents), tuple(map(queries.run, forks)), unknown)

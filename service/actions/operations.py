@@ -45,7 +45,7 @@ def list_operations(
     visible: list[Operation] = []
     while len(visible) <= limit:
         page = plane.jobs.list(limit=size, after=after, state=state)
-        visible += [operation for operation in page if _seen_by(caller, operation)]
+        visible += [operation for operation in page if _is_visible(caller, operation)]
         if len(page) < size:
             break
         after = (page[-1].created, page[-1].id)
@@ -59,7 +59,7 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
         OperationNotFoundError: The caller's roots have no such operation.
     """
     status = plane.jobs.get(operation)
-    if not _seen_by(caller, status):
+    if not _is_visible(caller, status):
         raise OperationNotFoundError(operation)
     return status
 
@@ -74,7 +74,7 @@ async def watch_operation(
     """
     async with aclosing(plane.watching.states(operation)) as states:
         async for status in states:
-            if status is not None and not _seen_by(caller, status):
+            if status is not None and not _is_visible(caller, status):
                 raise OperationNotFoundError(operation)
             yield status
 
@@ -91,7 +91,7 @@ def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
     status = get_operation(plane, caller, operation)
     with audited(plane, caller, "operation.cancel", **_place(status), operation=operation):
         cancelled = plane.jobs.cancel(operation)
-    _list_anew(plane, cancelled)
+    _refresh_run(plane, cancelled)
     return cancelled
 
 
@@ -107,7 +107,7 @@ def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Ope
         return plane.jobs.resume(operation)
 
 
-def _list_anew(plane: ControlPlane, operation: Operation) -> None:
+def _refresh_run(plane: ControlPlane, operation: Operation) -> None:
     """Refresh the run of a cancelled operation, since a dead worker cannot do it."""
     changed, root = plane.jobs.kinds[operation.kind].changed, str(operation.request.get("root"))
     if changed is None or (uri := plane.roots.get(root)) is None:
@@ -118,7 +118,7 @@ def _list_anew(plane: ControlPlane, operation: Operation) -> None:
         logger.warning("root %s: lists are behind until it is looked at: %s", root, exc)
 
 
-def _seen_by(caller: Caller, operation: Operation) -> bool:
+def _is_visible(caller: Caller, operation: Operation) -> bool:
     """Return whether an operation is of a root that a caller may use."""
     return caller.sees(str(operation.request.get("root", "")))
 

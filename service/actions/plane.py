@@ -102,7 +102,7 @@ class ControlPlane:
         """
         return Run.open(self.place(root, run))
 
-    def run_of_any_kind(self, root: str, run: str) -> Run:
+    def run_for_repair(self, root: str, run: str) -> Run:
         """Open a run, even one that has lost its `run.json`.
 
         Raises:

@@ -64,7 +64,7 @@ class _CacheKey:
         return list(map(RetentionPolicy.model_validate_json, self.texts))
 
     @property
-    def names_notes(self) -> bool:
+    def uses_notes(self) -> bool:
         return any(policy.keep_best or policy.keep_labelled for policy in self.policies)
 
 
@@ -92,11 +92,13 @@ def reclaimable(
         }
         sizes_by_key = {key: plane.reclaimable.peek(key) for key in keys.values()}
         new = {key.run: key for key, nbytes in sizes_by_key.items() if nbytes is None}
-        notes = any(policy.names_notes for policy in new.values())
+        notes = any(policy.uses_notes for policy in new.values())
         steps = run_health.listed_steps(connection, new, with_notes=notes)
         aliases = run_health.alias_targets(connection, new)
     for run, key in new.items():
-        find = partial(freed, steps.get(run, []), key.policies, aliases.get(run, {}), now=now)
+        find = partial(
+            reclaimable_bytes, steps.get(run, []), key.policies, aliases.get(run, {}), now=now
+        )
         sizes_by_key[key] = plane.reclaimable.get(key, find)
     sizes = {run: sizes_by_key[key] for run, key in keys.items()}
     return [
@@ -105,7 +107,7 @@ def reclaimable(
     ]
 
 
-def freed(
+def reclaimable_bytes(
     steps: Collection[SizedStep],
     policies: Collection[RetentionPolicy],
     aliases: Mapping[str, tuple[int, int]],

@@ -64,7 +64,7 @@ def restore_checkpoint(
     start = JobStart(
         plane, caller, root, restore.KIND, f"checkpoint.{body.mode.value}", idempotency_key
     )
-    if operation := start.repeated(fields):
+    if operation := start.earlier_operation(fields):
         return operation
     stored_run = plane.run(root, run)
     info = stored_run.step(step)
@@ -92,7 +92,7 @@ def restore_checkpoint(
             )
         seen.require(get_run(plane, root, run, refresh=True))
         _refuse_stranded(stored_run, step, body.strand)
-    return start.make(request)
+    return start.submit(request)
 
 
 def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:

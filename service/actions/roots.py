@@ -93,7 +93,7 @@ def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
                 "Take it out of CAIRN_ROOTS, and start the servers anew."
             )
         if not fixed:
-            _refuse_used(plane, name)
+            _refuse_root_in_use(plane, name)
         row = plane.roots.remove(name)
         before = Root(name=name, uri=row.uri, source="catalog", adopt_from=row.adopt_from)
         entry.complete(before=before.model_dump(), after=None)
@@ -164,7 +164,7 @@ def _check_usable(place: StoreURI) -> None:
         )
 
 
-def _refuse_used(plane: ControlPlane, name: str) -> None:
+def _refuse_root_in_use(plane: ControlPlane, name: str) -> None:
     operations = [
         operation.id
         # Pending first: an operation that starts meanwhile is seen in the second list.

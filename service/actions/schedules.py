@@ -91,16 +91,16 @@ def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[i
     for root, uri in plane.roots.items():
         if not fnmatchcase(root, schedule.root):
             continue
-        with _noted(f"{schedule.name}: {root}", problems):
+        with _log_failure(f"{schedule.name}: {root}", problems):
             for run in _runs(plane, schedule, root, uri):
-                with _noted(f"{schedule.name}: {root}/{run}", problems):
+                with _log_failure(f"{schedule.name}: {root}/{run}", problems):
                     key = f"{due:%Y-%m-%dT%H:%MZ}/{run}"
                     started += _start(plane, by, schedule, root, run, key)
     return started, not any(isinstance(problem, MAY_PASS) for problem in problems)
 
 
 @contextlib.contextmanager
-def _noted(where: str, problems: list[Exception]) -> Iterator[None]:
+def _log_failure(where: str, problems: list[Exception]) -> Iterator[None]:
     """Log an error that prevents a start, and go on."""
     try:
         yield

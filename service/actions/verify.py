@@ -28,11 +28,11 @@ def verify_checkpoint(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, verify.KIND, "checkpoint.verify", idempotency_key)
-    if operation := start.repeated({"root": root, "run": run, "step": step}):
+    if operation := start.earlier_operation({"root": root, "run": run, "step": step}):
         return operation
     stored_run = plane.run(root, run)
     request = verify.verify_request(root=root, run=stored_run, step=stored_run.step(step))
-    return start.make(request)
+    return start.submit(request)
 
 
 def verify_run(
@@ -51,10 +51,10 @@ def verify_run(
         NotReadyError, IdempotencyKeyReusedError: See `JobStart`.
     """
     start = JobStart(plane, caller, root, verify.KIND, "run.verify", idempotency_key)
-    if operation := start.repeated({"root": root, "run": run, "steps": steps}):
+    if operation := start.earlier_operation({"root": root, "run": run, "steps": steps}):
         return operation
     request = verify.verify_request(root=root, run=plane.run(root, run), step=None, steps=steps)
-    return start.make(request)
+    return start.submit(request)
 
 
 def repair_records(
@@ -73,7 +73,7 @@ def repair_records(
         LeaseHeldError: A job writes the run.
         RecordNotLostError: A name in `forget` is not that of a lost record.
     """
-    stored_run = plane.run_of_any_kind(root, run)
+    stored_run = plane.run_for_repair(root, run)
     names = list(forget)
     if dry_run:
         repairs = repair_run(stored_run, by=caller.name, dry_run=True, forget=names)

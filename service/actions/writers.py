@@ -29,7 +29,7 @@ def get_writer(plane: ControlPlane, root: str, run: str) -> RunWriter:
     )
 
 
-def take_run_over(
+def take_over_run(
     plane: ControlPlane, caller: Caller, root: str, run: str, body: TakeOverRequest
 ) -> RunTakenOver:
     """End the attempt of a run's writer, so that another may begin at once.

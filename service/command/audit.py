@@ -13,7 +13,7 @@ from cairn.service.command.options import TIME, FilterOption, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table
 from cairn.service.filters.quotes import quote
-from cairn.service.schemas import LONGEST_GRACE_SECONDS, AuditEvent, AuditEventList
+from cairn.service.schemas import MAX_GRACE_SECONDS, AuditEvent, AuditEventList
 
 app: Final = typer.Typer()
 
@@ -48,7 +48,7 @@ def audit(
     named = {"run": run, "root": root, "action": action, "caller": caller}
     parts = [f"{name} = {quote(value)}" for name, value in named.items() if value is not None]
     if since is not None:
-        first = datetime.now(UTC) - timedelta(seconds=min(since, LONGEST_GRACE_SECONDS))
+        first = datetime.now(UTC) - timedelta(seconds=min(since, MAX_GRACE_SECONDS))
         parts.append(f"at >= {first.isoformat()}")
     if filter.strip():
         parts.insert(0, f"({filter})" if parts else filter)

@@ -16,7 +16,7 @@ from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import print_table
 from cairn.service.command.secret_files import SecretFileOption, secret_file
 from cairn.service.schemas import (
-    LONGEST_GRACE_SECONDS,
+    MAX_GRACE_SECONDS,
     NAME_PATTERN,
     KeyList,
     KeyRequest,
@@ -52,7 +52,7 @@ def _lifetime(text: str | None) -> float | None:
         seconds = parse_duration(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-    if not 0 < seconds <= LONGEST_GRACE_SECONDS:
+    if not 0 < seconds <= MAX_GRACE_SECONDS:
         raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
     return seconds
 

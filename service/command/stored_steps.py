@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from cairn.service.actions.caches import OpenStep, StepCache
-from cairn.service.actions.diffs import DiffSelection, Side, diff_steps
+from cairn.service.actions.diffs import DiffSelection, DiffSide, diff_steps
 from cairn.service.actions.plans import plan_step
 from cairn.service.actions.tensors import list_tensors, statistics_of, tensor_values
 from cairn.service.catalog.step_records import verification_of
@@ -113,8 +113,8 @@ class StoredStep:
         return StepName(root=str(self.run.uri.parent), run=self.run.uri.name, step=self.info.step)
 
     @property
-    def _side(self) -> Side:
-        return Side.of(self._name, self.run, self.info, _STEPS)
+    def _side(self) -> DiffSide:
+        return DiffSide.of(self._name, self.run, self.info, _STEPS)
 
     def _part(self, path: str, item: str, part: str) -> TensorPart:
         return TensorPart.of(self._open.reader(), item, path, part)

@@ -17,7 +17,7 @@ def newest_sound(request: RunRequest | StepRequest) -> Checkpoint | None:
     return next(iter(newest.checkpoints), None)
 
 
-def known_job(
+def damage_job(
     request: RunRequest | StepRequest, caller: Caller, checkpoint: Checkpoint
 ) -> str | None:
     """Return the id of the operation that found a step damaged, if this control plane has it."""

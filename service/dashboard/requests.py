@@ -61,7 +61,7 @@ class StepRequest(PageRequest):
         """URI of the step, as `load_state` takes it."""
         return f"{self.plane.place(self.root, self.run)}/steps/{self.step}"
 
-    def opened(self) -> OpenStep:
+    def open_step(self) -> OpenStep:
         """Open the step's manifest and index. Raises the errors of `actions.open_step`."""
         return tensors.open_step(self.plane, *self.names)
 

@@ -49,9 +49,9 @@ _Key = tuple[str, str, str, str | None]
 NOTHING: Final = "nothing"
 """Value of `found` in errors about a file that is gone."""
 
-_MOST_KEPT: Final = 1000
+_MAX_KEYS: Final = 1000
 _damaged: Final[dict[_Key, None]] = {}
-"""Files that were damaged when they were sent last; the latest `_MOST_KEPT` of them."""
+"""Files that were damaged when they were sent last; the latest `_MAX_KEYS` of them."""
 _confirmed: Final[dict[_Key, None]] = {}
 """Files outside their run that matched its record when they were read last; the latest of them."""
 
@@ -146,7 +146,7 @@ def download(
     return StreamingResponse(begun, status_code=status, headers=headers, media_type=MEDIA_TYPE)
 
 
-def described(file: StoredFile) -> Response:
+def download_head(file: StoredFile) -> Response:
     """Return the headers of the whole file, for HEAD.
 
     Raises:
@@ -199,7 +199,7 @@ def _confirm(file: StoredFile) -> None:
 
 def _keep(recent: dict[_Key, None], key: _Key) -> None:
     recent[key] = None
-    for old in list(recent)[:-_MOST_KEPT]:
+    for old in list(recent)[:-_MAX_KEYS]:
         recent.pop(old, None)
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.service.errors import InvalidRequestError
-from cairn.service.schemas import LARGEST_NUMBER, is_plain
+from cairn.service.schemas import MAX_NUMBER, is_plain
 
 Key = tuple[Any, ...]
 """Sort key of a list's entry. Its parts are texts, integers, floats, moments, or None."""
@@ -109,7 +109,7 @@ def _read(part: Any, kind: type | tuple[type, ...]) -> Any:
     fits = (
         type(part) in kinds
         and is_plain(part)
-        and not (isinstance(part, int) and abs(part) > LARGEST_NUMBER)
+        and not (isinstance(part, int) and abs(part) > MAX_NUMBER)
         and not (isinstance(part, float) and math.isnan(part))
     )
     return part if fits else _NOT_ONE

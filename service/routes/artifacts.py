@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from cairn.service.access.permission import Reader
 from cairn.service.actions import artifacts as artifacts_actions
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http.downloads import DOWNLOADS, RangeHeader, described, download
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download, download_head
 from cairn.service.http.permitted_routes import PermittedRoute
 from cairn.service.http.preconditions import Condition
 from cairn.service.http.problems import problem_responses
@@ -59,4 +59,4 @@ def describe_file(
 ) -> Response:
     """Answer with the headers of a download of the whole file."""
     file = artifacts_actions.find_file(plane, caller, artifact, name)
-    return described(file)
+    return download_head(file)

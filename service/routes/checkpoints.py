@@ -34,7 +34,7 @@ from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import (
     AVAILABLE,
     GRACE_SECONDS,
-    LONGEST_GRACE_SECONDS,
+    MAX_GRACE_SECONDS,
     PLAIN_PATTERN,
     Alias,
     AnnotateRequest,
@@ -69,7 +69,7 @@ Reason = Annotated[
 ]
 Grace = Annotated[
     float,
-    Query(ge=0, le=LONGEST_GRACE_SECONDS, description="How long the step can be had back."),
+    Query(ge=0, le=MAX_GRACE_SECONDS, description="How long the step can be had back."),
 ]
 
 

@@ -11,12 +11,12 @@ from cairn.service.http.answers import json_answer
 from cairn.service.http.limited_routes import StoreRoute
 from cairn.service.http.paging import decode_token, encode_token
 from cairn.service.http.problems import problem_responses
-from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, RUN_PATTERN, EventKind, EventList
+from cairn.service.schemas import MAX_NUMBER, NAME_PATTERN, RUN_PATTERN, EventKind, EventList
 
 router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
 
 After = Annotated[
-    int, Query(ge=0, le=LARGEST_NUMBER, description="Id of the last event that is known already.")
+    int, Query(ge=0, le=MAX_NUMBER, description="Id of the last event that is known already.")
 ]
 RootFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="Of this root only.")]
 RunFilter = Annotated[

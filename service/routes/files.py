@@ -16,7 +16,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http.answers import json_answer
-from cairn.service.http.downloads import DOWNLOADS, RangeHeader, described, download
+from cairn.service.http.downloads import DOWNLOADS, RangeHeader, download, download_head
 from cairn.service.http.limited_routes import StoreReadRoute
 from cairn.service.http.paging import CountedList
 from cairn.service.http.path_names import named
@@ -99,4 +99,4 @@ def describe_checkpoint_file(
     plane: PlaneDependency,
 ) -> Response:
     """Answer with the headers of a download of the whole file."""
-    return described(files.find_step_file(tensors.open_step(plane, root, run, step), name))
+    return download_head(files.find_step_file(tensors.open_step(plane, root, run, step), name))

@@ -166,10 +166,10 @@ def diff_checkpoints(
     """
     root_of_other = other_root or root
     caller.require(Scope.READ, root_of_other)
-    this = diffs.Side.open(plane, root, run, step)
-    that = diffs.Side.open(plane, root_of_other, other_run or run, other)
+    this = diffs.DiffSide.open(plane, root, run, step)
+    that = diffs.DiffSide.open(plane, root_of_other, other_run or run, other)
     listed = CountedList.at("diff", (this.name, that.name, item, prefix), page_token)
-    most = diffs.MOST_COMPARED_BYTES
+    most = diffs.MAX_COMPARED_BYTES
     selection = diffs.DiffSelection(item, prefix, values, listed.after, page_size, most)
 
     def answer() -> Response:
@@ -179,7 +179,7 @@ def diff_checkpoints(
 
     if not values:
         return answer()
-    return ValueRead(answer, request, root, diffs.COMPARED_HELD_BYTES)
+    return ValueRead(answer, request, root, diffs.MAX_COMPARED_MEMORY_BYTES)
 
 
 @router.post(

@@ -44,4 +44,4 @@ def take_over_run(
     is started again under its writer's id, since that job takes the run over by itself. Nor is it
     needed once the lease has expired, 75 seconds after its last renewal.
     """
-    return writers.take_run_over(plane, caller, root, run, body)
+    return writers.take_over_run(plane, caller, root, run, body)

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.service.jobs import rule_matches
-from cairn.service.schemas import MOST_LAYERS, MOST_MODEL_BYTES
+from cairn.service.schemas import MAX_LAYERS, MAX_MODEL_BYTES
 from cairn.state.checkpointing.trees import nest
 from tests.plain_orbax import manager
 from tests.service.jobs import CONFIG, artifact_of, done, leaves_of, serving, watch
@@ -113,8 +113,8 @@ def test_trail_names_the_model_and_not_all_of_it(http):
         ({**MODEL, "map": {"state/x": 1}}, "body.model.map"),
         ({**MODEL, "config": {"model_type": "none"}}, "expected model_type to be one of"),
         ({**MODEL, "config": {"model_type": "llama"}}, "found no"),
-        ({**MODEL, "config": {**MODEL["config"], "num_hidden_layers": 10**9}}, f"{MOST_LAYERS}"),
-        ({**MODEL, "config": {"a": "x" * MOST_MODEL_BYTES}}, f"at most {MOST_MODEL_BYTES}"),
+        ({**MODEL, "config": {**MODEL["config"], "num_hidden_layers": 10**9}}, f"{MAX_LAYERS}"),
+        ({**MODEL, "config": {"a": "x" * MAX_MODEL_BYTES}}, f"at most {MAX_MODEL_BYTES}"),
         ({**MODEL, "config": {"a": "\ud800"}}, "surrogate"),
     ],
 )

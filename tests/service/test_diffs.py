@@ -240,7 +240,7 @@ def test_differences_are_cut_by_item_and_prefix(http, unlike):
 
 
 def test_page_ends_where_too_much_would_be_read(http, unlike, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.diffs.MOST_COMPARED_BYTES", 300)
+    monkeypatch.setattr("cairn.service.actions.diffs.MAX_COMPARED_BYTES", 300)
     found = diff(http, values=True)
     assert [one["path"] for one in found["differences"]] == ["added", "cast", "grown"]
     token = found["next_page_token"]

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter, ValidationError
 
 from cairn.service import schemas
-from cairn.service.actions.job_start import reuse
+from cairn.service.actions.job_start import describe_key_reuse
 from cairn.service.app import create_app
 from cairn.service.schemas import MAX_ERRORS, Operation, Request
 from cairn.service.settings import Settings
@@ -101,7 +101,7 @@ def test_key_that_was_used_for_a_large_request_names_the_first_differences():
     old, new = ({"model": {f"{word}{n}": 0 for n in range(30_000)}} for word in ("a", "b"))
     place = {"root": "default", "run": "run"}
     used = Operation.model_construct(kind="adopt", request=place | old)
-    told = reuse(used, "adopt", place | new)
+    told = describe_key_reuse(used, "adopt", place | new)
     assert told.startswith("another one than its adopt of default/run: model.a0 not given where")
     assert told.endswith(f"and {60_000 - MAX_ERRORS} more")
     assert len(told) < 4000

@@ -7,7 +7,7 @@ import pytest
 from cairn.service.actions import clean_up, reclaimable
 from cairn.service.actions import runs as runs_actions
 from cairn.service.actions.failures import failures_of
-from cairn.service.actions.reclaimable import freed
+from cairn.service.actions.reclaimable import reclaimable_bytes
 from cairn.service.catalog.run_health import SizedStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
 from cairn.storage.runs.annotating import annotate_step, note_verified
@@ -63,11 +63,14 @@ def test_kind_of_a_later_version_is_told_as_it_is():
 def test_a_step_goes_that_any_of_the_policies_does_not_keep():
     steps = [SizedStep(StepFacts(at, 1, NOW - timedelta(days=10 - at)), 2**at) for at in range(5)]
     every_two = RetentionPolicy(keep_every=2)
-    assert freed(steps, [KEEP_ONE], {}, now=NOW) == 1 + 2 + 4 + 8
-    assert freed(steps, [KEEP_ONE], {"best": (1, 1)}, now=NOW) == 1 + 4 + 8
-    assert freed(steps, [every_two], {}, now=NOW) == 2 + 8
-    assert freed(steps, [every_two, RetentionPolicy(keep_last=2)], {}, now=NOW) == 1 + 2 + 4 + 8
-    assert freed([], [KEEP_ONE], {}, now=NOW) == 0
+    assert reclaimable_bytes(steps, [KEEP_ONE], {}, now=NOW) == 1 + 2 + 4 + 8
+    assert reclaimable_bytes(steps, [KEEP_ONE], {"best": (1, 1)}, now=NOW) == 1 + 4 + 8
+    assert reclaimable_bytes(steps, [every_two], {}, now=NOW) == 2 + 8
+    assert (
+        reclaimable_bytes(steps, [every_two, RetentionPolicy(keep_last=2)], {}, now=NOW)
+        == 1 + 2 + 4 + 8
+    )
+    assert reclaimable_bytes([], [KEEP_ONE], {}, now=NOW) == 0
 
 
 @pytest.fixture

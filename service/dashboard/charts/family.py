@@ -36,7 +36,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedNode:
     """Node, and the position of its upper left corner."""
 
     node: Node
@@ -48,7 +48,7 @@ class Placed:
 class Family:
     """Drawing: nodes, and the curves between them as SVG paths."""
 
-    nodes: tuple[Placed, ...]
+    nodes: tuple[PlacedNode, ...]
     edges: tuple[str, ...]
     width: int
     height: int
@@ -68,9 +68,9 @@ def family(before: Sequence[Node], here: Node, after: Sequence[Node]) -> Family:
     height = rows * _NODE[1] + (rows - 1) * _GAP[1] + 2 * _MARGIN
     middle = (height - _NODE[1]) // 2
     chain = [*reversed(before), here]
-    placed = [Placed(node, _column(at), middle) for at, node in enumerate(chain)]
+    placed = [PlacedNode(node, _column(at), middle) for at, node in enumerate(chain)]
     ends = [
-        Placed(node, _column(len(chain)), _MARGIN + at * (_NODE[1] + _GAP[1]))
+        PlacedNode(node, _column(len(chain)), _MARGIN + at * (_NODE[1] + _GAP[1]))
         for at, node in enumerate(after)
     ]
     edges = [_edge(node, other) for node, other in pairwise(placed)]
@@ -84,7 +84,7 @@ def _column(at: int) -> int:
     return _MARGIN + at * (_NODE[0] + _GAP[0])
 
 
-def _edge(node: Placed, other: Placed) -> str:
+def _edge(node: PlacedNode, other: PlacedNode) -> str:
     x, y = node.x + _NODE[0], node.y + _NODE[1] // 2
     to_x, to_y = other.x, other.y + _NODE[1] // 2
     half = (to_x - x) // 2

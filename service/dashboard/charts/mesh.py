@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-MOST_PARTS: Final = 64
+MAX_PARTS: Final = 64
 _WIDTH: Final = 360
 _HEIGHT: Final = 200
 
@@ -60,7 +60,7 @@ def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) 
     parts = tuple(math.prod(mesh.get(axis, 1) for axis in axes) for axes in named)
     devices = math.prod(mesh.values())
     across, down = (parts[-1] if parts else 1), (parts[-2] if len(parts) > 1 else 1)
-    drawn = across <= MOST_PARTS and down <= MOST_PARTS
+    drawn = across <= MAX_PARTS and down <= MAX_PARTS
     return Splitting(
         parts=parts,
         part=tuple(math.ceil(size / count) for size, count in zip(shape, parts, strict=True)),

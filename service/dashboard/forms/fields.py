@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cairn.service.errors import InvalidRequestError
 
-MOST_FIELDS = 100
+MAX_FIELDS = 100
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -82,13 +82,13 @@ async def read_form(request: Request) -> Form:
     """Read the form in a request's body.
 
     Raises:
-        InvalidRequestError: The body is not a form, or has more than `MOST_FIELDS` fields.
+        InvalidRequestError: The body is not a form, or has more than `MAX_FIELDS` fields.
     """
     body = (await request.body()).decode("utf-8", "replace")
     try:
-        return Form(parse_qs(body, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+        return Form(parse_qs(body, keep_blank_values=True, max_num_fields=MAX_FIELDS))
     except ValueError as exc:
-        raise InvalidRequestError(f"expected a form of at most {MOST_FIELDS} fields") from exc
+        raise InvalidRequestError(f"expected a form of at most {MAX_FIELDS} fields") from exc
 
 
 FormDependency = Annotated[Form, Depends(read_form)]

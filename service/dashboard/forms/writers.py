@@ -24,5 +24,5 @@ def take_over_form(
     if not form.checked("sure"):
         raise invalid("sure", "expected it to be ticked, found that it is not")
     body = body_of(TakeOverRequest, attempt=form.number("attempt"), reason=form.text("reason"))
-    taken = writers.take_run_over(request.plane, caller, *request.names, body)
+    taken = writers.take_over_run(request.plane, caller, *request.names, body)
     return request.render("run/taken_over.html", root=request.root, name=request.run, taken=taken)

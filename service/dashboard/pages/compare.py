@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases, checkpoints, diffs
-from cairn.service.actions.diffs import DiffSelection, Side
+from cairn.service.actions.diffs import DiffSelection, DiffSide
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.charts.changes import bars_of, layers_of
@@ -110,7 +110,7 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
     this, that = _sides(request.plane, caller, request.names, other.names)
     selection = DiffSelection(item=None, prefix=other.prefix, values=False, after=0, limit=ROWS)
     diff, more = diffs.diff_steps(this, that, selection)
-    item = _weighed(this)
+    item = _measured_item(this)
     changed = [
         leaf for leaf in diff.differences if leaf.change == "values" and item in (None, leaf.item)
     ]
@@ -136,9 +136,9 @@ def comparison_page(caller: Reader, request: StepRequestDependency, other: Other
 def values_part(caller: Reader, request: StepRequestDependency, other: Other) -> Response:
     """Show how much the differing leaves changed. This reads their values."""
     this, that = _sides(request.plane, caller, request.names, other.names)
-    most = diffs.MOST_COMPARED_BYTES
+    most = diffs.MAX_COMPARED_BYTES
     selection = DiffSelection(
-        _weighed(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most
+        _measured_item(this), other.prefix, values=True, after=0, limit=ROWS, most_bytes=most
     )
 
     def answer() -> Response:
@@ -150,7 +150,7 @@ def values_part(caller: Reader, request: StepRequestDependency, other: Other) ->
             more=more,
         )
 
-    return ValueRead(answer, request.http, request.root, diffs.COMPARED_HELD_BYTES)
+    return ValueRead(answer, request.http, request.root, diffs.MAX_COMPARED_MEMORY_BYTES)
 
 
 for _path, _endpoint in (
@@ -184,7 +184,7 @@ def _number(plane: ControlPlane, caller: Caller, root: str, run: str, chosen: st
     return alias.step
 
 
-def _weighed(side: Side) -> str | None:
+def _measured_item(side: DiffSide) -> str | None:
     """Return the item whose changes are measured; None for all, if the step has no model.
 
     It is the model, since the size of a change says nothing about an optimizer's state.
@@ -194,17 +194,17 @@ def _weighed(side: Side) -> str | None:
 
 def _sides(
     plane: ControlPlane, caller: Caller, this: tuple[str, str, int], that: tuple[str, str, int]
-) -> tuple[Side, Side]:
+) -> tuple[DiffSide, DiffSide]:
     root, run, step = this
     other_root, other_run, other = that
     caller.require(Scope.READ, other_root or root)
     return (
-        Side.open(plane, root, run, step),
-        Side.open(plane, other_root or root, other_run or run, other),
+        DiffSide.open(plane, root, run, step),
+        DiffSide.open(plane, other_root or root, other_run or run, other),
     )
 
 
-def _metrics(this: Side, that: Side) -> list[dict[str, Any]]:
+def _metrics(this: DiffSide, that: DiffSide) -> list[dict[str, Any]]:
     """Compare the metrics of two steps.
 
     `good` says whether this step is the better one; it is None if the values are equal, one is

@@ -35,7 +35,7 @@ ORDERS: Final = (
     ("latest_step desc", "Highest step first"),
 )
 
-MOST_ALIASES: Final = 4
+MAX_ALIASES: Final = 4
 """Largest number of aliases that the list shows per run."""
 
 KEPT: Final = (1, 3, 5, 10, 25, 100)
@@ -80,7 +80,7 @@ def runs_page(
         states=STATES,
         orders=ORDERS,
         keep_last=keep_last,
-        most_aliases=MOST_ALIASES,
+        most_aliases=MAX_ALIASES,
         kept=sorted({*KEPT, keep_last}),
     )
 

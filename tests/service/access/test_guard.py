@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.access import recent
+from cairn.service.access import ttl_cache
 from cairn.service.access.authenticator import Authenticator
 from cairn.service.access.guard import UNDER_WAY, KeysGuard
 from cairn.service.app import create_app
@@ -144,7 +144,7 @@ def test_key_that_is_revoked_elsewhere_is_refused_within_seconds(http, keys):
     assert http.get("/v1/runs", headers=bearer(key)).status_code == 200
     with keys.catalog() as catalog, catalog.write() as session:  # as another server would
         session.execute(text("UPDATE keys SET revoked = '2026-01-01 00:00:00'"))
-    deadline = time.monotonic() + 2 * recent.SECONDS
+    deadline = time.monotonic() + 2 * ttl_cache.TTL_SECONDS
     while (answer := http.get("/v1/runs", headers=bearer(key))).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -215,7 +215,7 @@ def test_database_that_is_away_is_503_and_lets_nobody_in(http, app, keys, monkey
     def away(*_):
         raise OperationalError("SELECT", {"secret": key}, Exception("gone"))
 
-    monkeypatch.setattr(app.state.authenticator._keys, "_look", away)
+    monkeypatch.setattr(app.state.authenticator._keys, "_lookup", away)
     for _ in range(2):
         answer = http.get("/v1/runs", headers=bearer(key))
         assert problem(answer) == (503, "database-unavailable")

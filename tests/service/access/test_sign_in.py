@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from cairn.service.access import recent, sessions
+from cairn.service.access import sessions, ttl_cache
 from cairn.service.app import create_app
 from cairn.service.catalog.models import SessionRow
 from cairn.service.dashboard.sign_in import own_path
@@ -172,7 +172,7 @@ def test_session_ends_with_its_key(http, keys):
     assert http.get("/v1/runs").status_code == 200
     with keys.catalog() as catalog, catalog.write() as session:
         session.execute(text("UPDATE keys SET revoked = '2026-01-01 00:00:00'"))
-    deadline = time.monotonic() + 2 * recent.SECONDS
+    deadline = time.monotonic() + 2 * ttl_cache.TTL_SECONDS
     while http.get("/v1/runs").status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -263,7 +263,7 @@ def test_key_that_signs_in_again_and_again_is_slowed_down(http, keys):
 
 
 def test_key_has_so_many_sessions_and_the_oldest_ends_for_a_new_one(http, keys, monkeypatch):
-    monkeypatch.setattr(sessions, "MOST", 3)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
     key = keys.make("ci")
     for _ in range(5):
         assert sign_in(http, key).status_code == 303

@@ -16,7 +16,7 @@ from cairn.service.dashboard.charts.mesh import mesh_of, splitting
 from cairn.service.dashboard.charts.picture import png_of
 from cairn.service.dashboard.charts.tensor_tree import branches, place
 from cairn.service.dashboard.formats import apart, brief, figure, keys, percent, quoted, spec
-from cairn.service.dashboard.pages.run.lineage import _cut, _gone_back
+from cairn.service.dashboard.pages.run.lineage import _shorten, _superseded_nodes
 from cairn.service.dashboard.pages.runs import run_filter
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.errors import InvalidRequestError
@@ -95,12 +95,12 @@ def checkpoint(step, attempt):
 
 def test_steps_that_were_set_aside_are_drawn_by_attempt_and_what_is_much_is_cut():
     aside = [checkpoint(step, attempt) for step, attempt in ((9, 1), (7, 2), (5, 1), (7, 1))]
-    nodes = _gone_back(aside)
+    nodes = _superseded_nodes(aside)
     assert [(one.name, one.note) for one in nodes] == [
         ("step 7", "set aside, attempt 2"),
         ("steps 5 to 9", "set aside, attempt 1"),
     ]
-    many = _cut([Node(str(at), "", None, kind="export") for at in range(40)])
+    many = _shorten([Node(str(at), "", None, kind="export") for at in range(40)])
     assert (len(many), many[-1].name, many[-1].kind) == (12, "29 more", "export")
 
 

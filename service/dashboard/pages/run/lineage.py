@@ -62,7 +62,7 @@ def _drawing(
     exports: Sequence[Artifact],
     aside: Sequence[Checkpoint],
 ) -> Family | None:
-    before = _before(run, ancestry, adopted)
+    before = _ancestor_nodes(run, ancestry, adopted)
     forks = [
         Node(fork.name, _from(fork), addresses.run(fork.root, fork.name)) for fork in ancestry.forks
     ]
@@ -75,13 +75,13 @@ def _drawing(
         )
         for artifact in exports
     ]
-    after = [*_cut(forks), *_cut(artifacts), *_cut(_gone_back(aside))]
+    after = [*_shorten(forks), *_shorten(artifacts), *_shorten(_superseded_nodes(aside))]
     if not before and not after:
         return None
     return family(before, Node(run.name, "this run", None, here=True), after)
 
 
-def _before(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
+def _ancestor_nodes(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
     """Return the ancestors, the nearest first; without one, the folders of imported steps."""
     children = [run, *ancestry.parents]
     before = [
@@ -97,7 +97,7 @@ def _before(run: Run, ancestry: RunLineage, adopted: Sequence[Checkpoint]) -> li
     return before
 
 
-def _gone_back(aside: Sequence[Checkpoint]) -> list[Node]:
+def _superseded_nodes(aside: Sequence[Checkpoint]) -> list[Node]:
     """Return a node per attempt for its superseded steps."""
     by_attempt = sorted(aside, key=lambda checkpoint: (-checkpoint.attempt, checkpoint.step))
     nodes = []
@@ -108,7 +108,7 @@ def _gone_back(aside: Sequence[Checkpoint]) -> list[Node]:
     return nodes
 
 
-def _cut(nodes: Sequence[Node]) -> list[Node]:
+def _shorten(nodes: Sequence[Node]) -> list[Node]:
     if len(nodes) <= _DRAWN:
         return list(nodes)
     rest = len(nodes) - _DRAWN + 1

@@ -11,7 +11,7 @@ from cairn.service.access.permission import Reader
 from cairn.service.actions import activity, failures, runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.dashboard.charts.timeline import timeline
-from cairn.service.dashboard.damage import known_job, newest_sound
+from cairn.service.dashboard.damage import damage_job, newest_sound
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.rendering import HEADERS
 from cairn.service.dashboard.requests import RunRequestDependency
@@ -34,7 +34,7 @@ DAMAGED: Final = 3
 COLUMNS: Final = 6
 CURVES: Final = 12
 POINTS: Final = 1000
-_MOST_READ: Final = 20_000
+_MAX_READ: Final = 20_000
 
 router: Final = page_router()
 
@@ -72,7 +72,7 @@ def run_page(
         run=run,
         activity=activity.run_activity(request.plane, [run])[0],
         failures=failures.run_failures(request.plane, [run])[0],
-        damaged=[(checkpoint, known_job(request, caller, checkpoint)) for checkpoint in damaged],
+        damaged=[(checkpoint, damage_job(request, caller, checkpoint)) for checkpoint in damaged],
         sound=newest_sound(request) if damaged else None,
         checkpoints=listed.checkpoints,
         next_page_token=listed.next_page_token,
@@ -90,7 +90,7 @@ def curves(caller: Reader, request: RunRequestDependency) -> JSONResponse:
     """Answer with the metrics of listed steps and the places of aliases, as numbers to draw."""
     steps = sorted(_listed(request.plane, *request.names), key=lambda checkpoint: checkpoint.step)
     names = metric_names(reversed(steps))
-    shown = thinned(steps, POINTS)
+    shown = sample_steps(steps, POINTS)
     series = {
         name: [_finite(checkpoint.metrics.get(name)) for checkpoint in shown]
         for name in names[:CURVES]
@@ -113,7 +113,7 @@ def metric_names(checkpoints: Any) -> list[str]:
     return sorted(counted, key=lambda name: (-counted[name], name))
 
 
-def thinned(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
+def sample_steps(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
     """Thin out steps evenly to about `most`. The first, the last and those with aliases stay."""
     if len(steps) <= most:
         return list(steps)
@@ -128,7 +128,7 @@ def _finite(value: float | None) -> float | None:
 
 def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
     token, read = None, 0
-    while read < _MOST_READ:
+    while read < _MAX_READ:
         listed = page_of_checkpoints(plane, root, run, AVAILABLE, 1000, token)
         yield from listed.checkpoints
         read += len(listed.checkpoints)

@@ -16,7 +16,7 @@ router: Final = page_router(StorePage)
 @router.get("/ui/{root}/{run}/steps/{step}/config")
 def config_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the model of a step: its architecture, configuration, and where it was saved."""
-    step = request.opened()
+    step = request.open_step()
     model = [leaf for leaf in step.leaves if leaf.item == "model"]
     elements = Counter[str]()
     for leaf in model:

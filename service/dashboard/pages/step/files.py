@@ -9,7 +9,7 @@ from cairn.service.actions import artifacts
 from cairn.service.dashboard.page_routes import StorePage, page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 
-MOST_ROWS: Final = 200
+MAX_ROWS: Final = 200
 
 router: Final = page_router(StorePage)
 
@@ -17,14 +17,14 @@ router: Final = page_router(StorePage)
 @router.get("/ui/{root}/{run}/steps/{step}/files")
 def files_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
     """Show the files of a step with their checksums, and its exports to download."""
-    step = request.opened()
+    step = request.open_step()
     objects = step.contents.objects
     return request.render(
         "step/files.html",
         checkpoint=request.checkpoint(),
         artifacts=artifacts.list_artifacts(request.plane, *request.names),
-        files=objects[:MOST_ROWS],
+        files=objects[:MAX_ROWS],
         file_count=len(objects),
         nbytes=sum(record.size for record in objects),
-        most=MOST_ROWS,
+        most=MAX_ROWS,
     )

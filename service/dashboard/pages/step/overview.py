@@ -9,7 +9,7 @@ from cairn.service.access.permission import Reader
 from cairn.service.actions import aliases as aliases_actions
 from cairn.service.actions import operations, runs
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.dashboard.damage import known_job, newest_sound
+from cairn.service.dashboard.damage import damage_job, newest_sound
 from cairn.service.dashboard.page_routes import page_router
 from cairn.service.dashboard.requests import StepRequestDependency
 from cairn.service.errors import NotReadyError
@@ -35,7 +35,7 @@ def step_page(caller: Reader, request: StepRequestDependency) -> HTMLResponse:
         "step/overview.html",
         checkpoint=checkpoint,
         sound=newest_sound(request) if checkpoint.damaged else None,
-        damage_job=known_job(request, caller, checkpoint),
+        damage_job=damage_job(request, caller, checkpoint),
         aliases=aliases,
         stranded=later,
         run=runs.get_run(request.plane, request.root, request.run, refresh=False),

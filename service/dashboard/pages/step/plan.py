@@ -31,7 +31,7 @@ def plan_page(
     dtype: Text = "",
 ) -> HTMLResponse:
     """Show bytes per device, leaves that do not divide evenly, and how to load on a mesh."""
-    step = request.opened()
+    step = request.open_step()
     model = step.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {}) or {"fsdp": 8}
     body = body_of(PlanRequest, mesh={"axes": axes, "processes": processes}, dtype=dtype or None)

@@ -46,7 +46,7 @@ def tensor_page(
     part: Part = "",
 ) -> HTMLResponse:
     """Show the shape, sharding, statistics and values of a tensor."""
-    step = request.opened()
+    step = request.open_step()
     leaf = _leaf(step, item, path)
     model = step.manifest.model
     axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
@@ -80,7 +80,7 @@ def statistics_part(
     caller: Reader, request: StepRequestDependency, item: Text, path: Text
 ) -> Response:
     """Show statistics and a histogram of a tensor's elements."""
-    step = request.opened()
+    step = request.open_step()
     tensor_part = tensors.open_part(step.reader(), item, path)
 
     def answer() -> Response:
@@ -96,7 +96,7 @@ def picture(
     caller: Reader, request: StepRequestDependency, item: Text, path: Text, part: Part = ""
 ) -> Response:
     """Answer with a PNG of a slice of a tensor, one pixel per element."""
-    step = request.opened()
+    step = request.open_step()
     tensor_part = tensors.open_part(step.reader(), item, path, part)
 
     def answer() -> Response:

@@ -24,7 +24,7 @@ def tensors_page(
     caller: Reader, request: StepRequestDependency, item: Text = "", prefix: Text = "", q: Text = ""
 ) -> HTMLResponse:
     """Show a level of a step's tensor tree, or the results of a search in it."""
-    step = request.opened()
+    step = request.open_step()
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for leaf in step.leaves:

@@ -9,36 +9,36 @@ from starlette.concurrency import run_in_threadpool
 
 T = TypeVar("T")
 
-SECONDS: Final = 2.0
+TTL_SECONDS: Final = 2.0
 """Lifetime of an answer. A key that another process revokes is accepted here this much longer at
 most."""
 
-MOST: Final = 10_000
+MAX_ANSWERS: Final = 10_000
 """Answers in the cache. Clients choose the names, and must not be able to fill the memory."""
 
 
-class Recent(Generic[T]):
+class TTLCache(Generic[T]):
     """Cache of a function that waits for a database.
 
     Args:
-        look: Function that runs in a thread; it returns None for an unknown name.
+        lookup: Function that runs in a thread; it returns None for an unknown name.
         clock: Monotonic clock, in seconds.
     """
 
     def __init__(
-        self, look: Callable[[str], T | None], *, clock: Callable[[], float] = time.monotonic
+        self, lookup: Callable[[str], T | None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._look = look
+        self._lookup = lookup
         self._clock = clock
         self._answers: dict[str, tuple[float, asyncio.Task[T | None]]] = {}
 
     async def get(self, name: str) -> T | None:
-        """Return the answer for a name, at most `SECONDS` old."""
+        """Return the answer for a name, at most `TTL_SECONDS` old."""
         since, answer = self._answers.get(name, (float("-inf"), None))
-        if answer is None or self._clock() - since >= SECONDS:
-            if len(self._answers) >= MOST:
+        if answer is None or self._clock() - since >= TTL_SECONDS:
+            if len(self._answers) >= MAX_ANSWERS:
                 self._answers.clear()
-            answer = asyncio.create_task(run_in_threadpool(self._look, name))
+            answer = asyncio.create_task(run_in_threadpool(self._lookup, name))
             self._answers[name] = self._clock(), answer
         try:
             return await asyncio.shield(answer)  # a cancelled caller must not cancel it for others
@@ -46,7 +46,7 @@ class Recent(Generic[T]):
             self.forget(name)
             raise
 
-    def knows(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether the last look-up of a name has ended and returned something."""
         _, answer = self._answers.get(name, (0, None))
         return (

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-MOST: Final = 10_000
+MAX_NAMES: Final = 10_000
 """Names with a bucket of their own. Beyond that, full buckets are dropped."""
 
 
-class Rates:
+class RateLimiter:
     """Token bucket for each name: a burst, then a constant rate.
 
     Args:
@@ -35,11 +35,11 @@ class Rates:
         """Take a token."""
         if self._per_second == 0:
             return
-        if len(self._used) >= MOST and name not in self._used:
+        if len(self._used) >= MAX_NAMES and name not in self._used:
             self._used = {
                 other: used for other, used in self._used.items() if self._missing(other) > 0
             }
-            if len(self._used) >= MOST:  # an attack with many names: start over
+            if len(self._used) >= MAX_NAMES:  # an attack with many names: start over
                 self._used.clear()
         self._used[name] = self._missing(name) + 1, self._clock()
 

@@ -3,9 +3,9 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from cairn.service.access import rates
+from cairn.service.access import rate_limiter
 from cairn.service.access.authenticator import FAILURES_AT_ONCE
-from cairn.service.access.rates import Rates
+from cairn.service.access.rate_limiter import RateLimiter
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, bearer
@@ -30,7 +30,7 @@ def go_on(rates, name, times):
 
 def test_so_many_at_once_and_so_many_a_second_from_then_on():
     clock = Clock()
-    limit = Rates(10, 20, clock=clock)
+    limit = RateLimiter(10, 20, clock=clock)
     assert go_on(limit, "a", 100) == 20
     assert limit.wait("a") == pytest.approx(0.1)
     clock.now += 0.5
@@ -40,27 +40,27 @@ def test_so_many_at_once_and_so_many_a_second_from_then_on():
 
 
 def test_names_do_not_wait_for_each_other():
-    limit = Rates(1, 1, clock=Clock())
+    limit = RateLimiter(1, 1, clock=Clock())
     assert [go_on(limit, name, 2) for name in "aabb"] == [1, 0, 1, 0]
 
 
 def test_no_limit_lets_everybody_through():
-    assert go_on(Rates(0, 0, clock=Clock()), "a", 1000) == 1000
+    assert go_on(RateLimiter(0, 0, clock=Clock()), "a", 1000) == 1000
 
 
 def test_slow_limit_lets_one_through():
     clock = Clock()
-    limit = Rates(0.1, 0.2, clock=clock)
+    limit = RateLimiter(0.1, 0.2, clock=clock)
     assert go_on(limit, "a", 5) == 1
     assert limit.wait("a") == pytest.approx(10)
 
 
 def test_names_from_outside_do_not_fill_the_memory():
     clock = Clock()
-    limit = Rates(1, 1, clock=clock)
-    for name in range(3 * rates.MOST):
+    limit = RateLimiter(1, 1, clock=clock)
+    for name in range(3 * rate_limiter.MAX_NAMES):
         limit.take(str(name))
-        assert len(limit._used) <= rates.MOST
+        assert len(limit._used) <= rate_limiter.MAX_NAMES
         clock.now += 0.001
 
 
