@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.interop.errors import ArgumentError
-from cairn.state.errors import NotInitializedError, ShardingError, StateError, TreeStructureError
+from cairn.interop.errors import ArgumentError, InteropError
+from cairn.state.errors import NotInitializedError, ShardingError, TreeStructureError
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import make_mesh, mesh_of
@@ -62,7 +62,7 @@ def test_create_from_a_model_or_from_its_parts_is_the_same():
 def test_create_refuses_what_contradicts(arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
         EasyDeLState.create(**arguments())
-    assert isinstance(caught.value, StateError)
+    assert isinstance(caught.value, InteropError)
 
 
 def test_optimizer_state_is_made_where_the_parameters_are(state):

@@ -127,7 +127,8 @@ def test_a_killed_adoption_is_repeated_and_every_file_of_the_owner_stays(tmp_pat
     before = everything(tmp_path / "old")
     program = f"""
 import os, signal
-from cairn.storage.orbax_import import adopt, step_reading
+from cairn import adopt
+from cairn.storage.orbax_import import step_reading
 
 def digest(*arguments, known=step_reading.digest_chunks, seen=[]):
     seen.append(arguments)
