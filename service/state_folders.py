@@ -49,7 +49,7 @@ def folder_of_any(uri: str) -> tuple[Path, str | None]:
         SettingsError: There are several stores, and none of them is at `uri`.
     """
     own = folder_of_store(uri)
-    folders = [*_known()]
+    folders = [*_database_folders()]
     if not folders or own in folders:
         return own, None
     if len(folders) == 1:
@@ -70,13 +70,13 @@ def folders_beside(folder: Path) -> list[str]:
     Raises:
         SettingsError: The catalog of one of them is unreadable.
     """
-    folders = [*_known()]
+    folders = [*_database_folders()]
     if folder in folders:
         return []
     return [f"{other} of {_owner(other) or 'an unknown one'}" for other in folders]
 
 
-def _known() -> Iterator[Path]:
+def _database_folders() -> Iterator[Path]:
     """Yield the folders that have databases."""
     base = _base()
     with suppress(OSError):

@@ -191,7 +191,9 @@ class Index:
             names = self.refresh_root(root, uri)
             with self.catalog.read() as session:
                 versions = rows.run_versions(session, root)
-            changed = [name for name in names if not _rests(versions.get(name), uri / name)]
+            changed = [
+                name for name in names if not _is_unchanged_on_disk(versions.get(name), uri / name)
+            ]
             self.refresh_runs({root: uri}, [(root, name) for name in changed])
         except StoreUnavailableError as exc:
             self._note_scan(root, uri, None, str(exc))
@@ -291,7 +293,7 @@ class Index:
         # Before the records: a change while they are read outdates this stamp, and the next refresh
         # reads them again.
         stamp = change_token(run.uri)
-        if version is not None and not anew and _stands(version, run, stamp):
+        if version is not None and not anew and _is_current(version, run, stamp):
             return True
         try:
             info = run.info()
@@ -339,25 +341,25 @@ class Index:
                     del self._turns[root, uri]
 
 
-def _rests(version: rows.RowVersion | None, run: StoreURI) -> bool:
+def _is_unchanged_on_disk(version: rows.RowVersion | None, run: StoreURI) -> bool:
     """Return whether a run's stamp shows no change; only on a disk is the stamp cheap to take."""
     return (
         version is not None
         and run.scheme == "file"
-        and _stands(version, Run(run), change_token(run))
+        and _is_current(version, Run(run), change_token(run))
     )
 
 
-def _stands(version: rows.RowVersion, run: Run, stamp: str | None) -> bool:
+def _is_current(version: rows.RowVersion, run: Run, stamp: str | None) -> bool:
     """Return whether the catalog's rows of a run are up to date, by the stamp of the store.
 
     A writer that ends in the middle of a step changes only its lease, which no stamp includes. So a
     run with an unfinished step also needs a live lease.
     """
-    return version.is_now(run.uri, stamp) and (version.due is None or _is_held(run))
+    return version.is_now(run.uri, stamp) and (version.due is None or _has_live_lease(run))
 
 
-def _is_held(run: Run) -> bool:
+def _has_live_lease(run: Run) -> bool:
     with contextlib.suppress(*UNREADABLE):
         lease = read_lease(run.objects)
         return lease is not None and lease.is_alive(utc_now())

@@ -71,12 +71,12 @@ def adopt(
     if json:
         print_document({**asdict(adoption), "run": str(adoption.run)})
     else:
-        _list_found(adoption, folder)
+        _list_adoption(adoption, folder)
     if not adoption.ok:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _list_found(adoption: "Adoption", folder: str) -> None:
+def _list_adoption(adoption: "Adoption", folder: str) -> None:
     states = dict.fromkeys(adoption.adopted, "adopted")
     states |= dict.fromkeys(adoption.kept, "as it was")
     states |= dict.fromkeys(adoption.gone, "removed by its owner")

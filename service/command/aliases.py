@@ -16,7 +16,7 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.output.documents import JsonOption, print_document
 from cairn.service.command.output.tables import Cell, print_table
-from cairn.service.schemas import Alias, AliasList, AliasMove
+from cairn.service.schemas import AliasList, AliasMove
 
 _TITLES: Final = ("step", "attempt", "by", "at (UTC)", "reason")
 
@@ -46,7 +46,8 @@ def aliases(
             if json:
                 print_document(AliasList(aliases=current))
                 return
-            print_table(console, ("alias", *_TITLES), map(_alias, current))
+            rows = ((a.alias, a.step, a.attempt, a.by, a.at, a.reason) for a in current)
+            print_table(console, ("alias", *_TITLES), rows)
             for checkpoint in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
                 for name in checkpoint.aliases if checkpoint.damaged is not None else ():
                     text = f"{name}: {run}/steps/{checkpoint.step} is damaged"
@@ -57,10 +58,6 @@ def aliases(
             print_document(history)
         else:
             print_table(console, _TITLES, map(_move, history.events))
-
-
-def _alias(alias: Alias) -> tuple[Cell, ...]:
-    return alias.alias, alias.step, alias.attempt, alias.by, alias.at, alias.reason
 
 
 def _move(move: AliasMove) -> tuple[Cell, ...]:

@@ -29,12 +29,12 @@ _JOINTS: Final = ("@", "=")
 
 def runs(context: typer.Context, incomplete: str) -> list[str]:
     """Complete names of runs."""
-    return _asked(context, lambda client: (run.name for run in client.runs(root=_root(context))))
+    return _fetch(context, lambda client: (run.name for run in client.runs(root=_root(context))))
 
 
 def roots(context: typer.Context, incomplete: str) -> list[str]:
     """Complete names of roots."""
-    return _asked(context, lambda client: (root.name for root in client.roots()))
+    return _fetch(context, lambda client: (root.name for root in client.roots()))
 
 
 def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
@@ -60,12 +60,12 @@ def aliases(context: typer.Context, incomplete: str) -> list[str]:
 
 def operations(context: typer.Context, incomplete: str) -> list[str]:
     """Complete ids of operations, newest first."""
-    return _asked(context, lambda client: (operation.id for operation in client.operations()))
+    return _fetch(context, lambda client: (operation.id for operation in client.operations()))
 
 
 def workers(context: typer.Context, incomplete: str) -> list[str]:
     """Complete names of dead workers."""
-    return _asked(
+    return _fetch(
         context, lambda client: (worker.name for worker in client.workers() if not worker.alive)
     )
 
@@ -113,13 +113,13 @@ def _root(context: typer.Context) -> str:
 
 
 def _aliases(context: typer.Context, run: str) -> list[str]:
-    return _asked(
+    return _fetch(
         context, lambda client: (alias.alias for alias in client.aliases(run, root=_root(context)))
     )
 
 
 def _steps(context: typer.Context, run: str) -> list[str]:
-    return _asked(
+    return _fetch(
         context,
         lambda client: (
             str(checkpoint.step) for checkpoint in client.checkpoints(run, root=_root(context))
@@ -127,7 +127,7 @@ def _steps(context: typer.Context, run: str) -> list[str]:
     )
 
 
-def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
+def _fetch(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
     """Return the names that a query yields before the deadline; an empty list after an error."""
     names: list[str] = []
     url: Any = context.params.get("url")

@@ -99,7 +99,10 @@ def _request(
     try:
         return PlanRequest.model_validate(body)
     except ValidationError as exc:
-        problems = [f"{_place(error['loc'])}: {error['msg']}" for error in exc.errors()]
+        problems = [
+            f"{'.'.join(map(str, error['loc'])).removeprefix('mesh.axes.')}: {error['msg']}"
+            for error in exc.errors()
+        ]
         raise typer.BadParameter("; ".join(problems)) from exc
 
 
@@ -113,10 +116,6 @@ def _axes(text: str) -> dict[str, int]:
             )
         axes[name] = int(size)
     return axes
-
-
-def _place(where: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, where)).removeprefix("mesh.axes.")
 
 
 def _print_plan(plan: StepPlan) -> None:

@@ -8,8 +8,8 @@ from cairn.service.client.client import Client
 from cairn.service.client.protocol.paths import DEFAULT_ROOT
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
 from cairn.service.command.output.documents import JsonOption, print_document
-from cairn.service.command.output.tables import Cell, print_table
-from cairn.service.schemas import RunUsage, StepUsage
+from cairn.service.command.output.tables import print_table
+from cairn.service.schemas import RunUsage
 from cairn.service.sizes import Size, size_text
 
 app: Final = typer.Typer()
@@ -40,13 +40,12 @@ def usage(
         print_document(measured)
         return
     titles = ("step", "attempt", "state", "created (UTC)", "size", "added", "own")
-    print_table(console, titles, map(_row, measured.steps))
+    rows = (
+        (s.step, s.attempt, s.state.value, s.created, Size(s.bytes), Size(s.added), Size(s.own))
+        for s in measured.steps
+    )
+    print_table(console, titles, rows)
     print(_summary(measured))
-
-
-def _row(step: StepUsage) -> tuple[Cell, ...]:
-    sizes = Size(step.bytes), Size(step.added), Size(step.own)
-    return step.step, step.attempt, step.state.value, step.created, *sizes
 
 
 def _summary(usage: RunUsage) -> str:

@@ -60,7 +60,7 @@ def verify(
             started = client.verify_run(address.run, steps=steps, root=root)
         else:
             started = client.verify(*find_step(client, address, root), root=root)
-        verification = _found(client, started, silently if json else on_console(errors))
+        verification = _finish(client, started, silently if json else on_console(errors))
         damaged = any(not report["sound"] for report in verification["steps"])
         good = _newest_sound(client, address.run, root) if damaged and not json else None
     sound = [report["sound"] for report in verification["steps"]]
@@ -71,13 +71,13 @@ def verify(
             {name: verification[name] for name in ("steps", "records") if name in verification}
         )
     else:
-        _list_found(address.run, verification)
+        _list_verification(address.run, verification)
         _advise(address.run, verification["steps"], good)
     if not all(sound):
         raise typer.Exit(ExitStatus.DAMAGED)
 
 
-def _list_found(run: str, verification: dict[str, Any]) -> None:
+def _list_verification(run: str, verification: dict[str, Any]) -> None:
     rows = [_row(report) for report in verification["steps"]]
     if "records" in verification:
         rows.insert(0, _records_row(verification["records"]))
@@ -177,7 +177,7 @@ def _name_records(run: str, records: dict[str, Any]) -> None:
         errors.print(text, soft_wrap=True, markup=False)
 
 
-def _found(client: Client, started: Operation, show: Show) -> dict[str, Any]:
+def _finish(client: Client, started: Operation, show: Show) -> dict[str, Any]:
     """Follow a verification to its end; return its report, with or without damage.
 
     Raises:

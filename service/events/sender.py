@@ -106,12 +106,12 @@ class Sender:
                 self._stop.wait(ASK_SECONDS)
                 continue
             if time.monotonic() - noticed > NOTICE_SECONDS:
-                self._tried(lambda: self._detector.index(utc_now()))
-                self._tried(lambda: self._detector.jobs(utc_now()))
+                self._log_errors(lambda: self._detector.index(utc_now()))
+                self._log_errors(lambda: self._detector.jobs(utc_now()))
                 noticed = time.monotonic()
-            self._tried(self._hand_out)
+            self._log_errors(self._start_deliveries)
             if self._kept and time.monotonic() >= self._prune_next:
-                self._tried(self._prune)
+                self._log_errors(self._prune)
             self._stop.wait(LOOK_SECONDS)
 
     def _prune(self) -> None:
@@ -138,7 +138,7 @@ class Sender:
     def _lose_name(self) -> None:
         self._has_name = False
 
-    def _hand_out(self) -> None:
+    def _start_deliveries(self) -> None:
         """Start a thread for each webhook that has work and no thread yet."""
         with self._catalog.query() as connection:
             waiting = waiting_webhooks(connection, utc_now())
@@ -151,7 +151,7 @@ class Sender:
 
     def _serve(self, webhook: str) -> None:
         try:
-            self._tried(lambda: self._deliver(webhook))
+            self._log_errors(lambda: self._deliver(webhook))
         finally:
             with self._guard:
                 self._busy.discard(webhook)
@@ -195,7 +195,7 @@ class Sender:
         seconds = round(time.monotonic() - clock, 3)
         return DeliveryTry(at=began, seconds=seconds, status=status, error=error)
 
-    def _tried(self, work: Callable[[], None]) -> None:
+    def _log_errors(self, work: Callable[[], None]) -> None:
         try:
             work()
         except SQLAlchemyError as exc:

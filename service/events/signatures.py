@@ -28,14 +28,11 @@ def signed_headers(secret: str, uid: str, timestamp: int, body: bytes) -> dict[s
         timestamp: Time of this try, in seconds since 1970.
         body: Body of the message.
     """
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    signed = b"%s.%d.%s" % (uid.encode(), timestamp, body)
+    signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     return {
         "webhook-id": uid,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": f"v1,{_signature(secret, uid, timestamp, body)}",
+        "webhook-signature": f"v1,{signature}",
     }
-
-
-def _signature(secret: str, uid: str, timestamp: int, body: bytes) -> str:
-    key = base64.b64decode(secret.removeprefix(PREFIX))
-    signed = b"%s.%d.%s" % (uid.encode(), timestamp, body)
-    return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

@@ -16,7 +16,7 @@ from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.catalog.refresh import Index
 from cairn.service.catalog.roots import Roots
 from cairn.service.catalog.scanner import Scanner
-from cairn.service.command.doctor.databases import added_roots_found
+from cairn.service.command.doctor.databases import check_added_roots
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import RootTakenError
 from cairn.service.http.limiters import AT_ONCE, STREAMS_AT_ONCE
@@ -479,7 +479,7 @@ def test_what_a_newer_version_has_added_keeps_nobody_from_the_others(catalog, se
     roots = Roots(catalog, settings.root_uris)
     assert list(roots) == ["default", "more"]
     assert "newer" not in roots
-    found = [*added_roots_found(settings, probe=False, seconds=5)]
+    found = [*check_added_roots(settings, probe=False, seconds=5)]
     (warned,) = [one for one in found if one.outcome is Outcome.WARN]
     assert "foreign URI" in warned.found
 

@@ -19,7 +19,7 @@ from cairn.service.app import create_app
 from cairn.service.catalog import migrate
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.catalog.migrate import configuration
-from cairn.service.command.doctor.databases import catalog_found
+from cairn.service.command.doctor.databases import check_catalog
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.dbos_engine.database import open_database
@@ -224,7 +224,7 @@ def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version
     said = upgrade(database_url, jobs_url, tmp_path)
     assert said.stdout.splitlines()[0] == "catalog: at revision 9999 already"
     assert revision_of(database_url)[0] == "9999"
-    (found,) = catalog_found(database_url, seconds=5)
+    (found,) = check_catalog(database_url, seconds=5)
     assert found.outcome is Outcome.OK
     assert f"tables of version 9999, with which this one, {known}, works" in found.found
 
@@ -245,7 +245,7 @@ def test_a_newer_catalog_that_this_version_cannot_work_with_is_refused(
         with pytest.raises(SettingsError, match="made by a newer Cairn"):
             open_it(database_url)
     assert revision_of(database_url)[0] == "9999"
-    (found,) = catalog_found(database_url, seconds=5)
+    (found,) = check_catalog(database_url, seconds=5)
     assert found.outcome is Outcome.FAIL
 
 

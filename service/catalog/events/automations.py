@@ -44,7 +44,9 @@ def advance(
             stays recorded.
         problem: Reason why it could not start one.
     """
-    outcome = {} if operation is None and problem is None else _told(operation, problem)
+    outcome: dict[str, str | None] = {}
+    if operation is not None or problem is not None:
+        outcome = {"operation": operation, "problem": problem and problem[:_LONGEST]}
     moved = (
         update(AutomationRow)
         .where(AutomationRow.name == name, AutomationRow.position == before)
@@ -77,7 +79,3 @@ def _begin(catalog: Catalog, name: str) -> int:
     except IntegrityError:  # another server was faster
         with catalog.query() as connection:
             return _positions(connection, [name])[name]
-
-
-def _told(operation: str | None, problem: str | None) -> dict[str, str | None]:
-    return {"operation": operation, "problem": problem and problem[:_LONGEST]}

@@ -41,12 +41,12 @@ def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str])
         automations: Names of the configured automations.
     """
     with catalog.connect() as connection:
-        last = min([_last_old(connection, before), *_wanted(connection, automations)])
+        last = min([_last_old(connection, before), *_needed_positions(connection, automations)])
         later = aliased(EventRow)
         of_run = later.root == EventRow.root, later.run == EventRow.run
         followed = select(later.id).where(*of_run, later.sequence > EventRow.sequence).exists()
         old = select(EventRow.id).where(EventRow.id <= last, followed)
-        kept = _told_ends(connection)
+        kept = _recent_job_ends(connection)
         if kept is not None:
             old = old.where(not_(kept))
         ids = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
@@ -77,7 +77,7 @@ def _last_old(connection: Connection, before: datetime) -> int:
     return connection.scalar(select(func.coalesce(func.max(EventRow.id), 0))) or 0
 
 
-def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
+def _needed_positions(connection: Connection, automations: Iterable[str]) -> list[int]:
     """Return the last ids that webhooks, pending deliveries and automations no longer need."""
     pending = DeliveryRow.state == DeliveryState.PENDING.value
     bounds = [
@@ -94,7 +94,7 @@ def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
     return [bound for bound in bounds if bound is not None]
 
 
-def _told_ends(connection: Connection) -> ColumnElement[bool] | None:
+def _recent_job_ends(connection: Connection) -> ColumnElement[bool] | None:
     """Return a condition for events of ends that are searched again; None: no job ended."""
     ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
     last = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))

@@ -80,7 +80,7 @@ async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> 
                 if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
                     await file.seek(0)
                     await file.truncate()
-                    expected = _told_crc32c(response.headers.get("repr-digest", ""))
+                    expected = _expected_crc32c(response.headers.get("repr-digest", ""))
                     checksum = _checksum()
                     # What can't be compared here the server compares, if it sends all of it.
                     apart = expected is None or checksum is not None
@@ -111,7 +111,7 @@ def _checksum() -> Any:
     return google_crc32c.Checksum()
 
 
-def _told_crc32c(digests: str) -> str | None:
+def _expected_crc32c(digests: str) -> str | None:
     """Read the CRC-32C of a `Repr-Digest` header as eight hexadecimal digits, or None."""
     for field in digests.split(","):
         name, _, value = field.strip().partition("=")

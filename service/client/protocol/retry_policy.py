@@ -30,11 +30,11 @@ def pause_after(
         headers: Headers of the request.
     """
     if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-        return _told(response, attempt)
+        return _retry_after(response, attempt)
     if response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
         return None
     if _is_repeatable(method, headers) or _kind(response) in _NOTHING_DONE:
-        return _told(response, attempt)
+        return _retry_after(response, attempt)
     return None
 
 
@@ -62,7 +62,7 @@ def _kind(response: httpx.Response) -> object:
     return body.get("type") if isinstance(body, dict) else None
 
 
-def _told(response: httpx.Response, attempt: int) -> float:
+def _retry_after(response: httpx.Response, attempt: int) -> float:
     text = response.headers.get("retry-after", "")
     seconds = int(text) if text.isascii() and text.isdigit() else 0
     return max(float(seconds), _pace(attempt))

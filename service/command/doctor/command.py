@@ -12,18 +12,18 @@ import typer
 
 from cairn.installation import installed_version
 from cairn.service.command.doctor.environment import (
-    data_folder_found,
-    emulators_found,
-    settings_found,
+    check_data_folder,
+    check_emulators,
+    check_settings,
 )
 from cairn.service.command.doctor.findings import Check, Finding, Outcome, run_checks
 from cairn.service.command.doctor.installation import (
-    commands_found,
-    entry_points_found,
-    names_found,
-    versions_found,
+    check_commands,
+    check_entry_points,
+    check_names,
+    check_versions,
 )
-from cairn.service.command.doctor.server import server_found
+from cairn.service.command.doctor.server import check_server
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.output.documents import JsonOption, print_document
@@ -102,48 +102,48 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
     A check imports its modules when it runs: they may belong to an extra that is not installed.
     """
     checks: dict[str, Check] = {
-        "settings": lambda: settings_found(os.environ),
-        "versions": versions_found,
-        "entry points": lambda: entry_points_found(sys.path),
-        "names": lambda: names_found(sys.path),
-        "command": lambda: commands_found(os.environ.get("PATH", ""), Path(sys.executable).parent),
+        "settings": lambda: check_settings(os.environ),
+        "versions": check_versions,
+        "entry points": lambda: check_entry_points(sys.path),
+        "names": lambda: check_names(sys.path),
+        "command": lambda: check_commands(os.environ.get("PATH", ""), Path(sys.executable).parent),
     }
     with contextlib.suppress(SettingsError):  # the check `settings` reports it
         settings = load_settings()
         roots = settings.root_uris
         schemes = frozenset(uri.scheme for uri in roots.values())
-        checks["emulators"] = lambda: emulators_found(os.environ, schemes)
-        checks["data folder"] = lambda: data_folder_found(settings.data_dir)
+        checks["emulators"] = lambda: check_emulators(os.environ, schemes)
+        checks["data folder"] = lambda: check_data_folder(settings.data_dir)
         for name, uri in roots.items():
             checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
         checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
         checks["added roots"] = lambda: _added_roots(settings, probe, seconds)
         checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
-    checks["server"] = lambda: server_found(
+    checks["server"] = lambda: check_server(
         url, os.environ, version=installed_version(), seconds=seconds
     )
     return checks
 
 
 def _root(name: str, uri: StoreURI, probe: bool, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.stores import root_found
+    from cairn.service.command.doctor.stores import check_root
 
-    return root_found(name, uri, probe=probe, seconds=seconds)
+    return check_root(name, uri, probe=probe, seconds=seconds)
 
 
 def _catalog(url: str, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import catalog_found
+    from cairn.service.command.doctor.databases import check_catalog
 
-    return catalog_found(url, seconds=seconds)
+    return check_catalog(url, seconds=seconds)
 
 
 def _added_roots(settings: Settings, probe: bool, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import added_roots_found
+    from cairn.service.command.doctor.databases import check_added_roots
 
-    return added_roots_found(settings, probe=probe, seconds=seconds)
+    return check_added_roots(settings, probe=probe, seconds=seconds)
 
 
 def _jobs(url: str, seconds: float) -> Iterable[Finding]:
-    from cairn.service.command.doctor.databases import jobs_found
+    from cairn.service.command.doctor.databases import check_jobs
 
-    return jobs_found(url, seconds=seconds)
+    return check_jobs(url, seconds=seconds)

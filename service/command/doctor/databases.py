@@ -12,7 +12,7 @@ from cairn.service.catalog.migrate import is_newer_and_works, known_revisions, r
 from cairn.service.catalog.models import AddedRootRow
 from cairn.service.catalog.roots import overlap_of
 from cairn.service.command.doctor.findings import Finding, Outcome
-from cairn.service.command.doctor.stores import root_found
+from cairn.service.command.doctor.stores import check_root
 from cairn.service.private_files import shared_files
 from cairn.service.settings import Settings
 from cairn.storage.errors import InvalidURIError
@@ -22,26 +22,26 @@ _SERVER_SCHEMA: Final = "dbos"
 _ADDED: Final = "added roots"
 
 
-def catalog_found(url: str, *, seconds: float) -> Iterator[Finding]:
+def check_catalog(url: str, *, seconds: float) -> Iterator[Finding]:
     """Check that the catalog's tables are those of this version.
 
     Args:
         url: Address of the database.
         seconds: Time to wait for an answer.
     """
-    yield from _database_found("catalog", "CAIRN_DATABASE_URL", url, seconds, _revision)
+    yield from _check_database("catalog", "CAIRN_DATABASE_URL", url, seconds, _revision)
 
 
-def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
+def check_jobs(url: str, *, seconds: float) -> Iterator[Finding]:
     """Check that the database of jobs has its tables, whose version is up to the job engine."""
-    yield from _database_found("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
+    yield from _check_database("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
 
 
-def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Iterator[Finding]:
+def check_added_roots(settings: Settings, *, probe: bool, seconds: float) -> Iterator[Finding]:
     """Check the roots that were added to the catalog, and compare them with the settings.
 
     It also names rules of the settings that fit no root. It does not report an unreadable
-    catalog: `catalog_found` does.
+    catalog: `check_catalog` does.
 
     Args:
         settings: Settings that name the catalog and roots of their own.
@@ -61,7 +61,7 @@ def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Ite
     url = settings.database_url
     read = [
         finding.outcome
-        for finding in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look)
+        for finding in _check_database(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look)
     ]
     if not added:
         yield Finding(_ADDED, Outcome.OK, "none")
@@ -80,14 +80,14 @@ def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Ite
             text = f"{name}: expected a place apart from all others, found {uri}, {overlap}"
             fix = f"cairn roots remove {name}, or correct CAIRN_ROOTS"
             yield Finding(_ADDED, Outcome.WARN, text, fix)
-        yield from root_found(name, uri, probe=probe, seconds=seconds)
+        yield from check_root(name, uri, probe=probe, seconds=seconds)
     if Outcome.FAIL not in read:
         for rule in settings.rules_without_roots(added):
             fix = "correct the pattern, or add the root"
             yield Finding("settings", Outcome.WARN, f"{rule} fits no root, and does nothing", fix)
 
 
-def _database_found(
+def _check_database(
     check: str,
     setting: str,
     url: str,

@@ -22,7 +22,7 @@ _WITH_SECRETS: Final = ("CAIRN_ENV_FILE", "CAIRN_KEY_FILE")
 _GCS_FLAGS: Final = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 
 
-def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
+def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """List the variables that are set, warn of those that nothing reads, and load the settings."""
     unread = unread_variables(environment)
     for name, value in sorted(environment.items()):
@@ -62,7 +62,7 @@ def _shown(name: str, value: str) -> str:
     return "***" if _SECRET.search(name.upper()) else without_passwords(value)
 
 
-def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> Iterator[Finding]:
+def check_emulators(environment: Mapping[str, str], schemes: frozenset[str]) -> Iterator[Finding]:
     """Report variables that send requests for buckets to an emulator, maybe left from a test.
 
     Args:
@@ -96,7 +96,7 @@ def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> 
         yield Finding("emulators", Outcome.OK, "no variable sends requests elsewhere")
 
 
-def data_folder_found(folder: Path) -> Iterator[Finding]:
+def check_data_folder(folder: Path) -> Iterator[Finding]:
     """Check the permissions and the free space of the folder of the databases.
 
     Args:

@@ -56,7 +56,11 @@ def run_checks(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
     """
     answers = {name: _begin(check) for name, check in checks.items()}
     wait(answers.values(), timeout=seconds)
-    return [finding for name, answer in answers.items() for finding in _told(name, answer, seconds)]
+    return [
+        finding
+        for name, answer in answers.items()
+        for finding in _findings_of(name, answer, seconds)
+    ]
 
 
 def _begin(check: Check) -> Future[list[Finding]]:
@@ -75,7 +79,7 @@ def _begin(check: Check) -> Future[list[Finding]]:
     return answer
 
 
-def _told(name: str, answer: Future[list[Finding]], seconds: float) -> list[Finding]:
+def _findings_of(name: str, answer: Future[list[Finding]], seconds: float) -> list[Finding]:
     if not answer.done():
         text = f"expected an answer within {seconds:.3g} s, found none"
         return [Finding(name, Outcome.FAIL, text, "check that it can be reached from this host")]

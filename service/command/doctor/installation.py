@@ -27,7 +27,7 @@ _ELSEWHERE: Final = "unset PYTHONPATH"
 _INSTALL: Final = f"python -m pip install --force-reinstall --no-deps '{DISTRIBUTION}'"
 
 
-def versions_found() -> Iterator[Finding]:
+def check_versions() -> Iterator[Finding]:
     """Check the versions of Python and of the packages that a training job depends on."""
     try:
         own = metadata.metadata(DISTRIBUTION)
@@ -60,7 +60,7 @@ def versions_found() -> Iterator[Finding]:
     yield Finding("versions", Outcome.OK, ", ".join(there))
 
 
-def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
+def check_entry_points(path: Sequence[str]) -> Iterator[Finding]:
     """Check that the installation registers this code's entry points: an older one may not.
 
     Args:
@@ -68,7 +68,7 @@ def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
     """
     installed = list(metadata.distributions(name=DISTRIBUTION, path=list(path)))
     if not installed:
-        return  # `versions_found` reports it
+        return  # `check_versions` reports it
     if len(places := {str(distribution.locate_file("")) for distribution in installed}) > 1:
         text = f"expected one installation of {DISTRIBUTION}, found {', '.join(sorted(places))}"
         fix = f"python -m pip uninstall {DISTRIBUTION}, until none is left, and install it again"
@@ -88,7 +88,7 @@ def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
         yield Finding("entry points", Outcome.OK, "those of this version")
 
 
-def names_found(path: Sequence[str]) -> Iterator[Finding]:
+def check_names(path: Sequence[str]) -> Iterator[Finding]:
     """Check that no other package shadows `cairn`, or has the name of one of its parts.
 
     Args:
@@ -140,7 +140,7 @@ def _folder(entry: str) -> Path:
     return Path(entry or os.curdir)
 
 
-def commands_found(path: str, prefix: Path) -> Iterator[Finding]:
+def check_commands(path: str, prefix: Path) -> Iterator[Finding]:
     """Check that the shell runs the `cairn` command of this Python.
 
     Args:

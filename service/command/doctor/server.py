@@ -7,7 +7,7 @@ from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.errors import ClientError, ProblemResponseError
 
 
-def server_found(
+def check_server(
     url: str | None, environment: Mapping[str, str], *, version: str, seconds: float
 ) -> Iterator[Finding]:
     """Check that the control plane answers, has this version, and is ready.

@@ -19,7 +19,7 @@ _REACH: Final = "check address, credentials and network"
 _SET_CLOCK: Final = "sudo timedatectl set-ntp true"
 
 
-def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iterator[Finding]:
+def check_root(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iterator[Finding]:
     """Check that a root answers and, with `probe`, what its store promises and its clock.
 
     Args:
@@ -36,7 +36,7 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
         try:
             count = len(open_files(uri).list())
         except StorageError as exc:
-            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), _REACH)
+            yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), _REACH)
             return
         yield Finding(check, Outcome.OK, f"{uri} answers, {count} entries")
         if not probe:
@@ -50,14 +50,14 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
         except StorageError as exc:
             silent = deadline_seconds_left() == 0
             fix = _REACH if silent else _writable(uri)
-            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), fix)
+            yield Finding(check, Outcome.FAIL, _error_text(exc, uri, seconds), fix)
         else:
             yield Finding(check, Outcome.OK, "it refuses all but one of two writers")
             if ahead is not None:
                 yield _clock(check, ahead)
 
 
-def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
+def _error_text(error: StorageError, uri: StoreURI, seconds: float) -> str:
     """Return the error's text, or that of a timeout if the check's time is up.
 
     After a timeout the error names the seconds that its own wait had left, not the deadline.

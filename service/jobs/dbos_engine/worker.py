@@ -370,22 +370,22 @@ class Worker:
         Raises:
             JobFailedError: The operation has ended while its part was being started.
         """
-        workflow = self._found(operation_id)
+        workflow = self._workflow(operation_id)
         if workflow is None or state_of(workflow.status).final:
             gone = OperationStateError(f"operation {operation_id}: it has ended meanwhile")
             problem = problem_from(gone, instance=f"/v1/operations/{operation_id}")
             raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _is_cancelled(self, operation_id: str) -> bool:
-        workflow = self._found(operation_id)
+        workflow = self._workflow(operation_id)
         return workflow is not None and workflow.status == CANCELLED
 
     def _started_by(self, operation_id: str) -> Mapping[str, Any]:
         """Return the stored ids of the request that started a workflow."""
-        workflow = self._found(operation_id)
+        workflow = self._workflow(operation_id)
         return {} if workflow is None else workflow.attributes or {}
 
-    def _found(self, operation_id: str) -> WorkflowStatus | None:
+    def _workflow(self, operation_id: str) -> WorkflowStatus | None:
         workflows = _outside_workflow(
             lambda: DBOS.list_workflows(
                 workflow_ids=[operation_id], load_input=False, load_output=False

@@ -19,7 +19,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.roots import Roots
 from cairn.service.command import variables
 from cairn.service.command.doctor import environment, findings, installation, server, stores
-from cairn.service.command.doctor.databases import catalog_found, jobs_found
+from cairn.service.command.doctor.databases import check_catalog, check_jobs
 from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
 from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.storage.errors import StoreCheckError
@@ -105,12 +105,12 @@ def test_a_terminal_shows_fixes_below_what_they_mend(root, tmp_path):
 
 
 def test_a_misspelt_setting_is_told_with_the_nearest():
-    found = list(environment.settings_found({"CAIRN_ROTO": "gs://b/runs"}))
+    found = list(environment.check_settings({"CAIRN_ROTO": "gs://b/runs"}))
     one = only(found, Outcome.WARN)
     assert "CAIRN_ROTO" in one.found
     assert "the nearest is CAIRN_ROOT" in one.found
     assert one.fix == 'export CAIRN_ROOT="$CAIRN_ROTO"; unset CAIRN_ROTO'
-    one = only(environment.settings_found({"CAIRN_SOMETHING_ELSE": "1"}), Outcome.WARN)
+    one = only(environment.check_settings({"CAIRN_SOMETHING_ELSE": "1"}), Outcome.WARN)
     assert one.fix == "unset CAIRN_SOMETHING_ELSE"
 
 
@@ -129,12 +129,12 @@ def test_every_variable_that_the_code_reads_is_known():
 
 def test_no_password_is_shown():
     url = "postgresql+psycopg://me:se/cret@host/db"
-    found = list(environment.settings_found({"CAIRN_DATABASE_URL": url, "CAIRN_ROTO": url}))
+    found = list(environment.check_settings({"CAIRN_DATABASE_URL": url, "CAIRN_ROTO": url}))
     assert "se/cret" not in str(found)
     assert "postgresql+psycopg://me:***@host/db" in found[0].found
     for value in ("postgresql://me:a@b:c@host/db", "postgresql://host/db?password=a@b&x=1"):
-        assert "a@b" not in str(list(environment.settings_found({"CAIRN_DATABASE_URL": value})))
-    assert "abc" not in str(list(environment.settings_found({"CAIRN_SOME_KEY": "abc"})))
+        assert "a@b" not in str(list(environment.check_settings({"CAIRN_DATABASE_URL": value})))
+    assert "abc" not in str(list(environment.check_settings({"CAIRN_SOME_KEY": "abc"})))
 
 
 def test_a_setting_that_cannot_work_fails_and_the_rest_is_looked_at(tmp_path):
@@ -171,9 +171,9 @@ def test_a_setting_that_cannot_work_fails_and_the_rest_is_looked_at(tmp_path):
     ],
 )
 def test_emulators_that_were_left_on_are_told(variables, outcome):
-    (one,) = environment.emulators_found(variables, frozenset({"gs"}))
+    (one,) = environment.check_emulators(variables, frozenset({"gs"}))
     assert one.outcome == outcome
-    (one,) = environment.emulators_found(variables, frozenset({"file"}))
+    (one,) = environment.check_emulators(variables, frozenset({"file"}))
     assert one.outcome == ("warn" if outcome == "fail" else outcome)
 
 
@@ -182,11 +182,11 @@ def test_emulators_that_were_left_on_are_told(variables, outcome):
 
 def test_a_data_folder_that_others_may_read_is_told(tmp_path):
     tmp_path.chmod(0o755)
-    one = only(environment.data_folder_found(tmp_path), Outcome.WARN)
+    one = only(environment.check_data_folder(tmp_path), Outcome.WARN)
     assert "expected mode 700, found 755" in one.found
     assert one.fix == f"chmod 700 {tmp_path}"
     tmp_path.chmod(0o700)
-    assert of(environment.data_folder_found(tmp_path), Outcome.WARN) == []
+    assert of(environment.check_data_folder(tmp_path), Outcome.WARN) == []
 
 
 def test_a_data_folder_without_room_or_rights_is_told(tmp_path, monkeypatch):
@@ -195,12 +195,12 @@ def test_a_data_folder_without_room_or_rights_is_told(tmp_path, monkeypatch):
         monkeypatch.setattr(
             environment.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
         )
-        found = list(environment.data_folder_found(tmp_path / "new"))
+        found = list(environment.check_data_folder(tmp_path / "new"))
         assert "expected 1.0 GB free, found" in only(found, outcome).found
     monkeypatch.setattr(environment.os, "access", lambda *_: False)
-    assert "may write" in only(environment.data_folder_found(tmp_path), Outcome.FAIL).found
+    assert "may write" in only(environment.check_data_folder(tmp_path), Outcome.FAIL).found
     (tmp_path / "file").write_text("")
-    found = environment.data_folder_found(tmp_path / "file" / "data")
+    found = environment.check_data_folder(tmp_path / "file" / "data")
     assert "found a file" in only(found, Outcome.FAIL).found
 
 
@@ -208,7 +208,7 @@ def test_a_data_folder_without_room_or_rights_is_told(tmp_path, monkeypatch):
 
 
 def look(uri, **options):
-    return list(stores.root_found("default", parse_uri(uri), seconds=10, **options))
+    return list(stores.check_root("default", parse_uri(uri), seconds=10, **options))
 
 
 def test_a_sound_root_is_said_to_be_sound_and_nothing_of_the_probe_stays(root, gcs):
@@ -268,7 +268,7 @@ def test_a_bucket_that_is_silent_is_given_up_in_time(gcs):
     gcs.faults.add("hang", operation="objects.list")
     began = time.monotonic()
     found = list(
-        stores.root_found("default", parse_uri(f"{gcs.bucket_uri}/x"), probe=True, seconds=0.5)
+        stores.check_root("default", parse_uri(f"{gcs.bucket_uri}/x"), probe=True, seconds=0.5)
     )
     assert time.monotonic() - began < 2.5
     assert "within 0.5 s" in only(found, Outcome.FAIL).found
@@ -278,7 +278,7 @@ def test_a_bucket_that_is_silent_is_given_up_in_time(gcs):
 
 
 def test_databases_that_are_not_there_yet_are_fine_and_are_not_made(tmp_path):
-    for check in (catalog_found, jobs_found):
+    for check in (check_catalog, check_jobs):
         (one,) = check(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
         assert one.outcome is Outcome.OK
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +288,7 @@ def test_a_catalog_is_of_this_version_behind_or_ahead(database_url, tmp_path):
     Catalog.open(database_url).close()
 
     def look():
-        (one,) = catalog_found(database_url, seconds=5)
+        (one,) = check_catalog(database_url, seconds=5)
         return one
 
     def set_version(version):
@@ -307,10 +307,10 @@ def test_a_catalog_is_of_this_version_behind_or_ahead(database_url, tmp_path):
 
 
 def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
-    (one,) = jobs_found(database_url, seconds=5)
+    (one,) = check_jobs(database_url, seconds=5)
     assert one.outcome is (Outcome.OK if database_url.startswith("sqlite") else Outcome.WARN)
     open_database(database_url).destroy()
-    (one,) = jobs_found(database_url, seconds=5)
+    (one,) = check_jobs(database_url, seconds=5)
     assert one.outcome is Outcome.OK
     assert "has the tables" in one.found
 
@@ -318,14 +318,14 @@ def test_jobs_are_looked_for_where_the_engine_keeps_them(database_url):
 def test_what_is_no_database_fails(tmp_path):
     (tmp_path / "some.sqlite").write_text("no database at all, but long enough to be looked at")
     (tmp_path / "some.sqlite").chmod(0o600)
-    (one,) = catalog_found(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
+    (one,) = check_catalog(f"sqlite:///{tmp_path}/some.sqlite", seconds=5)
     assert one.outcome is Outcome.FAIL
     assert "CAIRN_DATABASE_URL" in one.found
     assert "not a database" in one.found
-    (one,) = jobs_found("postgresql+psycopg://me:secret@127.0.0.1:9/x", seconds=2)
+    (one,) = check_jobs("postgresql+psycopg://me:secret@127.0.0.1:9/x", seconds=2)
     assert one.outcome is Outcome.FAIL
     assert "secret" not in one.found
-    (one,) = catalog_found("nonsense", seconds=2)
+    (one,) = check_catalog("nonsense", seconds=2)
     assert one.outcome is Outcome.FAIL
 
 
@@ -334,17 +334,17 @@ def test_files_with_secrets_that_others_may_read_are_told(tmp_path):
     for name in ("catalog.sqlite", "catalog.sqlite-wal", "cairn.env", "my.key"):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(0o644)
-    found = of(catalog_found(f"sqlite:///{tmp_path}/catalog.sqlite", seconds=5), Outcome.WARN)
+    found = of(check_catalog(f"sqlite:///{tmp_path}/catalog.sqlite", seconds=5), Outcome.WARN)
     assert [one.fix for one in found] == [
         f"chmod 600 {tmp_path}/catalog.sqlite",
         f"chmod 600 {tmp_path}/catalog.sqlite-wal",
     ]
     named = {"CAIRN_ENV_FILE": f"{tmp_path}/cairn.env", "CAIRN_KEY_FILE": f"{tmp_path}/my.key"}
-    found = of(environment.settings_found(named), Outcome.WARN)
+    found = of(environment.check_settings(named), Outcome.WARN)
     assert [one.fix for one in found] == [f"chmod o= {path}" for path in named.values()]
     (tmp_path / "cairn.env").chmod(0o640)  # of root, for the group of a service
     (tmp_path / "my.key").chmod(0o600)
-    assert of(environment.settings_found(named), Outcome.WARN) == []
+    assert of(environment.check_settings(named), Outcome.WARN) == []
 
 
 def test_looking_changes_no_database(tmp_path):
@@ -354,7 +354,7 @@ def test_looking_changes_no_database(tmp_path):
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
     before = (tmp_path / "catalog.sqlite").read_bytes()
-    list(catalog_found(url, seconds=5))
+    list(check_catalog(url, seconds=5))
     assert (tmp_path / "catalog.sqlite").read_bytes() == before
 
 
@@ -380,13 +380,13 @@ def installed(folder, entry_points):
 def test_an_installation_from_before_an_entry_point_fails(tmp_path):
     script = "[console_scripts]\ncairn = cairn.service.command.cli:main\n"
     old = installed(tmp_path / "old", script)
-    one = only(installation.entry_points_found([old]), Outcome.FAIL)
+    one = only(installation.check_entry_points([old]), Outcome.FAIL)
     assert "cairn.durable_steps: announce = " in one.found
     assert "--force-reinstall" in one.fix
     now = f"{script}[cairn.durable_steps]\nannounce = cairn.service.client.announcing:announce\n"
-    found = list(installation.entry_points_found([installed(tmp_path / "now", now)]))
+    found = list(installation.check_entry_points([installed(tmp_path / "now", now)]))
     assert [one.outcome for one in found] == [Outcome.OK]
-    both = list(installation.entry_points_found([str(tmp_path / "now"), old]))
+    both = list(installation.check_entry_points([str(tmp_path / "now"), old]))
     assert "expected one installation" in only(both, Outcome.WARN).found
 
 
@@ -397,7 +397,7 @@ def versions_found_with(monkeypatch, package, version):
         "cairn.installation.metadata.version",
         lambda name: version if name == package else real(name),
     )
-    return list(installation.versions_found())
+    return list(installation.check_versions())
 
 
 def test_versions_outside_of_what_was_tested_fail(monkeypatch):
@@ -426,12 +426,12 @@ def test_names_that_are_shadowed_are_told(tmp_path):
     (tmp_path / "c" / "cairn.py").write_text("")
     (tmp_path / "d" / "state").mkdir(parents=True)  # a folder without modules
     path = [str(tmp_path / name) for name in "abcd"]
-    told = [one.found for one in of(installation.names_found(path), Outcome.WARN)]
+    told = [one.found for one in of(installation.check_names(path), Outcome.WARN)]
     assert any(f"storage is another package, at {tmp_path}/a" in text for text in told)
     assert any(f"{tmp_path}/b/cairn/__init__.py" in text for text in told)
     assert any(f"{tmp_path}/c/cairn.py" in text for text in told)
     assert not any("state" in text.split() for text in told)
-    told = [one.found for one in installation.names_found([str(PROJECT.parent)])]
+    told = [one.found for one in installation.check_names([str(PROJECT.parent)])]
     assert any("import storage would find second copies" in text for text in told)
 
 
@@ -443,7 +443,7 @@ def test_another_command_of_the_name_is_told(tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
 
     def look(*folders):
-        (one,) = installation.commands_found(os.pathsep.join(map(str, folders)), own)
+        (one,) = installation.check_commands(os.pathsep.join(map(str, folders)), own)
         return one
 
     assert look(own).outcome is Outcome.OK
@@ -457,7 +457,7 @@ def test_another_command_of_the_name_is_told(tmp_path):
 
 
 def ask(url, **variables):
-    found = server.server_found(url, variables, version=installed_version(), seconds=5)
+    found = server.check_server(url, variables, version=installed_version(), seconds=5)
     return list(found)
 
 
