@@ -1,4 +1,4 @@
-"""Stamps of a run, which show changes of its records without reading them.
+"""Change tokens of runs, which show a change of the records without reading them.
 
 Every change of what is listed (a manifest, a label, an alias, an attempt, a tombstone, a step that
 begins) adds or renames a file in its folder. On a disk that changes the folder's modification time;
@@ -28,9 +28,9 @@ _FOLDERS: Final = (*_RECORDS, ALIASES, ATTEMPTS)
 
 
 def change_token(run: StoreURI) -> str | None:
-    """Return the stamp of a run; two equal stamps mean that nothing has changed between them.
+    """Return the change token of a run; equal tokens mean that nothing has changed in between.
 
-    None if the store offers no stamp, or if a change is too recent for the clock's resolution.
+    None if the store offers none, or if a change is too recent for the clock's resolution.
     """
     if run.scheme == "file":
         return _times(run)
@@ -38,22 +38,22 @@ def change_token(run: StoreURI) -> str | None:
 
 
 def record_tokens(run: Run) -> dict[str, str | None]:
-    """Return the stamps of all manifests, annotations and tombstones of a run, by name."""
-    return {name: stamp for folder in _RECORDS for name, stamp in run.objects.etags(folder).items()}
+    """Return the change tokens of all manifests, annotations and tombstones of a run, by name."""
+    return {name: token for folder in _RECORDS for name, token in run.objects.etags(folder).items()}
 
 
 def _times(run: StoreURI) -> str | None:
     newest = time.time_ns() - SETTLED_NANOSECONDS
-    times = list(_looks(run.local_path))
-    if any(look is not None and look[1] > newest for look in times):
+    times = list(_stats(run.local_path))
+    if any(stat is not None and stat[1] > newest for stat in times):
         return None
     return _digest(times)
 
 
-def _looks(folder: str) -> Iterator[tuple[int, int] | None]:
+def _stats(folder: str) -> Iterator[tuple[int, int] | None]:
     """Yield inode and modification time of every watched name; None: it does not exist."""
     for name in (RUN_FILE, *_FOLDERS):
-        yield _look(os.path.join(folder, name))
+        yield _stat(os.path.join(folder, name))
     attempts = os.path.join(folder, ATTEMPTS)
     try:
         names = sorted(os.listdir(attempts))
@@ -61,10 +61,10 @@ def _looks(folder: str) -> Iterator[tuple[int, int] | None]:
         return
     for name in names:
         if not name.endswith(".json"):
-            yield _look(os.path.join(attempts, name))
+            yield _stat(os.path.join(attempts, name))
 
 
-def _look(path: str) -> tuple[int, int] | None:
+def _stat(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
     except OSError:

@@ -22,7 +22,7 @@ from cairn.storage.errors import InvalidURIError
 from cairn.storage.store.disk.confinement import real_prefix, with_confinement
 from cairn.storage.store.uri import StoreURI, parse_uri
 
-KNOWN_SECONDS: Final = 1.0
+CACHE_SECONDS: Final = 1.0
 """Age up to which a process uses the added roots that it has read."""
 
 _TABLE: Final = ("", "roots")
@@ -38,7 +38,7 @@ class Roots(Mapping[str, StoreURI]):
 
     Roots of the settings come first, and need no database. For an unknown name the catalog is read
     at once, by one short query, and a miss is not cached. A removed root is noticed up to
-    `KNOWN_SECONDS` later.
+    `CACHE_SECONDS` later.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Roots(Mapping[str, StoreURI]):
         if name in self._own:
             return self._own[name]
         now = time.monotonic()
-        added = self._since(now - KNOWN_SECONDS)
+        added = self._since(now - CACHE_SECONDS)
         return (added if name in added else self._since(now))[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -164,7 +164,7 @@ class Roots(Mapping[str, StoreURI]):
 
     def _all(self) -> dict[str, StoreURI]:
         with suppress(SQLAlchemyError):  # callers that need more of the catalog report an outage
-            self._since(time.monotonic() - KNOWN_SECONDS)
+            self._since(time.monotonic() - CACHE_SECONDS)
         return {**self._own, **{k: v for k, v in self._added.items() if k not in self._own}}
 
     def _since(self, moment: float) -> dict[str, StoreURI]:
@@ -176,10 +176,10 @@ class Roots(Mapping[str, StoreURI]):
         if self._read < moment:
             with self._lock:
                 if self._read < moment:
-                    self._look()
+                    self._read_added()
         return self._added
 
-    def _look(self) -> None:
+    def _read_added(self) -> None:
         began, before = time.monotonic(), self._added
         try:
             with self._catalog.query() as connection:

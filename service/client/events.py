@@ -91,11 +91,11 @@ class EventsConnection(Connection):
         server = Backoff(patience)
         kind_names = None if kinds is None else [str(kind) for kind in kinds]
         for kind in [] if kind_names is None else kind_names or [""]:
-            self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
+            self._page(server, kind=kind, page_size=1)  # an unknown kind is refused at once
         only = kind_names[0] if kind_names is not None and len(kind_names) == 1 else None
         last = self._event(server, after, after) if after else None
         while True:
-            page = self._look(
+            page = self._page(
                 server,
                 after=after,
                 root=root,
@@ -124,7 +124,7 @@ class EventsConnection(Connection):
     def _event(self, server: Backoff, event: int, position: int) -> Event | None:
         """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
-            page = self._look(server, after=event - 1, page_size=1)
+            page = self._page(server, after=event - 1, page_size=1)
         except ProblemResponseError as exc:
             pruned = exc.problem.get("pruned")
             if exc.status == HTTPStatus.GONE and isinstance(pruned, int) and pruned <= position:
@@ -141,7 +141,7 @@ class EventsConnection(Connection):
             "anew: look at what is listed now, and watch with after=0."
         )
 
-    def _look(self, server: Backoff, **parameters: Parameter) -> EventList:
+    def _page(self, server: Backoff, **parameters: Parameter) -> EventList:
         """Fetch the next events; retry until the server answers."""
         while True:
             try:

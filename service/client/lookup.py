@@ -12,7 +12,7 @@ from cairn.service.filters.quotes import quote
 from cairn.service.schemas import Better, Checkpoint
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
-_LOOKED_AT: Final = 100  # checkpoints whose metrics an error message names
+_MAX_EXAMINED: Final = 100  # checkpoints whose metrics an error message names
 
 
 def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
@@ -119,9 +119,11 @@ def _aliased(client: Client, address: Address, name: str, root: str) -> Checkpoi
 
 def _no_value(client: Client, run: str, metric: str, root: str) -> NoCheckpointError:
     some: list[Checkpoint] = []
-    for checkpoint in client.checkpoints(run, root=root, filter="metrics:*", page_size=_LOOKED_AT):
+    for checkpoint in client.checkpoints(
+        run, root=root, filter="metrics:*", page_size=_MAX_EXAMINED
+    ):
         some.append(checkpoint)
-        if len(some) == _LOOKED_AT:
+        if len(some) == _MAX_EXAMINED:
             break
     metrics = sorted({name for checkpoint in some for name in checkpoint.metrics})
     near = get_close_matches(metric, metrics, n=1)

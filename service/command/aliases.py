@@ -46,7 +46,10 @@ def aliases(
             if json:
                 print_document(AliasList(aliases=current))
                 return
-            rows = ((a.alias, a.step, a.attempt, a.by, a.at, a.reason) for a in current)
+            rows = (
+                (entry.alias, entry.step, entry.attempt, entry.by, entry.at, entry.reason)
+                for entry in current
+            )
             print_table(console, ("alias", *_TITLES), rows)
             for checkpoint in client.checkpoints(run, root=root, state="all", filter="aliases:*"):
                 for name in checkpoint.aliases if checkpoint.damaged is not None else ():

@@ -23,7 +23,7 @@ from cairn.storage.store.uri import StoreURI
 OVERLAP: Final = timedelta(minutes=10)
 """Largest expected difference between the clocks of workers."""
 
-LOOKED_BACK: Final = timedelta(days=30)
+LOOKBACK: Final = timedelta(days=30)
 """Time to look back if no end of a job was ever published."""
 
 BEHIND_SECONDS: Final = 900.0
@@ -57,7 +57,7 @@ class EventDetector:
     def jobs(self, now: datetime) -> None:
         """Publish the ends of jobs."""
         if self._since is None:
-            self._since = self._last_end() or now - LOOKED_BACK
+            self._since = self._last_end() or now - LOOKBACK
         ended = self._jobs.ended(self._since - OVERLAP)
         # In order of time: after a crash, a successor goes on from the last end that was published.
         for moment, operation, state in sorted(ended - self._told):

@@ -41,7 +41,7 @@ from cairn.storage.store.clock import utc_now
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Interval between two checks for deliveries."""
 
 NOTICE_SECONDS = 4.0
@@ -85,7 +85,7 @@ class Sender:
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cairn-webhook")
-        self._thread = threading.Thread(target=self._look, name="cairn-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cairn-events", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -99,7 +99,7 @@ class Sender:
         self._pool.shutdown(cancel_futures=True)
         self._name.release()
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         noticed = 0.0
         while not self._stop.is_set():
             if not self._take_name():
@@ -112,7 +112,7 @@ class Sender:
             self._log_errors(self._start_deliveries)
             if self._kept and time.monotonic() >= self._prune_next:
                 self._log_errors(self._prune)
-            self._stop.wait(LOOK_SECONDS)
+            self._stop.wait(POLL_SECONDS)
 
     def _prune(self) -> None:
         """Remove a batch of old events; the next check goes on, unless this was the last batch."""
@@ -200,10 +200,10 @@ class Sender:
             work()
         except SQLAlchemyError as exc:
             logger.warning("events wait for the database: %s", exc)
-            self._stop.wait(LOOK_SECONDS)
+            self._stop.wait(POLL_SECONDS)
         except Exception:  # the thread must survive: the next try may succeed
             logger.exception("events wait")
-            self._stop.wait(LOOK_SECONDS)
+            self._stop.wait(POLL_SECONDS)
 
 
 def _name_of(settings: Settings) -> WorkerName:

@@ -12,7 +12,7 @@ from cairn.service.schemas import Operation
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 QUIET_SECONDS: Final = 10.0
 
 
@@ -37,20 +37,20 @@ class _Watched:
 
     Attributes:
         operation: state by the last query.
-        look: number of the last query that found a change.
+        query: number of the last query that found a change.
         changed: set at the next change.
         watchers: number of watchers.
     """
 
-    def __init__(self, operation: Operation, look: int) -> None:
+    def __init__(self, operation: Operation, query: int) -> None:
         self.operation = operation
-        self.look = look
+        self.query = query
         self.changed = asyncio.Event()
         self.watchers = 0
 
-    def tell(self, operation: Operation, look: int) -> None:
+    def tell(self, operation: Operation, query: int) -> None:
         if operation != self.operation:
-            self.operation, self.look = operation, look
+            self.operation, self.query = operation, query
             self.wake()
 
     def wake(self) -> None:
@@ -68,8 +68,8 @@ class Watches:
     def __init__(self, jobs: JobStates) -> None:
         self._jobs = jobs
         self._watched: dict[str, _Watched] = {}
-        self._looks = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._queries = 0
+        self._task: asyncio.Task[None] | None = None
 
     async def states(self, operation_id: str) -> AsyncGenerator[Operation | None]:
         """Yield the operation now and at every change, until it ends or the jobs stop.
@@ -79,7 +79,7 @@ class Watches:
         Raises:
             OperationNotFoundError: There is no such operation.
         """
-        began = self._looks  # results of queries up to this one are older than `current`
+        began = self._queries  # results of queries up to this one are older than `current`
         current = await run_in_threadpool(self._jobs.get, operation_id)
         yield current
         if current.state.final:
@@ -87,7 +87,7 @@ class Watches:
         with self._watching(current) as watched:
             while not self._jobs.stopping:
                 changed = watched.changed
-                if watched.look > began and watched.operation != current:
+                if watched.query > began and watched.operation != current:
                     current = watched.operation
                     yield current
                     if current.state.final:
@@ -102,17 +102,17 @@ class Watches:
 
     async def close(self) -> None:
         """Stop watching."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._task is not None:
+            self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+                await self._task
 
     @contextlib.contextmanager
     def _watching(self, operation: Operation) -> Iterator[_Watched]:
-        watched = self._watched.setdefault(operation.id, _Watched(operation, self._looks))
+        watched = self._watched.setdefault(operation.id, _Watched(operation, self._queries))
         watched.watchers += 1
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._poll())
         try:
             yield watched
         finally:
@@ -120,14 +120,14 @@ class Watches:
             if not watched.watchers and self._watched.get(operation.id) is watched:
                 del self._watched[operation.id]
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Query all watched operations again and again, while there are any."""
         answers = True
         while self._watched:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             if self._jobs.stopping:  # watchers reconnect to the next server
                 break
-            self._looks += 1
+            self._queries += 1
             last_seen = {name: watched.operation for name, watched in self._watched.items()}
             if not last_seen:  # all watchers left meanwhile; DBOS would list everything for no ids
                 break
@@ -141,7 +141,7 @@ class Watches:
             answers = True
             for name in last_seen.keys() & self._watched.keys():
                 if name in operations:
-                    self._watched[name].tell(operations[name], self._looks)
+                    self._watched[name].tell(operations[name], self._queries)
                 else:
                     self._watched.pop(name).wake()
         for watched in self._watched.values():

@@ -28,7 +28,7 @@ from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """Interval between two checks that a session still has its lock."""
 
 CONNECT_SECONDS: Final = 10
@@ -242,7 +242,7 @@ class SessionName(WorkerName):
         return connection if taken else None
 
     def _keep(self, lost: Callable[[], None]) -> None:
-        while not self._released.wait(LOOK_SECONDS):
+        while not self._released.wait(POLL_SECONDS):
             try:
                 if self._connection is not None:
                     self._connection.execute(text("SELECT 1"))

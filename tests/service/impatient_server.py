@@ -17,7 +17,7 @@ TRIES = 4
 
 def main(port: str) -> None:
     retries.RETRY_SECONDS = (0.02,) * (TRIES - 1)
-    sender.LOOK_SECONDS = 0.02
+    sender.POLL_SECONDS = 0.02
     sender.ASK_SECONDS = 0.1
     uvicorn.run(create_app(load_settings()), host="127.0.0.1", port=int(port), log_level="warning")
 

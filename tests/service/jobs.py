@@ -114,8 +114,8 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(waker, "LOOK_SECONDS", 0.05),
-        patch.object(watches, "LOOK_SECONDS", 0.05),
+        patch.object(waker, "POLL_SECONDS", 0.05),
+        patch.object(watches, "POLL_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):
         yield client

@@ -129,7 +129,7 @@ def until(reached):
 
 
 def test_the_sender_removes_what_was_delivered_and_keeps_what_was_not(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(sender, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(sender, "PRUNE_SECONDS", 0.02)
     make_run(root / "run", [3])
     settings = {"webhook_networks": "127.0.0.0/8", "event_days": 1e-9, "scan_seconds": 0}

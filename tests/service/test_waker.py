@@ -112,7 +112,7 @@ def test_jobs_with_a_delay_of_which_there_are_none_are_not_looked_for(
 
 
 def test_a_database_that_does_not_answer_is_asked_again(monkeypatch):
-    monkeypatch.setattr("cairn.service.jobs.dbos_engine.waker.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cairn.service.jobs.dbos_engine.waker.POLL_SECONDS", 0.01)
     asked = threading.Semaphore(0)
 
     def fail():

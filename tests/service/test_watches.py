@@ -28,7 +28,7 @@ SOON = 60
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(watches, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watches, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ LOOPBACK = {"webhook_networks": "127.0.0.0/8"}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(sender, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(sender, "NOTICE_SECONDS", 0.05)
     monkeypatch.setattr(sender, "ASK_SECONDS", 0.05)
     monkeypatch.setattr(retries, "RETRY_SECONDS", (0.05, 0.05, 0.05))

@@ -92,11 +92,11 @@ class AsyncEventsConnection(AsyncConnection):
         server = Backoff(patience)
         kind_names = None if kinds is None else [str(kind) for kind in kinds]
         for kind in [] if kind_names is None else kind_names or [""]:
-            await self._look(server, kind=kind, page_size=1)  # an unknown kind is refused at once
+            await self._page(server, kind=kind, page_size=1)  # an unknown kind is refused at once
         only = kind_names[0] if kind_names is not None and len(kind_names) == 1 else None
         last = await self._event(server, after, after) if after else None
         while True:
-            page = await self._look(
+            page = await self._page(
                 server,
                 after=after,
                 root=root,
@@ -125,7 +125,7 @@ class AsyncEventsConnection(AsyncConnection):
     async def _event(self, server: Backoff, event: int, position: int) -> Event | None:
         """Return the event with an id; None if it was pruned and no event after `known` was."""
         try:
-            page = await self._look(server, after=event - 1, page_size=1)
+            page = await self._page(server, after=event - 1, page_size=1)
         except ProblemResponseError as exc:
             pruned = exc.problem.get("pruned")
             if exc.status == HTTPStatus.GONE and isinstance(pruned, int) and pruned <= position:
@@ -142,7 +142,7 @@ class AsyncEventsConnection(AsyncConnection):
             "anew: look at what is listed now, and watch with after=0."
         )
 
-    async def _look(self, server: Backoff, **parameters: Parameter) -> EventList:
+    async def _page(self, server: Backoff, **parameters: Parameter) -> EventList:
         """Fetch the next events; retry until the server answers."""
         while True:
             try:

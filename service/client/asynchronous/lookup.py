@@ -11,7 +11,7 @@ from cairn.service.filters.quotes import quote
 from cairn.service.schemas import Better, Checkpoint
 
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
-_LOOKED_AT: Final = 100  # checkpoints whose metrics an error message names
+_MAX_EXAMINED: Final = 100  # checkpoints whose metrics an error message names
 
 
 async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[str, int]:
@@ -119,10 +119,10 @@ async def _aliased(client: AsyncClient, address: Address, name: str, root: str) 
 async def _no_value(client: AsyncClient, run: str, metric: str, root: str) -> NoCheckpointError:
     some: list[Checkpoint] = []
     async for checkpoint in client.checkpoints(
-        run, root=root, filter="metrics:*", page_size=_LOOKED_AT
+        run, root=root, filter="metrics:*", page_size=_MAX_EXAMINED
     ):
         some.append(checkpoint)
-        if len(some) == _LOOKED_AT:
+        if len(some) == _MAX_EXAMINED:
             break
     metrics = sorted({name for checkpoint in some for name in checkpoint.metrics})
     near = get_close_matches(metric, metrics, n=1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 """Interval at which a waiting thread checks if it has to stop."""
 
 
@@ -32,7 +32,7 @@ class Limiter:
         with self._ended:
             while any(self._running[name] >= limit for name, limit in limits.items()):
                 check()
-                self._ended.wait(LOOK_SECONDS)
+                self._ended.wait(POLL_SECONDS)
             self._running.update(limits.keys())
         try:
             yield

@@ -20,10 +20,10 @@ from cairn.service.jobs.dbos_engine.database import (
 from cairn.service.jobs.records import PART, failure_of, part_id, state_of, workflow_name
 from cairn.service.schemas import OperationState
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Shortest interval between two checks of the parts."""
 
-SLOWEST_LOOK_SECONDS: Final = 1.0
+MAX_POLL_SECONDS: Final = 1.0
 
 
 class Parts:
@@ -69,10 +69,10 @@ class Parts:
         ids = [part_id(self._operation_id, token, number) for number in range(len(parts))]
         sizes = {name: int(part["nbytes"]) for name, part in zip(ids, parts, strict=True)}
         most = len(parts) if at_once is None else at_once
-        pause = LOOK_SECONDS
+        pause = POLL_SECONDS
         # DBOS records calls within a workflow as steps of the job; in another thread it does not.
         with ThreadPoolExecutor(1, "cairn-parts") as outside:
-            workflows = outside.submit(_look, ids).result()
+            workflows = outside.submit(_statuses, ids).result()
             while True:
                 failure = self._failure(workflows, outside)
                 ended = [workflow for workflow in workflows.values() if _succeeded(workflow)]
@@ -91,10 +91,10 @@ class Parts:
                 written = outside.submit(_written, running).result()
                 done(sum(sizes[workflow.workflow_id] for workflow in ended) + written)
                 self._interrupted.wait(pause)
-                pause = min(pause * 1.5, SLOWEST_LOOK_SECONDS)
-                before, workflows = len(ended), outside.submit(_look, ids).result()
+                pause = min(pause * 1.5, MAX_POLL_SECONDS)
+                before, workflows = len(ended), outside.submit(_statuses, ids).result()
                 if sum(map(_succeeded, workflows.values())) > before:
-                    pause = LOOK_SECONDS
+                    pause = POLL_SECONDS
 
     def _start(self, name: str, part: Result, at_once: int | None) -> None:
         DBOS.enqueue_workflow_with_options(
@@ -123,7 +123,7 @@ class Parts:
         others = [name for name in workflows if name not in ended]
         outside.submit(DBOS.cancel_workflows, others).result()
         self._stop()
-        (row,) = outside.submit(_whole, failed[:1]).result()
+        (row,) = outside.submit(_full_rows, failed[:1]).result()
         data = getattr(row.error, "data", None)
         instance = f"/v1/operations/{self._operation_id}"
         problem = failure_of(row.status, data, instance)
@@ -134,17 +134,17 @@ def _succeeded(workflow: WorkflowStatus) -> bool:
     return state_of(workflow.status) is OperationState.SUCCEEDED
 
 
-def _look(ids: list[str]) -> dict[str, WorkflowStatus]:
+def _statuses(ids: list[str]) -> dict[str, WorkflowStatus]:
     rows = DBOS.list_workflows(workflow_ids=ids, load_input=False, load_output=False)
     return {row.workflow_id: row for row in rows}
 
 
-def _whole(ids: list[str]) -> list[WorkflowStatus]:
+def _full_rows(ids: list[str]) -> list[WorkflowStatus]:
     return DBOS.list_workflows(workflow_ids=ids, load_input=False)
 
 
 def _results(ids: list[str]) -> list[Result | None]:
-    rows = [row for row in _whole(ids) if _succeeded(row)]
+    rows = [row for row in _full_rows(ids) if _succeeded(row)]
     outputs = {row.workflow_id: dict(row.output or {}) for row in rows}
     return [outputs.get(name) for name in ids]
 

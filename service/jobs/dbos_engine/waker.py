@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Interval between two queries for waiting jobs; jobs of the same process wake at once."""
 
 REST_SECONDS: Final = 10.0
@@ -40,7 +40,7 @@ class Waker:
         self._wakes = 0
         self._seen = threading.local()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="cairn-waker", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cairn-waker", daemon=True)
 
     def attach(self, dbos: Any) -> None:
         """Make the queues of a DBOS instance wakeable; call it before the instance is launched."""
@@ -75,8 +75,8 @@ class Waker:
             self._condition.wait_for(lambda: until() or self._wakes != seen, seconds)
             self._seen.wakes = self._wakes
 
-    def _look(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
             try:
                 waits = self._anything_waits()
             except SQLAlchemyError as exc:
@@ -84,7 +84,7 @@ class Waker:
                 continue
             if waits:
                 self.wake()
-                self._stop.wait(LOOK_SECONDS)  # a job that still waits then waits for a limit
+                self._stop.wait(POLL_SECONDS)  # a job that still waits then waits for a limit
 
 
 class _Events(list[threading.Event]):
