@@ -77,7 +77,7 @@ class Cairn(Contender):
     reuse_buffers: ClassVar[bool] = False
 
     def __init__(self, place: str) -> None:
-        from cairn.state.checkpointing import checkpointer, loading  # noqa: F401  imports are not measured
+        from cairn.state.checkpointing import checkpointer, load  # noqa: F401  imports are not measured
 
         super().__init__(place)
         self.run_uri = f"{place}/{RUN}"
@@ -101,7 +101,7 @@ class Cairn(Contender):
 
     @override
     def restore(self, step: int, target: Any) -> Any:
-        from cairn.state.checkpointing.loading import load
+        from cairn.state.checkpointing.load import load
 
         return load(f"{self.run_uri}/steps/{step}", target)
 

@@ -25,7 +25,7 @@ from .service.settings import Settings as Settings
 from .state.adapters.lora import LoraSettings as LoraSettings
 from .state.adapters.quantization import QuantizationSettings as QuantizationSettings
 from .state.checkpointing.checkpointer import Checkpointer as Checkpointer
-from .state.checkpointing.loading import load as load
+from .state.checkpointing.load import load as load
 from .state.checkpointing.save_policy import DueReason as DueReason
 from .state.checkpointing.save_policy import SavePolicy as SavePolicy
 from .state.checkpointing.saves.dedup_policy import DedupPolicy as DedupPolicy

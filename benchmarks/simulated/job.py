@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.simulated.network import Coordination, OfEach, Rounds
 from benchmarks.simulated.store import VALUES, LeftOut, SimulatedStore
-from cairn.state.checkpointing.processes import background, exchange, gathering
+from cairn.state.checkpointing.processes import background, exchange, gather
 from cairn.state.checkpointing.restores import local_leaves, shared_leaves, targets
 from cairn.state.checkpointing.saves import engine, host_arrays
 from cairn.storage.arrays import data_file_writers, data_files, paged_table
@@ -295,7 +295,7 @@ class SimulatedJob:
             patch(leaf_reads.LeafReads, "pieces", lambda *_: None)  # their requests are not counted
             patch(item_arrays.ItemArrays, "array", functools.partialmethod(_reads, self))
             patch(item_arrays.ItemArrays, "wait", lambda _, pending, path: pending)
-            patch(gathering, "gather_bytes", self._gather)
+            patch(gather, "gather_bytes", self._gather)
             patch(background, "meet", self._timed(background.meet))
             yield
 

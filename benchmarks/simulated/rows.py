@@ -20,7 +20,7 @@ from benchmarks.large_step import CONFIG
 from benchmarks.simulated.job import SimulatedArray, SimulatedJob
 from benchmarks.simulated.store import VALUES, Asked
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.state.checkpointing.processes import agreement
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir
 

@@ -23,7 +23,7 @@ import jax
 
 from cairn.state.checkpointing import exit_guard
 from cairn.state.checkpointing.gc_pause import pause_gc
-from cairn.state.checkpointing.loading import StepChoice, load
+from cairn.state.checkpointing.load import StepChoice, load
 from cairn.state.checkpointing.modules import TreePlan
 from cairn.state.checkpointing.processes import agreement, background
 from cairn.state.checkpointing.saves.dedup import Dedup, DedupSources

@@ -15,7 +15,7 @@ from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import MODEL_ITEM, served_item
 from cairn.state.checkpointing.iterators import Positions, find_positions, warn_of_left
 from cairn.state.checkpointing.leaf_forms import dtype_name, is_key_dtype
-from cairn.state.checkpointing.loading import agreed_checkpoint
+from cairn.state.checkpointing.load import agreed_checkpoint
 from cairn.state.checkpointing.processes import agreement
 from cairn.state.checkpointing.restore import read_meta, restore_item, restore_leaves
 from cairn.state.paths import named_leaves

@@ -34,7 +34,7 @@ from cairn.state.checkpointing.saves.save_metrics import (
     record_started,
 )
 from cairn.state.states.due_steps import DueSteps, votes
-from cairn.state.states.state_saving import check_loadable, check_options
+from cairn.state.states.state_save import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
 from cairn.storage.runs.records.layout import check_step
 from cairn.storage.runs.retention import RetentionPolicy, check_names

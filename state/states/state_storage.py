@@ -11,21 +11,21 @@ from cairn.state.model_classes import module_class, shipped_decoder
 from cairn.state.optimizers import given_optimizer
 from cairn.state.states.checkpoint import run_has_saved
 from cairn.state.states.load_options import LoadOptions
-from cairn.state.states.state_loading import (
+from cairn.state.states.state_load import (
     is_pretrained,
     load_easydel_state,
     load_module,
     load_optimizer_into,
     may_be_hub_id,
 )
-from cairn.state.states.state_saving import StateSaveOptions, save_easydel_state
+from cairn.state.states.state_save import StateSaveOptions, save_easydel_state
 from cairn.storage.arrays.data_files import Compression
 
 __all__ = ["StateStorageMixin"]
 
 
 class StateStorageMixin:
-    """Mixin that saves and loads through `state_saving` and `state_loading`."""
+    """Mixin that saves and loads through `state_save` and `state_load`."""
 
     def save_state(
         self,

@@ -21,7 +21,7 @@ from cairn.state.states.added_fields import added_fields, check_added
 from cairn.state.states.checkpoint import run_has_saved
 from cairn.state.states.equinox_module import check_leaves, is_equinox, take_apart
 from cairn.state.states.optimizer_step import take_step
-from cairn.state.states.state_saving import StateSaveOptions
+from cairn.state.states.state_save import StateSaveOptions
 from cairn.state.states.train_state_storage import load_train_state, save_train_state
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.notebooks import never_raises

@@ -14,7 +14,7 @@ from cairn.state.sharding.mesh import home_of
 from cairn.state.sharding.states import place_step
 from cairn.state.states.checkpoint import StoredCheckpoint
 from cairn.state.states.number_forms import NumberForms, python_numbers, weak_leaves
-from cairn.state.states.state_saving import StateSaveOptions, store
+from cairn.state.states.state_save import StateSaveOptions, store
 from cairn.storage.runs.damage import OnDamage
 
 __all__ = ["load_train_state", "save_train_state"]

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from cairn.state.checkpointing.processes import agreement, background, gathering
+from cairn.state.checkpointing.processes import agreement, background, gather
 from cairn.state.checkpointing.processes import holders as holders_processes
 from cairn.state.checkpointing.restores.host_memory import HostMemory
 from cairn.state.checkpointing.restores.local_leaves import PendingLeaf
@@ -95,12 +95,12 @@ def read_shared(
     last = {box.path: box for box in boxes}
 
     def share(batch: Sequence[SharedBox], streams: Mapping[tuple[int, ...], _Streams]) -> None:
-        def gather() -> None:
+        def exchange_streams() -> None:
             for members in sorted(streams):
                 if len(members) > 1:
-                    gathering.gather_bytes(members, [*streams[members].bytes.values()])
+                    gather.gather_bytes(members, [*streams[members].bytes.values()])
 
-        background.collective(gather, "an exchange of what was read")
+        background.collective(exchange_streams, "an exchange of what was read")
         for box in batch:
             pending_leaf = pending.get(box.path)
             if pending_leaf is None:

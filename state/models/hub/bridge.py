@@ -25,7 +25,7 @@ from cairn.state.models.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.models.hub.pretrained import load_weights, placement
 from cairn.state.states.load_options import LoadOptions
 from cairn.state.states.progress import print_progress
-from cairn.state.states.state_loading import is_run, load_module
+from cairn.state.states.state_load import is_run, load_module
 from cairn.storage.store.uri import StoreURI
 
 

@@ -22,7 +22,7 @@ from cairn.interop.placement.rules import RuleMatch, axis_units, place
 from cairn.interop.placement.specs import entry_axes, shard_shape
 from cairn.interop.placement.step_plan import Layout, plan_step
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import named_leaves

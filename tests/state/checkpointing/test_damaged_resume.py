@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import PolicyError, StepDamagedError, StepExistsError
 from cairn.storage.runs.annotating import annotate, annotate_step, note_verified
 from cairn.storage.runs.promotion import promote_step

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cairn.state.checkpointing import iterators as positions
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.state.checkpointing.saves import engine
 from cairn.storage.errors import (
     CorruptionError,

@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-import cairn.state.states.quantized_loading as quantized_loading
 from cairn.interop.conversion.tensor_streams import whole
 from cairn.interop.errors import ArgumentError
 from cairn.interop.weights.export import export_sources
@@ -20,6 +19,7 @@ from cairn.state.models.hub.hf_folder import model_streams
 from cairn.state.models.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.states import quantized_load
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
@@ -220,16 +220,16 @@ def test_quantizing_while_loading_is_loading_and_then_quantizing(float_run, meth
 
 def test_only_a_few_floating_weights_are_held_at_a_time(float_run, monkeypatch):
     """Groups of 2 KB: on eight devices a kernel of 8 KB is held as 2 KB on each."""
-    monkeypatch.setattr(quantized_loading, "GROUP_BYTES", 2048)
+    monkeypatch.setattr(quantized_load, "GROUP_BYTES", 2048)
     read = []
-    original = quantized_loading.StoredCheckpoint.restore_some
+    original = quantized_load.StoredCheckpoint.restore_some
 
     def counted(self, item, target, paths, **options):
         found = original(self, item, target, paths, **options)
         read.append(sum(a.addressable_shards[0].data.nbytes for a in found.values()))
         return found
 
-    monkeypatch.setattr(quantized_loading.StoredCheckpoint, "restore_some", counted)
+    monkeypatch.setattr(quantized_load.StoredCheckpoint, "restore_some", counted)
     model = EasyDeLBaseModule.from_pretrained(
         float_run,
         sharding_axis_dims=(1, 8, 1, 1),

@@ -27,7 +27,7 @@ from cairn.state.sharding.mesh import make_mesh, mesh_of
 from cairn.state.states import checkpoint as stored_checkpoint
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.state.states.run_saver import RunSaver
-from cairn.state.states.state_saving import SkippedSave
+from cairn.state.states.state_save import SkippedSave
 from cairn.state.states.train_state import TrainState
 from cairn.storage.errors import (
     AliasNotFoundError,
@@ -179,7 +179,7 @@ def test_the_optimizer_may_be_left_out_replaced_or_loaded_later(trained):
 
 def test_a_module_class_loads_its_own_checkpoint(trained):
     from cairn.state.states.load_options import LoadOptions
-    from cairn.state.states.state_loading import load_module
+    from cairn.state.states.state_load import load_module
 
     model = load_module(trained.run, LoadOptions(**SAME_MESH))
     whole = EasyDeLState.load_state(trained.run, **SAME_MESH)

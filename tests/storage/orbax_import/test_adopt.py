@@ -15,7 +15,7 @@ from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.state.drop_in.checkpoint_manager import CheckpointManager
 from cairn.storage.errors import (
     CorruptionError,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import CorruptionError, FencedError, PreconditionFailedError
 from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.orbax_import.model_map import ModelMap

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import InvalidURIError, NotACheckpointError
 from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.verify import verify_step

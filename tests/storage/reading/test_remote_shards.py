@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading import remote_shards
 from cairn.storage.reading.remote_shards import Piece, gathered

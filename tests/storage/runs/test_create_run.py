@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,

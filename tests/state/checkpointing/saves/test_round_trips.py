@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.store.open_files import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.storage.store_checks.conftest import new_process

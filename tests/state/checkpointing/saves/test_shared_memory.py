@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.arrays import data_files
 from cairn.storage.arrays.box_buffers import aligned_empty
 from cairn.storage.reading.verify import verify_step

@@ -15,7 +15,7 @@ from flax import nnx, struct
 from flax.core import freeze
 
 from cairn.state.checkpointing.checkpointer import Checkpointer
-from cairn.state.checkpointing.loading import load
+from cairn.state.checkpointing.load import load
 from cairn.storage.errors import (
     AliasNotFoundError,
     InvalidURIError,

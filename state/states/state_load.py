@@ -38,7 +38,7 @@ from cairn.state.states.load_placement import apply_shard_fns, check_shard_fns
 from cairn.state.states.memory_kinds import in_memory
 from cairn.state.states.number_forms import NumberForms
 from cairn.state.states.progress import print_progress, size_text
-from cairn.state.states.quantized_loading import fill_model, quantizes, refuse_float_optimizer
+from cairn.state.states.quantized_load import fill_model, quantizes, refuse_float_optimizer
 from cairn.state.states.stored_fields import field_targets, static_values
 from cairn.storage.errors import InvalidURIError, RunNotFoundError
 from cairn.storage.runs.records.layout import RUN_FILE, parse_ref
@@ -96,7 +96,7 @@ def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
 def load_easydel_state(
     state_class: type[State],
     reference: str | os.PathLike[str],
-    arguments: LoadOptions,
+    options: LoadOptions,
 ) -> State:
     """Load an `EasyDeLState`; `LoadOptions` describes each argument.
 
@@ -106,30 +106,28 @@ def load_easydel_state(
         CorruptionError: if stored bytes fail their check.
     """
     if is_pretrained(reference):
-        return _from_pretrained(state_class, reference, arguments)
+        return _from_pretrained(state_class, reference, options)
     _refuse_pickle(reference)
     try:
-        checkpoint = StoredCheckpoint.open(
-            reference, step=arguments.step, damaged=arguments.damaged
-        )
+        checkpoint = StoredCheckpoint.open(reference, step=options.step, damaged=options.damaged)
     except RunNotFoundError as error:
         raise _naming_the_hub(error, reference) from None
-    arguments.refuse_hub()
+    options.refuse_hub()
     meta = checkpoint.meta
-    model = _agreed_target(checkpoint, arguments)
+    model = _agreed_target(checkpoint, options)
     _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
-    with_optimizer = arguments.optimizer == "require" and "optimizer" in checkpoint.items
-    if with_optimizer and quantizes(checkpoint, arguments.quantization):
+    with_optimizer = options.optimizer == "require" and "optimizer" in checkpoint.items
+    if with_optimizer and quantizes(checkpoint, options.quantization):
         refuse_float_optimizer(checkpoint, model)
-    tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
+    tx, tx_init = _optimizer(checkpoint, options, needed=with_optimizer)
     targets = {"model": nnx.merge_state(params, other)}
     if with_optimizer and tx is not None:
         targets["optimizer"] = checkpoint.targets(
             "optimizer",
             init_optimizer(tx, params),
-            stored_dtypes=arguments.param_dtype is None,
+            stored_dtypes=options.param_dtype is None,
         )
-    casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
+    casts = frozenset(targets) if options.param_dtype is not None else frozenset[str]()
     make: Any = state_class
     abstract = make(
         step=jax.ShapeDtypeStruct((), jnp.int32),
@@ -140,17 +138,17 @@ def load_easydel_state(
         opt_state=targets.get("optimizer"),
         **dict.fromkeys([*make.added_field_names(), *make.added_field_names(static=True)]),
     )
-    fields = field_targets(checkpoint, abstract, arguments.fields)
-    static = static_values(abstract, arguments.fields)
+    fields = field_targets(checkpoint, abstract, options.fields)
+    static = static_values(abstract, options.fields)
     make.check_fields({**fields, **static}, path="load_state")
     numbers = NumberForms(checkpoint, "fields", fields)
-    with_fields = arguments.fields != "skip" and "fields" in checkpoint.items
+    with_fields = options.fields != "skip" and "fields" in checkpoint.items
     if with_fields or jax.tree.leaves(fields):
         targets["fields"] = numbers.check
     checkpoint.check(targets, casts=casts)
-    positions = checkpoint.positions(arguments.iterators, resumes=arguments.optimizer == "require")
+    positions = checkpoint.positions(options.iterators, resumes=options.optimizer == "require")
     print_progress(
-        arguments.verbose,
+        options.verbose,
         f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
         f"from {checkpoint.uri}",
     )
@@ -159,13 +157,13 @@ def load_easydel_state(
         opt_state = checkpoint.restore("optimizer", targets["optimizer"], cast=bool(casts))
     if "fields" in targets:
         fields = numbers.finished(checkpoint.restore("fields", numbers.ask))
-    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
-    model = apply_shard_fns(model, arguments.shard_fns)
+    model = fill_model(checkpoint, model, options.quantization, cast=bool(casts))
+    model = apply_shard_fns(model, options.shard_fns)
     graphdef, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
-    if arguments.shard_fns and opt_state is not None:
+    if options.shard_fns and opt_state is not None:
         places = optimizer_shardings(opt_state, params)
         opt_state = jax.device_put(opt_state, jax.tree.map(_in_its_memory, opt_state, places))
-    if arguments.shard_fns:
+    if options.shard_fns:
         fields = beside(fields, params)
     state: State = make(
         step=place_step(meta["step"], home_of(params)),
@@ -187,7 +185,7 @@ def load_easydel_state(
 
 def load_module(
     reference: str | os.PathLike[str],
-    arguments: LoadOptions,
+    options: LoadOptions,
     *,
     expected_class: type[Any] | None = None,
 ) -> Any:
@@ -197,7 +195,7 @@ def load_module(
 
     Args:
         reference: the run, or one of its checkpoints.
-        arguments: those of a load; the ones about the optimizer do nothing here.
+        options: those of a load; the ones about the optimizer do nothing here.
         expected_class: a class that the model must be of.
 
     Raises:
@@ -205,18 +203,18 @@ def load_module(
         ValueError: if arguments contradict each other or the checkpoint does not fit.
         CorruptionError: if stored bytes fail their check.
     """
-    if arguments.iterators:
+    if options.iterators:
         raise ArgumentError(
             path="iterators",
             expected="a load of a whole state",
-            found=f"{', '.join(map(str, arguments.iterators))}, with a load of the model alone",
+            found=f"{', '.join(map(str, options.iterators))}, with a load of the model alone",
             next_step="load with load_state, or leave iterators= out",
         )
     checkpoint = StoredCheckpoint.open(
-        reference, step=arguments.step, damaged=arguments.damaged
+        reference, step=options.step, damaged=options.damaged
     ).served()
-    arguments.refuse_hub()
-    model = _agreed_target(checkpoint, arguments)
+    options.refuse_hub()
+    model = _agreed_target(checkpoint, options)
     if expected_class is not None and not isinstance(model, expected_class):
         raise ArgumentError(
             path=checkpoint.uri,
@@ -225,13 +223,13 @@ def load_module(
             next_step="call from_pretrained on that class, or on EasyDeLBaseModule",
         )
     item = checkpoint.model_item
-    casts = frozenset({item}) if arguments.param_dtype is not None else frozenset[str]()
+    casts = frozenset({item}) if options.param_dtype is not None else frozenset[str]()
     checkpoint.check({item: nnx.state(model)}, casts=casts)
     print_progress(
-        arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}"
+        options.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}"
     )
-    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
-    return apply_shard_fns(model, arguments.shard_fns)
+    model = fill_model(checkpoint, model, options.quantization, cast=bool(casts))
+    return apply_shard_fns(model, options.shard_fns)
 
 
 def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
@@ -261,10 +259,10 @@ def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
     return state.replace(tx=tx, tx_init=tx_init, opt_state=checkpoint.restore("optimizer", target))
 
 
-def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
+def _agreed_target(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
     """Return the target model, once every process has built one and all are alike."""
     return agreement.all_or_none(
-        _target_model, checkpoint, arguments, same=_leaf_texts, error=ArgumentError
+        _target_model, checkpoint, options, same=_leaf_texts, error=ArgumentError
     )
 
 
@@ -272,7 +270,7 @@ def _leaf_texts(model: Any) -> dict[str, list[str]]:
     return {"load_state": [*map(str, jax.tree.leaves(nnx.state(model)))]}
 
 
-def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
+def _target_model(checkpoint: StoredCheckpoint, options: LoadOptions) -> Any:
     """Return the model without arrays: shape, dtype and sharding of every leaf to load."""
     meta = checkpoint.meta
     if meta.get("config") is None or meta.get("model_class") is None:
@@ -282,33 +280,33 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadOptions) -> Any:
             found=f"model class {meta.get('model_class')!r}, no config",
             next_step="build the state yourself and read the arrays with cairn.storage",
         )
-    model_class = arguments.model_class or find(
+    model_class = options.model_class or find(
         meta["model_class"], meta.get("model_module"), path=checkpoint.uri
     )
-    _check_task(model_class, arguments.model_task)
+    _check_task(model_class, options.model_task)
     config = AutoEasyDeLConfig.from_dict(meta["config"])
     assets = checkpoint.assets()
-    config = config.replace(**arguments.config_updates(config), tokenizer_files=assets)
+    config = config.replace(**options.config_updates(config), tokenizer_files=assets)
     stored = dict(meta.get("module") or {})
-    settings = {**stored, **arguments.settings(stored)}
-    if quantizes(checkpoint, arguments.quantization):
+    settings = {**stored, **options.settings(stored)}
+    if quantizes(checkpoint, options.quantization):
         # Once without arrays: what the arguments ask for must be possible before anything is read.
-        quantization = arguments.quantization.settings.to_dict()
+        quantization = options.quantization.settings.to_dict()
         abstract_model(model_class, config, {**settings, "quantization": quantization})
     model = abstract_model(model_class, config, settings)
     tree = nnx.state(model)
-    if not quantizes(checkpoint, arguments.quantization):
-        check_shard_fns(arguments.shard_fns, tree)
-    mesh = arguments.target_mesh()
+    if not quantizes(checkpoint, options.quantization):
+        check_shard_fns(options.shard_fns, tree)
+    mesh = options.target_mesh()
     if mesh is not None:
-        report = module_plan(tree, config, arguments.partition_rules, mesh)
+        report = module_plan(tree, config, options.partition_rules, mesh)
         places = report.raise_for_problems().shardings(tree)
     else:
-        places = jax.tree.map(lambda leaf: arguments.target_device(), tree)
+        places = jax.tree.map(lambda leaf: options.target_device(), tree)
     tree = jax.tree.map(_abstract_at, tree, places)
     tree = checkpoint.targets(checkpoint.model_item, tree)
-    if arguments.param_dtype is not None:
-        tree = _with_param_dtype(tree, arguments.param_dtype)
+    if options.param_dtype is not None:
+        tree = _with_param_dtype(tree, options.param_dtype)
     nnx.update(model, tree)
     return model
 
@@ -329,10 +327,10 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
 
 
 def _optimizer(
-    checkpoint: StoredCheckpoint, arguments: LoadOptions, *, needed: bool
+    checkpoint: StoredCheckpoint, options: LoadOptions, *, needed: bool
 ) -> tuple[Any, Any]:
     """Return the optimizer and its description; (None, None) if none is given, stored or needed."""
-    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
+    tx, tx_init = given_optimizer(options.tx, options.tx_init)
     if tx is not None:
         return tx, tx_init
     tx_init = checkpoint.meta.get("tx_init")
@@ -351,31 +349,31 @@ def _optimizer(
 def _from_pretrained(
     state_class: type[State],
     reference: str | os.PathLike[str],
-    arguments: LoadOptions,
+    options: LoadOptions,
 ) -> State:
-    if arguments.step is not None:
+    if options.step is not None:
         raise ArgumentError(
             path="step", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
-    if arguments.fields not in (None, "skip"):
+    if options.fields not in (None, "skip"):
         raise ArgumentError(
             path="fields", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
-    if arguments.iterators:
+    if options.iterators:
         raise ArgumentError(
             path="iterators", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
-    if arguments.damaged != "refuse":
+    if options.damaged != "refuse":
         raise ArgumentError(
             path="damaged", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
-    model_class = arguments.model_class or shipped_decoder()
-    _check_task(model_class, arguments.model_task)
-    model = model_class.from_pretrained(reference, **arguments.for_pretrained())
+    model_class = options.model_class or shipped_decoder()
+    _check_task(model_class, options.model_task)
+    model = model_class.from_pretrained(reference, **options.for_pretrained())
     whole: Any = state_class
-    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
+    tx, tx_init = given_optimizer(options.tx, options.tx_init)
     state: State = whole.create(
-        model=apply_shard_fns(model, arguments.shard_fns),
+        model=apply_shard_fns(model, options.shard_fns),
         tx=tx,
         tx_init=tx_init,
         init_opt_state=tx is not None,
