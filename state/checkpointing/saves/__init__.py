@@ -1,1 +1,1 @@
-"""A save of a step: checked, held on the host, written, committed by Orbax, published."""
+"""A save of a step: checked, staged on the host, written, committed by Orbax, published."""

@@ -3,7 +3,7 @@
 On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
 it is donated meanwhile. On GPUs copies to pinned memory are dispatched, and nothing waits for them;
 from other devices all transfers start before the first is waited for. Of an array that several
-processes hold, each writes its own part. Imports JAX. See ADR 0010 and 0051.
+processes hold, each writes its own box. Imports JAX. See ADR 0010 and 0051.
 """
 
 import contextlib
@@ -262,7 +262,7 @@ class Transfers:
         self._started: dict[tuple[str, int], jax.Array] = {}
 
     def sizes(self) -> dict[str, list[int]]:
-        """Return the bytes of each part that this process writes, by path."""
+        """Return the bytes of each box that this process writes, by path."""
         return {
             path: [
                 math.prod(
@@ -279,15 +279,15 @@ class Transfers:
         return path not in self._shards
 
     def _shapes(self, path: str) -> list[tuple[int, ...]]:
-        """Return the shape of the shard that each part of a leaf belongs to."""
+        """Return the shape of the shard that each box of a leaf belongs to."""
         if path in self._shards:
             return [tuple(shard.shape) for shard in self._shards[path]]
         return [tuple(self._leaves[path].shape)] * len(self.layouts[path].boxes)
 
     def to_copy(self, *, numpy: bool) -> dict[str, list[int]]:
-        """Return, by path, the bytes that arrive on the host for each part that must be copied.
+        """Return, by path, the bytes that arrive on the host for each box that must be copied.
 
-        Those are parts of arrays outside of host memory. A transfer moves a whole shard, so it
+        Those are boxes of arrays outside of host memory. A transfer moves a whole shard, so it
         counts as a whole.
 
         Args:
@@ -300,20 +300,20 @@ class Transfers:
                 sizes[path] = [math.prod(shape) * itemsize for shape in self._shapes(path)]
         return sizes
 
-    def start(self, parts: Iterable[tuple[str, int]]) -> None:
-        """Start the transfers of some parts, which `copied` then takes.
+    def start(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Start the transfers of some boxes, which `copied` then takes.
 
         Devices run operations in order: each copy reads its array before a later training step that
         was given the array's memory writes to it.
 
         Args:
-            parts: (path, number) of each.
+            keys: (path, number) of each.
         """
         shards = {
-            part: shard
-            for part in parts
-            if part[0] in self._shards
-            and not is_in_host_memory(shard := self._shards[part[0]][part[1]])
+            key: shard
+            for key in keys
+            if key[0] in self._shards
+            and not is_in_host_memory(shard := self._shards[key[0]][key[1]])
         }
         if on_gpu():
             copies = _pinned(list(shards.values()))
@@ -322,21 +322,21 @@ class Transfers:
                 return
         # JAX caches an array's host copy for the array's lifetime. New arrays of the same device
         # memory have caches of their own, which are freed with the result of `copied`.
-        self._started |= {part: _same_memory(shard) for part, shard in shards.items()}
+        self._started |= {key: _same_memory(shard) for key, shard in shards.items()}
         for source in self._started.values():
             source.copy_to_host_async()
 
-    def copied(self, parts: Iterable[tuple[str, int]]) -> dict[str, list[HostBox | PinnedBox]]:
-        """Return parts by path in memory of their own, once their sources may be donated.
+    def copied(self, keys: Iterable[tuple[str, int]]) -> dict[str, list[HostBox | PinnedBox]]:
+        """Return boxes by path in memory of their own, once their sources may be donated.
 
-        The copies of parts in pinned memory may still run.
+        The copies of boxes in pinned memory may still run.
 
         Args:
-            parts: (path, number) of each.
+            keys: (path, number) of each.
         """
         copied: dict[str, list[HostBox | PinnedBox]] = {}
         pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
-        for path, number in parts:
+        for path, number in keys:
             box = self.layouts[path].boxes[number]
             source = self._started.pop((path, number), None)
             if source is not None and is_in_host_memory(source):
@@ -368,7 +368,7 @@ class Transfers:
         Args:
             copied: copy NumPy arrays, as their owner may write to them; False leaves that to the
                 caller.
-            without: paths of leaves to return without parts, and without a wait.
+            without: paths of leaves to return without boxes, and without a wait.
         """
         return {
             path: self._host_array(path, leaf, copied, waited=path not in without)
@@ -390,7 +390,10 @@ class Transfers:
             shape=tuple(leaf.shape),
             dtype=np.dtype(leaf.dtype),
             cut=cut,
-            boxes=tuple(HostBox(part, box.origin) for part, box in zip(values, boxes, strict=True)),
+            boxes=tuple(
+                HostBox(box_values, box.origin)
+                for box_values, box in zip(values, boxes, strict=True)
+            ),
             sharding=None if shards is None else leaf.sharding,
             key_impl=self._keys.get(path),
         )
@@ -472,8 +475,8 @@ def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) ->
     """
     values = np.asarray(view)
     cut, (box,) = _layout(values.shape, values.itemsize, sharding, columns)
-    part = HostBox(values, box.origin)
-    return HostArray(values.shape, values.dtype, cut, (part,), sharding, None)
+    host_box = HostBox(values, box.origin)
+    return HostArray(values.shape, values.dtype, cut, (host_box,), sharding, None)
 
 
 def _refuse_local(leaves: Mapping[str, Any]) -> None:

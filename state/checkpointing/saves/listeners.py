@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["GROUP", "Listener", "tell"]
+__all__ = ["GROUP", "Listener", "publish"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ _LAST_SECONDS: Final = 1.0
 """Seconds that the process waits for listeners at exit."""
 
 
-class _Telling:
+class _Publisher:
     """Thread that calls the listeners, started with the first durable step."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[tuple[str, int, int]] = queue.Queue(_KEPT)
         self._idle = threading.Event()
-        threading.Thread(target=self._tell, name="cairn-listeners", daemon=True).start()
+        threading.Thread(target=self._publish, name="cairn-listeners", daemon=True).start()
         atexit.register(self._idle.wait, _LAST_SECONDS)
 
     def add(self, durable: tuple[str, int, int]) -> None:
@@ -45,7 +45,7 @@ class _Telling:
         except queue.Full:
             logger.warning("%s: nobody is told of step %d: %d others wait", *durable[:2], _KEPT)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         listeners = list(_listeners())
         while True:
             if self._waiting.empty():
@@ -58,17 +58,17 @@ class _Telling:
                     logger.exception("%s was not told of step %d of %s", name, *durable[1::-1])
 
 
-_telling: dict[int, _Telling] = {}
+_publishers: dict[int, _Publisher] = {}
 _lock = threading.Lock()
 
 
-def tell(run: str, step: int, attempt: int) -> None:
+def publish(run: str, step: int, attempt: int) -> None:
     """Queue a durable step for the listeners; returns at once."""
     with _lock:  # by process: a forked child has no such thread
-        telling = _telling.get(os.getpid())
-        if telling is None:
-            telling = _telling[os.getpid()] = _Telling()
-    telling.add((run, step, attempt))
+        publisher = _publishers.get(os.getpid())
+        if publisher is None:
+            publisher = _publishers[os.getpid()] = _Publisher()
+    publisher.add((run, step, attempt))
 
 
 def _listeners() -> list[tuple[str, Listener]]:

@@ -105,7 +105,7 @@ class SaveHandle:
         self._began = time.monotonic()
         self._seconds: float | None = None
         self._finished = threading.Event()
-        self._telling: int | None = None
+        self._callback_thread: int | None = None
         self._lock = threading.Lock()
         self._state = SaveState.SAVING
         self._error: BaseException | None = None
@@ -161,14 +161,14 @@ class SaveHandle:
             )
         if self._error is not None:
             self._reported = True
-            raise _again(self._error)
+            raise _without_traceback(self._error)
 
     def ended(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds; return True if the save is no longer under way.
 
         A failure raises nothing: see `state` and `error`.
         """
-        if self._telling == threading.get_ident():
+        if self._callback_thread == threading.get_ident():
             return True  # a `when_done` callback must not wait for itself
         return self._finished.wait(timeout)
 
@@ -188,7 +188,7 @@ class SaveHandle:
             if not self.done:
                 self._callbacks.append(call)
                 return
-        self._tell(call)
+        self._run_callback(call)
 
     def finish(self, error: BaseException | None) -> bool:
         """Mark the save as durable, or as failed with `error`.
@@ -231,14 +231,14 @@ class SaveHandle:
             self._seconds = time.monotonic() - self._began
             self._state = state
             callbacks, self._callbacks = self._callbacks, []
-        self._telling = threading.get_ident()
+        self._callback_thread = threading.get_ident()
         for call in callbacks:
-            self._tell(call)
+            self._run_callback(call)
         self._finished.set()
-        self._telling = None
+        self._callback_thread = None
         return True
 
-    def _tell(self, call: Callable[["SaveHandle"], None]) -> None:
+    def _run_callback(self, call: Callable[["SaveHandle"], None]) -> None:
         try:
             call(self)
         except Exception:
@@ -259,7 +259,7 @@ def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandl
     return handle
 
 
-def _again(error: BaseException) -> BaseException:
+def _without_traceback(error: BaseException) -> BaseException:
     """Return an error without the traceback of its last raise, to be raised again."""
     if not isinstance(error, StorageError):
         error = SaveError("the save failed", found=error)

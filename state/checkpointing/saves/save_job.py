@@ -52,7 +52,7 @@ _REMOVAL_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Save whose arrays are held.
+    """Save whose arrays are staged.
 
     Attributes:
         handle: what the caller waits on.
@@ -113,7 +113,7 @@ class SaveJob:
                     item.dedup.forget()
         handle.finish(error)
         if error is None and exchange.is_primary():
-            listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
+            listeners.publish(str(self.objects.uri), handle.step, handle.attempt)
 
     def _publish(self, written: Mapping[str, WrittenTree]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri

@@ -1,4 +1,4 @@
-"""Checked arguments of a save: what it stores, and its arrays, ready to be held.
+"""Checked arguments of a save: what it stores, and its arrays, ready to be staged.
 
 All errors in the call itself are found here, before anything is written. Imports JAX.
 """
@@ -130,7 +130,7 @@ class PreparedTree(NamedTuple):
 
     Attributes:
         leaves: as the caller passed them, by path.
-        views: those that are on the host already, held.
+        views: those that are on the host already.
         forms: of those that are stored in another form.
         transfers: the others that have elements, in their stored form.
         deferred: those that the last step has, to be linked.
@@ -379,8 +379,8 @@ class HostTrees(Mapping[str, HostTree]):
         buffers, kept = memory.buffers, 0
         budget = default_copy_bytes() if memory.most is None and not on_host() else 1
         transfers = {name: item.transfers for name, item in items.items()}
-        parts = boxes_to_copy(transfers, numpy=memory.most is not None and buffers is None)
-        left = {(part.item, part.path) for part in parts}
+        boxes = boxes_to_copy(transfers, numpy=memory.most is not None and buffers is None)
+        left = {(box.item, box.path) for box in boxes}
         if buffers is None:
             self._prepared = dict(items)
             self._arrays = _waited(items, left)
@@ -388,7 +388,7 @@ class HostTrees(Mapping[str, HostTree]):
             copied = copies_of(items, self._dedup.__getitem__)
             kept = copied.nbytes
             self._prepared, self._arrays = _with_copies(items, copied, buffers, left)
-        total = sum(part.nbytes for part in parts)
+        total = sum(box.nbytes for box in boxes)
         self._uploads: UploadMemory | None = None
         if memory.most is not None:
             share = divide_memory(memory.most, kept=kept, staged=total, uploads=memory.uploads)
@@ -396,7 +396,7 @@ class HostTrees(Mapping[str, HostTree]):
             budget = share.waves
         unlimited = memory.most is None and on_host()
         self._wave_bytes = math.inf if unlimited else budget / max(1, len(items))
-        waves = plan_waves(parts, pinned_budget(budget) if on_gpu() else budget)
+        waves = plan_waves(boxes, pinned_budget(budget) if on_gpu() else budget)
         self._staging = Staging(waves, copier(transfers)) if waves else None
         self._compression = compression
         self._items: dict[str, HostTree] = {}
@@ -503,12 +503,12 @@ class _Copies(NamedTuple):
 
     Attributes:
         views: (item, path) of those that are on the host already.
-        parts: (item, path, number) of parts of the others.
+        boxes: (item, path, number) of boxes of the others.
         nbytes: of all.
     """
 
     views: list[tuple[str, str]]
-    parts: list[tuple[str, str, int]]
+    boxes: list[tuple[str, str, int]]
     nbytes: int
 
 
@@ -524,7 +524,7 @@ def copies_of(items: Mapping[str, PreparedTree], dedup: Callable[[str], Dedup]) 
         dedup: returns an item's state of deduplication over the saves of the run.
     """
     donated_late = on_host()  # arrays from other devices are copies already
-    views, parts, sizes = [], [], []
+    views, boxes, sizes = [], [], []
     for name, item in items.items():
         same = dedup(name).same(item.leaves)
         for path, view in item.views.items():
@@ -536,9 +536,9 @@ def copies_of(items: Mapping[str, PreparedTree], dedup: Callable[[str], Dedup]) 
             for number, nbytes in enumerate(part_sizes):
                 large = donated_late and nbytes >= MIN_COPIED_BYTES and path not in same
                 if always or large:
-                    parts.append((name, path, number))
+                    boxes.append((name, path, number))
                     sizes.append(nbytes)
-    return _Copies(views, parts, places(sizes).nbytes)
+    return _Copies(views, boxes, places(sizes).nbytes)
 
 
 def _with_copies(
@@ -547,29 +547,29 @@ def _with_copies(
     buffers: HostBuffers,
     left: Collection[tuple[str, str]],
 ) -> tuple[dict[str, PreparedTree], dict[str, dict[str, HostArray]]]:
-    """Return the items with copies in place of views, and their other arrays, held."""
+    """Return the items with copies in place of views, and their other arrays."""
     waited = _waited(items, left, copied=False)
     views = {name: dict(item.views) for name, item in items.items()}
     copies = iter(
         buffers.copies(
             [np.asarray(views[name][path]) for name, path in copied.views]
-            + [waited[name][path].boxes[number].values for name, path, number in copied.parts]
+            + [waited[name][path].boxes[number].values for name, path, number in copied.boxes]
         )
     )
     for name, path in copied.views:
         views[name][path] = next(copies)
-    for name, path, number in copied.parts:
+    for name, path, number in copied.boxes:
         array = waited[name][path]
-        parts = list(array.boxes)
-        parts[number] = parts[number]._replace(values=next(copies))
-        waited[name][path] = array._replace(boxes=tuple(parts))
+        boxes = list(array.boxes)
+        boxes[number] = boxes[number]._replace(values=next(copies))
+        waited[name][path] = array._replace(boxes=tuple(boxes))
     return {name: item._replace(views=views[name]) for name, item in items.items()}, waited
 
 
 def _waited(
     items: Mapping[str, PreparedTree], left: Collection[tuple[str, str]], *, copied: bool = True
 ) -> dict[str, dict[str, HostArray]]:
-    """Return, by item and path, the arrays without a view; those in `left` without parts."""
+    """Return, by item and path, the arrays without a view; those in `left` without boxes."""
     return {
         name: item.transfers.wait(
             copied=copied, without={path for owner, path in left if owner == name}

@@ -45,12 +45,12 @@ CopiedBoxes = Mapping[str, tuple[HostBox | PinnedBox, ...]]
 
 
 class BoxToCopy(NamedTuple):
-    """Unit of copying to the host: this process's part of a device's shard.
+    """Unit of copying to the host: this process's box of a device's shard.
 
     Attributes:
         item: its name.
         path: of the leaf.
-        number: index among the leaf's parts in this process.
+        number: index among the leaf's boxes in this process.
         nbytes: bytes that arrive; those of the whole shard, if several processes divide it.
     """
 
@@ -64,7 +64,7 @@ Wave = tuple[BoxToCopy, ...]
 
 
 def boxes_to_copy(transfers: Mapping[str, Transfers], *, numpy: bool) -> list[BoxToCopy]:
-    """Return all parts that must be copied to the host, or on it.
+    """Return all boxes that must be copied to the host, or on it.
 
     Args:
         transfers: of the items, by name, not started.
@@ -102,26 +102,26 @@ def copier(transfers: Mapping[str, Transfers]) -> Callable[[Wave], dict[str, Cop
     return copied
 
 
-def plan_waves(parts: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
-    """Group parts into waves: largest first, each into the first wave that has room.
+def plan_waves(boxes: Iterable[BoxToCopy], budget: int) -> tuple[Wave, ...]:
+    """Group boxes into waves: largest first, each into the first wave that has room.
 
-    Every part is in one wave. No wave exceeds the budget, except one with a single larger part. The
-    same parts give the same waves, in any order.
+    Every box is in one wave. No wave exceeds the budget, except one with a single larger box. The
+    same boxes give the same waves, in any order.
 
     Args:
-        parts: to be copied.
+        boxes: to be copied.
         budget: bytes of a wave.
     """
     waves: list[list[BoxToCopy]] = []
     left: list[int] = []
     first = 0  # the waves before are full
-    for part in sorted(parts, key=lambda box: (-box.nbytes, box[:3])):
-        at = next((n for n in range(first, len(left)) if left[n] >= part.nbytes), len(waves))
+    for box in sorted(boxes, key=lambda box: (-box.nbytes, box[:3])):
+        at = next((n for n in range(first, len(left)) if left[n] >= box.nbytes), len(waves))
         if at == len(waves):
             waves.append([])
             left.append(budget)
-        waves[at].append(part)
-        left[at] -= part.nbytes
+        waves[at].append(box)
+        left[at] -= box.nbytes
         while first < len(left) and left[first] <= 0:
             first += 1
     return tuple(map(tuple, waves))
@@ -201,7 +201,7 @@ class Staging:
     """Waves of one save: one thread copies them, the item writers consume them.
 
     Attributes:
-        waves: parts of each wave.
+        waves: boxes of each wave.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Staging:
 
         Args:
             waves: from `plan_waves`.
-            copied: copies a wave and returns its parts on the host, by item and path.
+            copied: copies a wave and returns its boxes on the host, by item and path.
         """
         self.waves = tuple(waves)
         self._copied = copied
@@ -225,7 +225,7 @@ class Staging:
         self._writing = set(self._there)
 
     def waves_of(self, item: str) -> Iterator[HostBoxes]:
-        """Yield each wave's parts of an item, once copied; for the one thread that writes it.
+        """Yield each wave's boxes of an item, once copied; for the one thread that writes it.
 
         A wave counts as written when the next is requested: by then the writer must have dropped
         it.
@@ -234,11 +234,11 @@ class Staging:
             BaseException: the error given to `end`; the other waves do not come.
         """
         for number, wave in enumerate(self.waves):
-            if all(part.item != item for part in wave):
+            if all(box.item != item for box in wave):
                 continue
             yield {
-                path: tuple(part.wait() if isinstance(part, PinnedBox) else part for part in parts)
-                for path, parts in self._taken(item, number).items()
+                path: tuple(box.wait() if isinstance(box, PinnedBox) else box for box in boxes)
+                for path, boxes in self._taken(item, number).items()
             }
             with self._changed:
                 self._writing.discard(item)
@@ -289,7 +289,7 @@ class Staging:
         """Stop all waits: the save is over or abandoned.
 
         Args:
-            error: raised in those that still request parts.
+            error: raised in those that still request boxes.
         """
         with self._changed:
             self._over = True
