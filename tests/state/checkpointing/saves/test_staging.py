@@ -169,7 +169,7 @@ def test_a_wave_is_copied_only_once_the_one_before_is_written_and_let_go_of():
     most = []
 
     def write():
-        for wave in staging.parts_of("model"):
+        for wave in staging.waves_of("model"):
             time.sleep(0.01)
             most.append(sum(one() is not None for one in copies.alive))
             del wave
@@ -186,7 +186,7 @@ def test_no_wave_is_copied_before_all_items_have_written_theirs_of_the_last():
     wave = (BoxToCopy("a", "w", 0, 1), BoxToCopy("b", "w", 0, 1))
     copies = Copies()
     staging = Staging((wave, wave), copies)
-    (first, second) = staging.parts_of("a"), staging.parts_of("b")
+    (first, second) = staging.waves_of("a"), staging.waves_of("b")
     assert [*next(first)] == [*next(second)] == ["w"]
     errors = []
 
@@ -208,7 +208,7 @@ def test_no_wave_is_copied_before_all_items_have_written_theirs_of_the_last():
 def test_who_waits_for_a_wave_of_a_save_that_has_failed_is_told_why():
     copies = Copies()
     staging = Staging(plan_waves(parts(2, 1), 2), copies)
-    waves = staging.parts_of("model")
+    waves = staging.waves_of("model")
     next(waves)
     staging.end(OSError("the disk failed"))
     with pytest.raises(OSError, match="the disk failed"):
