@@ -224,7 +224,7 @@ def test_parts_that_were_copied_are_nobody_elses_memory(elsewhere):
         wanted = [(path, number) for number in range(len(sizes))]
         transfers.start(wanted)
         found = transfers.copied(wanted)[path]
-        known = transfers.wait()[path].parts
+        known = transfers.wait()[path].boxes
         assert [raw(part.values) for part in found] == [raw(part.values) for part in known]
         assert [part.origin for part in found] == [part.origin for part in known]
         leaf = tree[path]
