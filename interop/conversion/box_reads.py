@@ -115,7 +115,9 @@ def _fill(
     """Read the pieces that overlap a box; one that lies whole in a box goes straight into it."""
 
     def fill(piece: Box) -> None:
-        start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))
+        start = sum(
+            extent.start * math.prod(shape[axis + 1 :]) for axis, extent in enumerate(piece)
+        )
         places = [
             (array[_within(shared, box)], _within(shared, piece))
             for array, box in zip(arrays, boxes, strict=True)
@@ -127,8 +129,8 @@ def _fill(
             return
         (values,) = aligned_empty([box_shape(piece)], arrays[0].dtype)
         read(start, values.reshape(-1))
-        for place, part in places:
-            place[...] = values[part]
+        for place, within in places:
+            place[...] = values[within]
 
     needed = [part for part in pieces if any(common(part, box) is not None for box in boxes)]
     if len(needed) == 1:
@@ -142,8 +144,8 @@ def _fill(
 def _within(box: Box, outer: Box) -> Any:
     """Return a box relative to a box around it; for no axes, everything."""
     inner = (
-        slice(part.start - whole.start, part.stop - whole.start)
-        for part, whole in zip(box, outer, strict=True)
+        slice(extent.start - whole.start, extent.stop - whole.start)
+        for extent, whole in zip(box, outer, strict=True)
     )
     return (*inner, ...)
 
@@ -153,12 +155,12 @@ def _pieces(shape: Shape, box: Box, limit: int) -> Iterator[Box]:
     if not shape:
         yield ()
         return
-    partial = [axis for axis, part in enumerate(box) if part != slice(0, shape[axis])]
+    partial = [axis for axis, extent in enumerate(box) if extent != slice(0, shape[axis])]
     axis = partial[-1] if partial else 0
     while math.prod(shape[axis + 1 :]) > limit:
         axis += 1
     rows = max(1, limit // max(1, math.prod(shape[axis + 1 :])))
-    for index in itertools.product(*(range(part.start, part.stop) for part in box[:axis])):
+    for index in itertools.product(*(range(extent.start, extent.stop) for extent in box[:axis])):
         fixed = tuple(slice(n, n + 1) for n in index)
         for low in range(box[axis].start, box[axis].stop, rows):
             high = min(low + rows, box[axis].stop)

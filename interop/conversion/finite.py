@@ -27,19 +27,19 @@ def count_nonfinite(block: Array) -> int:
     if not block.size or block.dtype.kind in "biuSU":
         return 0
     flat = np.ascontiguousarray(block).reshape(-1)
-    parts = (flat[start : start + _AT_ONCE] for start in range(0, flat.size, _AT_ONCE))
-    return sum(map(_count, parts))
+    blocks = (flat[start : start + _AT_ONCE] for start in range(0, flat.size, _AT_ONCE))
+    return sum(map(_count, blocks))
 
 
-def _count(part: Array) -> int:
-    if part.dtype in (np.float32, np.float64):
-        finite = np.isfinite(part)
+def _count(block: Array) -> int:
+    if block.dtype in (np.float32, np.float64):
+        finite = np.isfinite(block)
         return 0 if finite.all() else int(np.count_nonzero(~finite))
-    bits = part.view(f"u{part.dtype.itemsize}")
-    if part.dtype.itemsize == 1:
-        return int(np.count_nonzero(_bad_bytes(part.dtype)[bits]))
+    bits = block.view(f"u{block.dtype.itemsize}")
+    if block.dtype.itemsize == 1:
+        return int(np.count_nonzero(_bad_bytes(block.dtype)[bits]))
     # IEEE 754 has all bits of the exponent set in both, and in nothing else.
-    mask = bits.dtype.type(_exponent_bits(part.dtype))
+    mask = bits.dtype.type(_exponent_bits(block.dtype))
     exponents = np.bitwise_and(bits, mask)
     if exponents.max() != mask:
         return 0

@@ -296,10 +296,6 @@ def whole(stream: _Stream) -> Array:
     return out
 
 
-def _is_cast(view: _View) -> bool:
-    return isinstance(view.leaf, _CastLeaf)
-
-
 def _tensor_streams(op: Op, inputs: Sequence[_Stream]) -> list[_Stream]:
     if isinstance(op, Rename):
         return list(inputs)
@@ -317,7 +313,11 @@ def _tensor_streams(op: Op, inputs: Sequence[_Stream]) -> list[_Stream]:
         return list(views[0].parts())
     # Leaves that are cast come in blocks of their own sizes.
     alike = len({(stream.shape, stream.dtype) for stream in inputs}) == 1
-    if isinstance(op, Interleaved) and alike and not any(_is_cast(view) for view in views):
+    if (
+        isinstance(op, Interleaved)
+        and alike
+        and not any(isinstance(view.leaf, _CastLeaf) for view in views)
+    ):
         first, second = inputs
         (shape,) = op.tensor_shapes([first.shape, second.shape])
         return [_InTurns(first, second, shape)]

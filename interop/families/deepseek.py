@@ -18,7 +18,7 @@ from cairn.interop.families.hf_config import rope_from_hf
 from cairn.interop.families.names import Names
 
 __all__ = [
-    "EXPERT_PARTS",
+    "EXPERT_LAYERS",
     "LATENT_KEYS",
     "TURNING_OPS",
     "deepseek_names",
@@ -184,7 +184,7 @@ TURNING_OPS: Mapping[str, Callable[[DecoderConfig, str], Op]] = MappingProxyType
 )
 """Neighbouring dimensions turn together, of each query and of the one key."""
 
-EXPERT_PARTS: Mapping[str, str] = MappingProxyType(
+EXPERT_LAYERS: Mapping[str, str] = MappingProxyType(
     {
         "mlp/router": "mlp.gate",
         "mlp/correction": "mlp.gate.e_score_correction_bias",
@@ -197,11 +197,11 @@ EXPERT_PARTS: Mapping[str, str] = MappingProxyType(
 """Names of the experts' layers."""
 
 _OURS = Names(
-    parts={
+    layer_names={
         "self_attn/q_a_norm": "self_attn.q_a_layernorm",
         "self_attn/kv_a_proj": "self_attn.kv_a_proj_with_mqa",
         "self_attn/kv_a_norm": "self_attn.kv_a_layernorm",
-        **EXPERT_PARTS,
+        **EXPERT_LAYERS,
     },
     ops=TURNING_OPS,
     no_adapters=DENSE_TAKEN_FOR_EXPERTS,
@@ -215,10 +215,8 @@ def deepseek_names(config: DecoderConfig) -> Names:
 
 def without_further_tokens(names: Names, config: DecoderConfig) -> Names:
     """Return names that tolerate layers beyond the model's own, which predict further tokens."""
-    beyond = rf"model\.layers\.({'|'.join(map(str, _beyond(config)))})\..*"
+    last = config.num_hidden_layers
+    extra = int(config.hf_extra.get("num_nextn_predict_layers") or 1)
+    numbers = "|".join(map(str, range(last, last + extra)))
+    beyond = rf"model\.layers\.({numbers})\..*"
     return dataclasses.replace(names, tolerated=(*names.tolerated, beyond))
-
-
-def _beyond(config: DecoderConfig) -> range:
-    extra = config.hf_extra.get("num_nextn_predict_layers") or 1
-    return range(config.num_hidden_layers, config.num_hidden_layers + int(extra))

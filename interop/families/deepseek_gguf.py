@@ -76,7 +76,7 @@ def _keys_and_values(config: DecoderConfig, block: str, prefix: str) -> list[Rul
 
 
 _NAMES = gguf_names(
-    parts={
+    layer_names={
         "self_attn/q_a_proj": "attn_q_a",
         "self_attn/q_a_norm": "attn_q_a_norm",
         "self_attn/q_b_proj": "attn_q_b",
@@ -85,7 +85,7 @@ _NAMES = gguf_names(
     },
     ops=TURNING_OPS,
     special=_keys_and_values,
-    special_parts=frozenset({"self_attn/kv_b_proj"}),
+    special_layers=frozenset({"self_attn/kv_b_proj"}),
 )
 
 

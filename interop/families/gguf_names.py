@@ -121,7 +121,7 @@ def gguf_names(**changes: Any) -> Names:
             "lm_head": "output",
         },
         "layer": "blk.{layer}",
-        "parts": {
+        "layer_names": {
             "input_layernorm": "attn_norm",
             **{f"self_attn/{name}_proj": f"attn_{name}" for name in "qkv"},
             **{f"self_attn/{name}_norm": f"attn_{name}_norm" for name in "qk"},

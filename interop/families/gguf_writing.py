@@ -68,7 +68,10 @@ def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
     metadata = {key: value for key, value in metadata.items() if value is not None}
     if "feed_forward_length" in form.sizes:
         metadata["feed_forward_length"] = config.intermediate_size  # GPT-2 may leave it out
-    metadata |= {"vocab_size": config.vocab_size, **_heads(form, config)}
+    metadata |= {"vocab_size": config.vocab_size, "attention.head_count_kv": config.kv_heads}
+    if "attention.key_length" not in form.also_read:
+        lengths = ("attention.key_length", "attention.value_length")
+        metadata |= dict.fromkeys(lengths, config.head_size)
     tensors: dict[str, Array] = {}
     if form.rope and config.rope is not None:
         rope, tensors = rope_to_gguf(config.rope, config.rotary_size)
@@ -99,13 +102,6 @@ def _form(config: DecoderConfig) -> GGUFForm:
     if form is None:
         raise no_gguf_file(config, "a family that has GGUF files", config.model_type)
     return form
-
-
-def _heads(form: GGUFForm, config: DecoderConfig) -> dict[str, Any]:
-    keys: dict[str, Any] = {"attention.head_count_kv": config.kv_heads}
-    if "attention.key_length" not in form.also_read:
-        keys |= dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_size)
-    return keys
 
 
 def _check(

@@ -60,15 +60,15 @@ class Names:
     Attributes:
         top: paths outside of the blocks -> their names in files.
         layer: of a block, with "{layer}" for its number.
-        parts: paths in a block -> their names in it, where these are not the paths with dots.
+        layer_names: paths in a block -> their names in it, where these are not the paths with dots.
         fused: layers that lie in one tensor.
         stacked: paths in a block of what is one tensor for each expert, or head, in files -> its
             name, with "{number}".
         kernel: from a linear layer's weight in files to our kernel.
         ops: paths in a block -> another operation: (config, name of the leaf) -> operation.
         suffixes: paths in a block whose main leaf has another ending than ".weight" -> it.
-        special: (config, path of a block, its name) -> rules of parts that nothing above fits.
-        special_parts: paths in a block of those parts.
+        special: (config, path of a block, its name) -> rules of layers that nothing above fits.
+        special_layers: paths in a block of those layers.
         tolerated: regular expressions of tensors that may be there and follow from the config.
         optional_prefix: of all names but the head's; files of the base model lack it.
         modules: names of layers in files -> their names in transformers, which PEFT goes by, where
@@ -85,14 +85,14 @@ class Names:
         }
     )
     layer: str = "model.layers.{layer}"
-    parts: Mapping[str, str] = field(default_factory=dict)
+    layer_names: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[Fused, ...] = ()
     stacked: Mapping[str, str] = field(default_factory=lambda: EXPERTS)
     kernel: Op = TRANSPOSE
     ops: Mapping[str, Callable[[DecoderConfig, str], Op]] = field(default_factory=dict)
     suffixes: Mapping[str, str] = field(default_factory=dict)
     special: Callable[[DecoderConfig, str, str], list[Rule]] | None = None
-    special_parts: frozenset[str] = frozenset()
+    special_layers: frozenset[str] = frozenset()
     tolerated: tuple[str, ...] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     optional_prefix: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -135,10 +135,10 @@ class Names:
                     rules += self._fused(block, prefix, fused[name], layers, config)
             elif name in self.stacked:
                 rules += self._stacked(f"{block}/{name}", f"{prefix}.{self.stacked[name]}", layer)
-            elif name in self.special_parts:
+            elif name in self.special_layers:
                 continue
             else:
-                dotted = self.parts.get(name, name.replace("/", "."))
+                dotted = self.layer_names.get(name, name.replace("/", "."))
                 rules += self._named(f"{block}/{name}", name, f"{prefix}.{dotted}", layer, config)
         if self.special is not None:
             rules += self.special(config, block, prefix)

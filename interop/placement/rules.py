@@ -26,7 +26,7 @@ __all__ = [
     "LARGE_LEAF_ELEMENTS",
     "MESH_AXES",
     "AxisRules",
-    "LeafPlacement",
+    "ResolvedSpec",
     "RuleMatch",
     "SpecProblem",
     "axis_units",
@@ -77,7 +77,7 @@ class SpecProblem(NamedTuple):
     axes: tuple[str, ...] = ()
 
 
-class LeafPlacement(NamedTuple):
+class ResolvedSpec(NamedTuple):
     """Placement of a leaf.
 
     Attributes:
@@ -101,7 +101,7 @@ def place(
     axes: tuple[str | None, ...] | None = None,
     axis_rules: AxisRules = DEFAULT_AXIS_RULES,
     units: Mapping[str, int] = MappingProxyType({}),
-) -> LeafPlacement:
+) -> ResolvedSpec:
     """Decide where a leaf goes.
 
     Args:
@@ -138,7 +138,7 @@ def place(
     whole = shards == 1 and not problems and prod(shape) >= LARGE_LEAF_ELEMENTS
     catch_all = match is not None and match.catch_all
     unmatched = _unmatched(rule, entries, shape, mesh, catch_all) if whole else None
-    return LeafPlacement(rule, without_trailing_nones(kept), tuple(problems), unmatched)
+    return ResolvedSpec(rule, without_trailing_nones(kept), tuple(problems), unmatched)
 
 
 def axis_units(config: Any) -> dict[str, int]:

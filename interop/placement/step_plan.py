@@ -17,7 +17,7 @@ from cairn.interop.placement.process_grid import ProcessGrid
 from cairn.interop.placement.rules import (
     DEFAULT_AXIS_RULES,
     AxisRules,
-    LeafPlacement,
+    ResolvedSpec,
     RuleMatch,
     SpecProblem,
     place,
@@ -155,7 +155,7 @@ class _Planner:
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {item: {} for item in items}
         for record in records:
             self._shapes[record.item][record.path] = record.shape
-        self._known: dict[object, LeafPlacement] = {}
+        self._known: dict[object, ResolvedSpec] = {}
         model = [record for record in records if record.item == "model"]
         keys = [tuple(record.path.split("/")) for record in model]
         self._records = dict(zip(keys, model, strict=True))
@@ -184,12 +184,12 @@ class _Planner:
             placed.unmatched,
         )
 
-    def _model_place(self, record: LeafRecord) -> LeafPlacement:
+    def _model_place(self, record: LeafRecord) -> ResolvedSpec:
         layout = self._layout
         axes = decoder_axes(record.path, self._shapes[record.item]) if layout.named else None
         match = None if layout.find is None else layout.find(readable(record.path))
         if match is None and not layout.named:
-            return LeafPlacement(REPLICATED, ())
+            return ResolvedSpec(REPLICATED, ())
         key = (record.shape, axes, match)
         if key not in self._known:
             self._known[key] = place(
@@ -202,7 +202,7 @@ class _Planner:
             )
         return self._known[key]
 
-    def _beside(self, record: LeafRecord) -> tuple[LeafPlacement, str]:
+    def _beside(self, record: LeafRecord) -> tuple[ResolvedSpec, str]:
         """Return the place and the dtype of a leaf of another item than the model's."""
         path = tuple(record.path.split("/"))
         mirrored = mirror(path, record.shape, self._parameters, self._grid.sizes)
@@ -210,7 +210,7 @@ class _Planner:
         dtype = record.dtype
         if record.item == "optimizer" and parameter is not None and parameter.dtype == dtype:
             dtype = self._made_dtype(parameter)
-        return LeafPlacement(mirrored.rule, mirrored.entries, (), mirrored.unmatched), dtype
+        return ResolvedSpec(mirrored.rule, mirrored.entries, (), mirrored.unmatched), dtype
 
     def _made_dtype(self, parameter: LeafRecord) -> str:
         keys = parameter.path.split("/")

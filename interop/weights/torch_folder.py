@@ -127,7 +127,7 @@ def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
         raise ConversionError(
             path=shown,
             expected="tensors, as torch.save writes a state_dict, and nothing that can run code",
-            found=_short(exc),
+            found=_error_text(exc),
             next_step="take the file again from its source, if it was cut short; or ask its maker "
             "for safetensors (save_pretrained)",
         ) from exc
@@ -204,7 +204,7 @@ def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: s
         )
 
 
-def _short(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     """Return a loader's error text, without its advice to trust the file."""
     text = " ".join(str(exc).split())
     refused = _GLOBAL.search(text)

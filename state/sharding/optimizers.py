@@ -41,7 +41,7 @@ class _Parameter:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Placement:
     rule: str
     sharding: Sharding | None
     parameter: _Parameter | None = None
@@ -88,7 +88,7 @@ def explain_optimizer(
     return tuple(explained)
 
 
-def _unmatched(place: _Place, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> str | None:
+def _unmatched(place: _Placement, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> str | None:
     parameter = None if place.parameter is None else place.parameter.sharding
     split = not isinstance(parameter, NamedSharding) or not parameter.is_fully_replicated
     whole = place.sharding is None or place.sharding.is_fully_replicated
@@ -97,7 +97,7 @@ def _unmatched(place: _Place, shape: tuple[int, ...], mesh: Mesh | AbstractMesh)
     return f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
 
 
-def _places(opt_state: Any, params: Any) -> list[_Place]:
+def _places(opt_state: Any, params: Any) -> list[_Placement]:
     replicated = _replicated(params)
     parameters = {
         tuple(named.path.split("/")): _Parameter(
@@ -131,18 +131,18 @@ def _place(
     shape: tuple[int, ...],
     parameters: dict[tuple[str, ...], _Parameter],
     replicated: Sharding | None,
-) -> _Place:
+) -> _Placement:
     prefix, _, parameter = mirrored(path, parameters)
     if parameter is not None and parameter.shape == shape:
-        return _Place(MIRRORS, parameter.sharding, parameter)
+        return _Placement(MIRRORS, parameter.sharding, parameter)
     if parameter is not None and isinstance(parameter.sharding, NamedSharding):
         place = parameter.sharding
         entries = entries_left(prefix, shape, parameter.shape, tuple(place.spec))
         if entries is not None:
             kept = NamedSharding(place.mesh, short_spec(entries), memory_kind=place.memory_kind)
-            return _Place(FACTORED, kept, parameter)
+            return _Placement(FACTORED, kept, parameter)
     if isinstance(replicated, NamedSharding) and prod(shape) >= LARGE_LEAF_ELEMENTS:
         mesh = replicated.mesh
         (leaf,) = plan(jax.ShapeDtypeStruct(shape, np.uint8), mesh).leaves
-        return _Place(leaf.rule, NamedSharding(mesh, leaf.spec), parameter)
-    return _Place(REPLICATED, replicated, parameter)
+        return _Placement(leaf.rule, NamedSharding(mesh, leaf.spec), parameter)
+    return _Placement(REPLICATED, replicated, parameter)

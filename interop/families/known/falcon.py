@@ -77,7 +77,7 @@ def _names(config: DecoderConfig) -> Names:
             "lm_head": "lm_head",
         },
         layer="transformer.h.{layer}",
-        parts={
+        layer_names={
             "self_attn/o_proj": "self_attention.dense",
             "mlp/up_proj": "mlp.dense_h_to_4h",
             "mlp/down_proj": "mlp.dense_4h_to_h",
@@ -90,7 +90,7 @@ def _names(config: DecoderConfig) -> Names:
 
 def _gguf_names(config: DecoderConfig) -> Names:
     norms = {"input_layernorm": "attn_norm_2", "post_attention_layernorm": "attn_norm"}
-    return gguf_names(fused=(FUSED_QKV,), parts={} if config.shared_norm else norms)
+    return gguf_names(fused=(FUSED_QKV,), layer_names={} if config.shared_norm else norms)
 
 
 FAMILY = Family(

@@ -67,7 +67,7 @@ FAMILY = Family(
         write=_write,
         nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
     ),
-    Names(parts=SANDWICH),
+    Names(layer_names=SANDWICH),
     GGUFForm(
         "gemma2",
         gguf_names(ops=NORMS_PLUS_ONE),

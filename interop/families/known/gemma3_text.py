@@ -108,7 +108,7 @@ FAMILY = Family(
             "vocab_size": 262208,
         },
     ),
-    Names(parts=SANDWICH),
+    Names(layer_names=SANDWICH),
     GGUFForm(
         "gemma3",
         gguf_names(ops=NORMS_PLUS_ONE),

@@ -42,7 +42,7 @@ FAMILY = Family(
         nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
     ),
     Names(
-        parts={
+        layer_names={
             "attention_output_norm": "post_self_attn_layernorm",
             "mlp_output_norm": "post_mlp_layernorm",
         },

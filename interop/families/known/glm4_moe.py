@@ -12,7 +12,7 @@ from typing import Any
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.families.config_form import ConfigForm, usual_options
 from cairn.interop.families.deepseek import (
-    EXPERT_PARTS,
+    EXPERT_LAYERS,
     read_experts,
     without_further_tokens,
     write_experts,
@@ -22,7 +22,7 @@ from cairn.interop.families.family import Family
 from cairn.interop.families.key_kinds import FLAG
 from cairn.interop.families.names import Names
 
-_NAMES = Names(parts=EXPERT_PARTS, no_adapters=DENSE_TAKEN_FOR_EXPERTS)
+_NAMES = Names(layer_names=EXPERT_LAYERS, no_adapters=DENSE_TAKEN_FOR_EXPERTS)
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ FAMILY = Family(
             "lm_head": "lm_head",
         },
         layer="transformer.h.{layer}",
-        parts={
+        layer_names={
             "input_layernorm": "ln_1",
             "self_attn/o_proj": "attn.c_proj",
             "post_attention_layernorm": "ln_2",

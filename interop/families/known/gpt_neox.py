@@ -58,7 +58,7 @@ FAMILY = Family(
             "lm_head": "embed_out",
         },
         layer="gpt_neox.layers.{layer}",
-        parts={
+        layer_names={
             "self_attn/o_proj": "attention.dense",
             "mlp/up_proj": "mlp.dense_h_to_4h",
             "mlp/down_proj": "mlp.dense_4h_to_h",

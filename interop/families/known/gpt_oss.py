@@ -127,12 +127,12 @@ FAMILY = Family(
     Names(
         no_adapters=ROUTER_IS_NO_LINEAR,
         special=_experts,
-        special_parts=frozenset(f"mlp/experts/{name}_proj" for name in ("gate", "up", "down")),
+        special_layers=frozenset(f"mlp/experts/{name}_proj" for name in ("gate", "up", "down")),
         stacked={},
     ),
     GGUFForm(
         "gpt-oss",
-        gguf_names(parts={"post_attention_layernorm": "post_attention_norm"}),
+        gguf_names(layer_names={"post_attention_layernorm": "post_attention_norm"}),
         sizes={
             **gguf_sizes(intermediate_size=""),
             "attention.sliding_window": "sliding_window",

@@ -55,7 +55,7 @@ FAMILY = Family(
         nulls=frozenset({"num_key_value_heads"}),
     ),
     Names(
-        parts={"mlp/router": "block_sparse_moe.gate"},
+        layer_names={"mlp/router": "block_sparse_moe.gate"},
         stacked={
             f"mlp/experts/{path}": f"block_sparse_moe.experts.{{number}}.{name}"
             for path, name in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))

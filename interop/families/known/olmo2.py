@@ -23,7 +23,7 @@ FAMILY = Family(
         fixed={"block": "post", "qk_norm": "whole"},
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
     ),
-    Names(parts=SANDWICH),
+    Names(layer_names=SANDWICH),
     GGUFForm(
         "olmo2",
         gguf_names(),

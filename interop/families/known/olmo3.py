@@ -90,7 +90,7 @@ FAMILY = Family(
         read=_read,
         write=_write,
     ),
-    Names(parts=SANDWICH),
+    Names(layer_names=SANDWICH),
     GGUFForm(
         "olmo2",
         gguf_names(),

@@ -78,7 +78,7 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window"}),
     ),
     Names(
-        parts={
+        layer_names={
             "mlp/router": "mlp.gate",
             "mlp/shared_gate": "mlp.shared_expert_gate",
             **{f"mlp/shared/{name}": f"mlp.shared_expert.{name}" for name in _SHARED},

@@ -76,7 +76,7 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window"}),
         kinds={"shared_expert_intermediate_size": COUNT_OR_ZERO, "use_qk_norm": FLAG},
     ),
-    Names(parts={"mlp/router": "mlp.gate"}, no_adapters=DENSE_TAKEN_FOR_EXPERTS),
+    Names(layer_names={"mlp/router": "mlp.gate"}, no_adapters=DENSE_TAKEN_FOR_EXPERTS),
     GGUFForm(
         "qwen3moe",
         gguf_names(),

@@ -41,7 +41,7 @@ FAMILY = Family(
             "use_bias": FLAG,
         },
     ),
-    Names(parts={"mlp/up_proj": "mlp.c_fc", "mlp/down_proj": "mlp.c_proj"}),
+    Names(layer_names={"mlp/up_proj": "mlp.c_fc", "mlp/down_proj": "mlp.c_proj"}),
     # llama.cpp demands the biases, and heads that are as wide as the model; it has no window.
     GGUFForm(
         "starcoder2", gguf_names(), sizes=gguf_sizes(layer_norm="norm_epsilon"), head_dim=None

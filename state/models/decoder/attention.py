@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import Layer
 from cairn.state.models.decoder.attention_placement import place_keys, place_queries
-from cairn.state.models.decoder.parts import make_part
+from cairn.state.models.decoder.layers import make_layer
 from cairn.state.models.decoder.positions import rotate
 from cairn.state.models.module.kv_cache import KVCache
 
@@ -27,7 +27,7 @@ class Attention(nnx.Module):
     Source: arXiv 2305.13245 (grouped-query attention), arXiv 2104.09864 (rotary positions).
     """
 
-    def __init__(self, config: DecoderConfig, parts: Mapping[str, Layer], **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, layers: Mapping[str, Layer], **options: Any) -> None:
         self.heads = config.num_attention_heads
         self.kv_heads = config.kv_heads
         self.precision = options["precision"]
@@ -36,8 +36,8 @@ class Attention(nnx.Module):
         self.scale = config.attention_scale or 1.0 / math.sqrt(config.head_size)
         self.soft_cap = config.attention_soft_cap
         self.qk_norm = config.qk_norm
-        for name, part in parts.items():
-            setattr(self, name, make_part(part, config, **options))
+        for name, spec in layers.items():
+            setattr(self, name, make_layer(spec, config, **options))
 
     def __call__(
         self,

@@ -15,8 +15,8 @@ from cairn.interop.config.decoder_layers import block_layers, decoder_layers, la
 from cairn.interop.errors import ArgumentError
 from cairn.state.models.decoder.attention import Angles, Attention
 from cairn.state.models.decoder.latent_attention import LatentAttention
+from cairn.state.models.decoder.layers import make_layer
 from cairn.state.models.decoder.mlp import MLP, MixtureOfExperts
-from cairn.state.models.decoder.parts import make_part
 from cairn.state.models.decoder.per_layer import PerLayer, Run, find_runs, make_per_layer
 from cairn.state.models.decoder.positions import rotary_angles
 from cairn.state.models.module.base import EasyDeLBaseModule
@@ -30,22 +30,22 @@ class Block(nnx.Module):
     """Attention and feed-forward layer, normalised as `DecoderConfig.block` says."""
 
     def __init__(self, config: DecoderConfig, layer: int, **options: Any) -> None:
-        parts = block_layers(config, layer)
+        layers = block_layers(config, layer)
         self.parallel = config.block == "parallel"
         self.scale = config.residual_scale
         for name in ("input_layernorm", "attention_output_norm"):
-            if name in parts:
-                setattr(self, name, make_part(parts[name], config, **options))
-        own = layers_below(parts, "self_attn")
+            if name in layers:
+                setattr(self, name, make_layer(layers[name], config, **options))
+        own = layers_below(layers, "self_attn")
         self.self_attn = (
             Attention(config, own, **options)
             if config.latent is None
             else LatentAttention(config, config.latent, own, **options)
         )
         for name in ("post_attention_layernorm", "mlp_output_norm"):
-            if name in parts:
-                setattr(self, name, make_part(parts[name], config, **options))
-        experts, own = config.experts, layers_below(parts, "mlp")
+            if name in layers:
+                setattr(self, name, make_layer(layers[name], config, **options))
+        experts, own = config.experts, layers_below(layers, "mlp")
         self.mlp = (
             MixtureOfExperts(config, experts, own, **options)
             if experts is not None and config.has_experts(layer)
@@ -90,13 +90,13 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, **options: Any) -> None:
         self.config = config
-        parts = layers_below(decoder_layers(config), "model")
+        layers = layers_below(decoder_layers(config), "model")
         for name in ("embed_tokens", "embed_positions"):
-            if name in parts:
-                setattr(self, name, make_part(parts[name], config, **options))
+            if name in layers:
+                setattr(self, name, make_layer(layers[name], config, **options))
         numbers = range(config.num_hidden_layers)
         self.layers = nnx.List([Block(config, number, **options) for number in numbers])
-        self.norm = make_part(parts["norm"], config, **options)
+        self.norm = make_layer(layers["norm"], config, **options)
 
     def __call__(
         self,
@@ -263,7 +263,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         }
         self.model = Decoder(config, **options)
         if not config.tie_word_embeddings:
-            self.lm_head = make_part(decoder_layers(config)["lm_head"], config, **options)
+            self.lm_head = make_layer(decoder_layers(config)["lm_head"], config, **options)
 
     def __call__(  # type: ignore[override]  # names what the base class takes as **kwargs
         self,

@@ -30,10 +30,10 @@ class LatentAttention(Attention):
         self,
         config: DecoderConfig,
         latent: LatentAttentionConfig,
-        parts: Mapping[str, Layer],
+        layers: Mapping[str, Layer],
         **options: Any,
     ) -> None:
-        super().__init__(config, parts, **options)
+        super().__init__(config, layers, **options)
         self.latent = latent
 
     def project(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import Layer, layers_below
 from cairn.interop.config.experts import ExpertsConfig
-from cairn.state.models.decoder.parts import make_part
+from cairn.state.models.decoder.layers import make_layer
 
 _CLAMPED_SHARPNESS = 1.702
 
@@ -33,12 +33,12 @@ class Feeding(nnx.Module):
     1) gate sigmoid(1.702 gate)`, gate and up clamped.
     """
 
-    def __init__(self, config: DecoderConfig, parts: Mapping[str, Layer], **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, layers: Mapping[str, Layer], **options: Any) -> None:
         self.activation = config.hidden_act
         self.limit = config.activation_limit
         for name in ("gate_proj", "up_proj", "down_proj"):
-            if name in parts:
-                setattr(self, name, make_part(parts[name], config, **options))
+            if name in layers:
+                setattr(self, name, make_layer(layers[name], config, **options))
 
     def inner(self, up: jax.Array, gate: jax.Array | None) -> jax.Array:
         """Return the inner activations."""
@@ -84,20 +84,20 @@ class MixtureOfExperts(nnx.Module):
         self,
         config: DecoderConfig,
         experts: ExpertsConfig,
-        parts: Mapping[str, Layer],
+        layers: Mapping[str, Layer],
         **options: Any,
     ) -> None:
         self.settings = experts
         # In float32, as who trained the router needs it: near ties decide which experts are used.
         precise = options | {"dtype": jnp.float32}
-        self.router = make_part(parts["router"], config, **precise)
-        if "correction" in parts:
-            self.correction = make_part(parts["correction"], config, **options)
-        self.experts = Experts(config, layers_below(parts, "experts"), **options)
+        self.router = make_layer(layers["router"], config, **precise)
+        if "correction" in layers:
+            self.correction = make_layer(layers["correction"], config, **options)
+        self.experts = Experts(config, layers_below(layers, "experts"), **options)
         if experts.shared_size is not None:
-            self.shared = MLP(config, layers_below(parts, "shared"), **options)
-        if "shared_gate" in parts:
-            self.shared_gate = make_part(parts["shared_gate"], config, **options)
+            self.shared = MLP(config, layers_below(layers, "shared"), **options)
+        if "shared_gate" in layers:
+            self.shared_gate = make_layer(layers["shared_gate"], config, **options)
 
     def __call__(
         self, x: Float[Array, "B T D"]

@@ -112,7 +112,11 @@ def write_folder(
     weights = _Weights(model)
     _, rules, sources = _streams(model, weights, float_dtype)
     config = hf_config(model.config, [source.dtype for source in sources])
-    _check_names(model.config.tokenizer_files)
+    for name in model.config.tokenizer_files:
+        if "/" in name or name.startswith("."):
+            raise ConversionError(
+                path="tokenizer_files", expected="plain file names", found=repr(name)
+            )
     shards = plan_shards(sources, max_shard_size)
     folder = WholeFolder(open_files(parse_uri(save_directory)), CONFIG_FILE, INDEX_FILE)
     leaves_of = {name: rule.leaves for rule in rules for name in rule.tensors}
@@ -201,11 +205,3 @@ def _remove_stale(files: Files, *, keep: set[str]) -> None:
         is_weights = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
         if is_weights and not entry.is_dir and entry.name not in keep:
             files.delete_tree(entry.name)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if "/" in name or name.startswith("."):
-            raise ConversionError(
-                path="tokenizer_files", expected="plain file names", found=repr(name)
-            )

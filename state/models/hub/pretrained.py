@@ -86,7 +86,7 @@ def load_weights(
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
         "dtype": float_dtype(dtype, argument="dtype"),
-        "param_dtype": cast or _usual(pretrained.weights.dtypes),
+        "param_dtype": cast or _most_common_dtype(pretrained.weights.dtypes),
         "precision": precision,
     }
 
@@ -115,7 +115,7 @@ def load_weights(
     ]
 
     def target(path: str, dtype: np.dtype[Any]) -> Target:
-        own_dtype = dtype if cast is None else _cast(dtype, leaves[path], cast)
+        own_dtype = dtype if cast is None else _target_dtype(dtype, leaves[path], cast)
         return Target(path, shapes[path], own_dtype, shardings[path])
 
     targets = [
@@ -262,7 +262,9 @@ def placement(
     return lambda params: {named.path: sharding for named in named_leaves(params)}
 
 
-def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _target_dtype(
+    stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]
+) -> np.dtype[Any]:
     """Return the dtype of a weight that may be cast; the class decides for other variables."""
     if not is_floating(stored):
         return stored
@@ -270,6 +272,6 @@ def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) ->
     return param_dtype if is_parameter else np.dtype(leaf.leaf.dtype)
 
 
-def _usual(dtypes: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+def _most_common_dtype(dtypes: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
     floating = Counter(dtype for dtype in dtypes.values() if is_floating(dtype))
     return floating.most_common(1)[0][0] if floating else np.dtype(np.float32)

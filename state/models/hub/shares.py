@@ -85,15 +85,15 @@ def read_rule(
     slices = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
     by_device: list[dict[jax.Device, jax.Array]] = [{} for _ in targets]
     sent: list[jax.Array] = []
-    for part, values in read_slices(source, rule, slices):
-        target = targets[part.leaf]
-        is_own = places[part.leaf] == target.place
+    for leaf_slice, values in read_slices(source, rule, slices):
+        target = targets[leaf_slice.leaf]
+        is_own = places[leaf_slice.leaf] == target.place
         owned = _own(values, target.dtype)
         ready = owned if is_own else owned.view(_bits(target.dtype))
-        _, devices = holders[part.leaf][_key(part.box)]
+        _, devices = holders[leaf_slice.leaf][_key(leaf_slice.box)]
         jax.block_until_ready(sent)  # what is on its way is in host memory too
         sent = [jax.device_put(ready, device) for device in devices]
-        by_device[part.leaf] |= dict(zip(devices, sent, strict=True))
+        by_device[leaf_slice.leaf] |= dict(zip(devices, sent, strict=True))
         del values, owned, ready
     leaves = [
         _assembled(target, place, arrays)

@@ -62,7 +62,7 @@ def read_slices(
     for leaf_slice in empty:
         yield leaf_slice, np.empty(box_shape(leaf_slice.box), source.dtypes[rule.tensors[0]])
     filled = [leaf_slice for leaf_slice in slices if leaf_slice not in empty]
-    reads = _parts(source, rule, filled)
+    reads = _box_reads(source, rule, filled)
     for numbers in _batches(source, rule, reads):
         arrays = _arrays(source, rule, reads, numbers)
         while numbers:
@@ -89,7 +89,7 @@ def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
 def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> int:
     """Return the bytes that `read_slices` reads, by the tensors' dtypes."""
     filled = [leaf_slice for leaf_slice in slices if 0 not in box_shape(leaf_slice.box)]
-    covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
+    covers = _covers(source, rule, _reads(_box_reads(source, rule, filled)))
     return sum(
         elements(cover) * source.dtypes[rule.tensors[tensor]].itemsize
         for tensor, boxes in covers.items()
@@ -97,14 +97,14 @@ def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> in
     )
 
 
-def _parts(source: WeightSource, rule: Rule, slices: Iterable[Slice]) -> list[BoxReads]:
+def _box_reads(source: WeightSource, rule: Rule, slices: Iterable[Slice]) -> list[BoxReads]:
     shapes = [source.shapes[name] for name in rule.tensors]
     return [rule.op.box_reads(shapes, leaf_slice.leaf, leaf_slice.box) for leaf_slice in slices]
 
 
-def _reads(parts: Sequence[BoxReads], numbers: Iterable[int] | None = None) -> list[_Read]:
-    chosen = range(len(parts)) if numbers is None else numbers
-    return [_Read(n, tensor, box) for n in chosen for tensor, box in parts[n].reads]
+def _reads(box_reads: Sequence[BoxReads], numbers: Iterable[int] | None = None) -> list[_Read]:
+    chosen = range(len(box_reads)) if numbers is None else numbers
+    return [_Read(n, tensor, box) for n in chosen for tensor, box in box_reads[n].reads]
 
 
 def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
@@ -118,11 +118,11 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
     }
 
 
-def _batches(source: WeightSource, rule: Rule, parts: Sequence[BoxReads]) -> list[list[int]]:
+def _batches(source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads]) -> list[list[int]]:
     """Return the numbers of slices in batches; only slices of one batch share bytes."""
-    reads = _reads(parts)
+    reads = _reads(box_reads)
     covers = _covers(source, rule, reads)
-    batch_of = {number: {number} for number in range(len(parts))}
+    batch_of = {number: {number} for number in range(len(box_reads))}
     first_at: dict[tuple[int, int], int] = {}
     for read in reads:
         at = next(n for n, cover in enumerate(covers[read.tensor]) if _lies_in(read.box, cover))
@@ -134,10 +134,10 @@ def _batches(source: WeightSource, rule: Rule, parts: Sequence[BoxReads]) -> lis
 
 
 def _arrays(
-    source: WeightSource, rule: Rule, parts: Sequence[BoxReads], numbers: Sequence[int]
+    source: WeightSource, rule: Rule, box_reads: Sequence[BoxReads], numbers: Sequence[int]
 ) -> dict[int, list[Array]]:
     """Return the boxes that each slice takes, read, by the slice's number."""
-    reads = _reads(parts, numbers)
+    reads = _reads(box_reads, numbers)
     places: dict[int, list[int]] = {}
     for place, box_read in enumerate(reads):
         places.setdefault(box_read.tensor, []).append(place)
@@ -162,6 +162,6 @@ def _arrays(
 
 def _lies_in(box: Box, cover: Box) -> bool:
     return all(
-        whole.start <= part.start and part.stop <= whole.stop
-        for part, whole in zip(box, cover, strict=True)
+        whole.start <= extent.start and extent.stop <= whole.stop
+        for extent, whole in zip(box, cover, strict=True)
     )

@@ -107,11 +107,11 @@ def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) 
     layers = config.num_hidden_layers * sequence_length * heads
     chosen = 0 if config.experts is None else config.experts.per_token
     for number in range(config.num_hidden_layers):
-        for part in block_layers(config, number).values():
-            if part.kind is LayerKind.LINEAR:
-                layers += prod(part.shape)
-            elif part.kind is LayerKind.EXPERTS:
-                layers += chosen * prod(part.shape[1:])
+        for layer in block_layers(config, number).values():
+            if layer.kind is LayerKind.LINEAR:
+                layers += prod(layer.shape)
+            elif layer.kind is LayerKind.EXPERTS:
+                layers += chosen * prod(layer.shape[1:])
     head = config.hidden_size * config.vocab_size
     return 2 * batch_size * sequence_length * (layers + head)
 

@@ -115,7 +115,12 @@ class EasyGenerationMixin:
 
         Source: the settings as transformers' `GenerationConfig` defines them.
         """
-        self._check_forward()
+        if not self.can_generate():
+            raise ArgumentError(
+                path=f"{type(self).__name__}.generate",
+                expected="a forward pass that takes input_ids and attention_mask",
+                found=str(inspect.signature(type(self).__call__)),
+            )
         vocabulary = config_value(self.config, "vocab_size")
         prompt, mask = checked_prompt(input_ids, attention_mask, vocabulary)
         said = {
@@ -180,11 +185,3 @@ class EasyGenerationMixin:
             inputs: of the last forward pass.
         """
         return {**inputs, "input_ids": next_tokens[:, None], "cache": outputs.cache}
-
-    def _check_forward(self) -> None:
-        if not self.can_generate():
-            raise ArgumentError(
-                path=f"{type(self).__name__}.generate",
-                expected="a forward pass that takes input_ids and attention_mask",
-                found=str(inspect.signature(type(self).__call__)),
-            )

@@ -145,7 +145,9 @@ def checked_sampling(
     asked_for = {name: value for name, value in present.items() if value != neutral[name]}
     if do_sample is False and asked_for:
         raise ArgumentError(
-            path="do_sample=False", expected="no arguments of sampling", found=_listed(asked_for)
+            path="do_sample=False",
+            expected="no arguments of sampling",
+            found=", ".join(f"{name}={value}" for name, value in asked_for.items()),
         )
     if do_sample and temperature == 0:
         raise ArgumentError(
@@ -399,7 +401,3 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     # NumPy would make integers of True and False among others.
     tokens = value if isinstance(value, list | tuple) else np.atleast_1d(value).tolist()
     return tuple(_token(name, token) for token in tokens)
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())

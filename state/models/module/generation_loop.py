@@ -13,7 +13,7 @@ from flax import nnx, struct
 
 from cairn.state.models.module.sampling import NO_TOKEN, Rules, greedy, sample
 
-Made = tuple[jax.Array, jax.Array]
+Generated = tuple[jax.Array, jax.Array]
 """New tokens (batch, room), and how many each row has."""
 
 _SMALLEST_BUCKET = 16
@@ -69,7 +69,7 @@ def with_cache(
     *,
     limit: jax.Array,
     **rest: Any,
-) -> Made:
+) -> Generated:
     """Generate new tokens with a model that keeps keys and values.
 
     Args:
@@ -84,7 +84,7 @@ def with_cache(
     padding = ((0, 0), (left, 0))
     prompt, mask = np.pad(prompt, padding), np.pad(mask, padding)
     room = bucket(int(limit))
-    generated: Made = cached(graphdef, state, prompt, mask, limit, rest, room=room)
+    generated: Generated = cached(graphdef, state, prompt, mask, limit, rest, room=room)
     return generated
 
 
@@ -96,14 +96,14 @@ def without_cache(
     *,
     limit: jax.Array,
     **rest: Any,
-) -> Made:
+) -> Generated:
     """Generate new tokens with a model that processes all tokens again at each step."""
     # Free slots on the right: a model without a cache may count positions from the first slot.
     tokens = prompt.shape[1]
     right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
     prompt, mask = np.pad(prompt, right), np.pad(mask, right)
     room, start = bucket(int(limit)), jnp.int32(tokens)
-    generated: Made = recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
+    generated: Generated = recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
     return generated
 
 
@@ -117,7 +117,7 @@ def cached(
     rest: dict[str, Any],
     *,
     room: int,
-) -> Made:
+) -> Generated:
     """Run the compiled part of `with_cache`; `room` is the bucket of `limit`."""
     model = _evaluated(graphdef, state)
     inputs = model.prepare_inputs_for_generation(prompt, prompt.shape[1] + room, mask)
@@ -155,7 +155,7 @@ def recomputed(
     rest: dict[str, Any],
     *,
     room: int,
-) -> Made:
+) -> Generated:
     """Run the compiled part of `without_cache`; the first new token goes to slot `start`."""
 
     def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:

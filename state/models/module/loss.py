@@ -152,7 +152,7 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
         outputs = forward(self, *args, **kw)
         if labels is None:
             return outputs
-        parts = _parts(outputs)
+        parts = _loss_inputs(outputs)
         options = {"config": loss_config, "auxiliary_loss": parts.get("auxiliary_loss")}
         options = {name: value for name, value in options.items() if value is not None}
         loss, metrics = self.compute_loss(labels=labels, logits=parts["logits"], **options)
@@ -171,7 +171,7 @@ def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _parts(outputs: Any) -> Mapping[str, Any]:
+def _loss_inputs(outputs: Any) -> Mapping[str, Any]:
     """Return logits, and the auxiliary loss if there is one, of a forward pass's outputs."""
     if isinstance(outputs, Mapping):
         return outputs

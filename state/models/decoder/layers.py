@@ -1,4 +1,4 @@
-"""The modules of a decoder's parts."""
+"""Modules of a decoder's layers with weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cairn.interop.config.decoder import DecoderConfig
 from cairn.interop.config.decoder_layers import Layer, LayerKind
 from cairn.state.models.decoder.norms import LayerNorm, RMSNorm
 
-__all__ = ["ExpertsLinear", "Untrained", "make_part"]
+__all__ = ["ExpertsLinear", "Untrained", "make_layer"]
 
 
 class Untrained(nnx.Variable[Any]):
@@ -24,12 +24,12 @@ class ExpertsLinear(nnx.Module):
     """Linear layers of experts: a kernel [experts, in, out], and a bias [experts, out]."""
 
     def __init__(
-        self, part: Layer, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
+        self, spec: Layer, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
     ) -> None:
         self.precision = precision
-        self.kernel = nnx.Param(initializer(key, part.shape, param_dtype), axes=part.axes)
-        if part.bias:
-            shape, axes = part.leaves["bias"]
+        self.kernel = nnx.Param(initializer(key, spec.shape, param_dtype), axes=spec.axes)
+        if spec.bias:
+            shape, axes = spec.leaves["bias"]
             self.bias = nnx.Param(jnp.zeros(shape, param_dtype), axes=axes)
 
     def __call__(
@@ -47,8 +47,8 @@ class ExpertsLinear(nnx.Module):
         return out + self.bias[...].astype(rows.dtype)[expert] if hasattr(self, "bias") else out
 
 
-def make_part(
-    part: Layer,
+def make_layer(
+    spec: Layer,
     config: DecoderConfig,
     *,
     dtype: Any,
@@ -56,10 +56,10 @@ def make_part(
     precision: Any,
     rngs: nnx.Rngs,
 ) -> Any:
-    """Return the module, or the variable, of a part; axis names go along as metadata.
+    """Return the module, or the variable, of a layer; axis names go along as metadata.
 
     Args:
-        part: what it is.
+        spec: what it is.
         config: of the decoder.
         dtype: of the computation.
         param_dtype: of its weights.
@@ -67,11 +67,11 @@ def make_part(
         rngs: source of its initial weights.
     """
     initializer = jax.nn.initializers.normal(config.initializer_range)
-    shape, axes = part.shape, part.axes
-    if part.kind is LayerKind.LINEAR:
+    shape, axes = spec.shape, spec.axes
+    if spec.kind is LayerKind.LINEAR:
         return nnx.Linear(
             *shape,
-            use_bias=part.bias,
+            use_bias=spec.bias,
             dtype=dtype,
             param_dtype=param_dtype,
             precision=precision,
@@ -80,7 +80,7 @@ def make_part(
             bias_metadata={"axes": axes[1:]},
             rngs=rngs,
         )
-    if part.kind is LayerKind.EMBEDDING:
+    if spec.kind is LayerKind.EMBEDDING:
         return nnx.Embed(
             *shape,
             dtype=dtype,
@@ -89,14 +89,14 @@ def make_part(
             embedding_metadata={"axes": axes},
             rngs=rngs,
         )
-    if part.kind is LayerKind.EXPERTS:
+    if spec.kind is LayerKind.EXPERTS:
         options = {"param_dtype": param_dtype, "precision": precision}
-        return ExpertsLinear(part, initializer, **options, key=rngs.params())
-    if part.kind is LayerKind.NORM:
-        eps = config.rms_norm_eps if part.eps is None else part.eps
+        return ExpertsLinear(spec, initializer, **options, key=rngs.params())
+    if spec.kind is LayerKind.NORM:
+        eps = config.rms_norm_eps if spec.eps is None else spec.eps
         norm_options = {"eps": eps, "param_dtype": param_dtype, "axes": axes}
         if config.norm == "layer":
-            return LayerNorm(shape, **norm_options, use_bias=part.bias)
+            return LayerNorm(shape, **norm_options, use_bias=spec.bias)
         return RMSNorm(shape, **norm_options, offset=config.norm == "rms_offset")
-    kind = Untrained if part.kind is LayerKind.UNTRAINED else nnx.Param
+    kind = Untrained if spec.kind is LayerKind.UNTRAINED else nnx.Param
     return kind(jnp.zeros(shape, param_dtype), axes=axes)
