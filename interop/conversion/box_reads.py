@@ -14,11 +14,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.interop.conversion.boxes import Box, box_shape, common, elements, hull, whole_box
+from cairn.interop.conversion.boxes import (
+    Box,
+    bounding_box,
+    box_shape,
+    element_count,
+    intersection,
+    whole_box,
+)
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.storage.arrays.box_buffers import aligned_empty
 
-__all__ = ["covering", "merged", "read_boxes"]
+__all__ = ["covering_box", "merge_boxes", "read_boxes"]
 
 GAP_BYTES: Final = 1 << 20
 """Gaps of at most this size are read along: another request to a store costs more."""
@@ -30,7 +37,7 @@ READERS: Final = 4
 """Threads that read pieces of one tensor."""
 
 
-def covering(shape: Shape, itemsize: int, box: Box) -> Box:
+def covering_box(shape: Shape, itemsize: int, box: Box) -> Box:
     """Return the box that a read of `box` takes: itself, or the whole rows that it lies in.
 
     Args:
@@ -53,7 +60,7 @@ def covering(shape: Shape, itemsize: int, box: Box) -> Box:
     return tuple(cover)
 
 
-def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
+def merge_boxes(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
     """Return the boxes to read for several boxes, so that no two of them overlap.
 
     Args:
@@ -63,11 +70,11 @@ def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
     covers: list[Box] = []
     for box in boxes:
         grown = cover(box)
-        while touching := [other for other in covers if common(grown, other) is not None]:
+        while touching := [other for other in covers if intersection(grown, other) is not None]:
             if touching == [grown]:
                 break
             covers = [other for other in covers if other not in touching]
-            grown = cover(hull([grown, *touching]))
+            grown = cover(bounding_box([grown, *touching]))
         if grown not in covers:
             covers.append(grown)
     return covers
@@ -89,10 +96,12 @@ def read_boxes(
             Called from several threads.
     """
     filled: dict[int, Array] = {}
-    for cover in merged(boxes, lambda box: covering(shape, dtype.itemsize, box)):
-        inside = [number for number, box in enumerate(boxes) if common(box, cover) is not None]
+    for cover in merge_boxes(boxes, lambda box: covering_box(shape, dtype.itemsize, box)):
+        inside = [
+            number for number, box in enumerate(boxes) if intersection(box, cover) is not None
+        ]
         kept = [boxes[number] for number in inside]
-        if len(kept) > 1 and sum(map(elements, kept)) >= elements(cover):
+        if len(kept) > 1 and sum(map(element_count, kept)) >= element_count(cover):
             kept = [cover]
         # Aligned: a CPU device takes such memory as it is.
         arrays = [aligned_empty([box_shape(box)], dtype)[0] for box in kept]
@@ -121,10 +130,10 @@ def _fill(
         places = [
             (array[_within(shared, box)], _within(shared, piece))
             for array, box in zip(arrays, boxes, strict=True)
-            if (shared := common(piece, box)) is not None
+            if (shared := intersection(piece, box)) is not None
         ]
         place, _ = places[0]
-        if len(places) == 1 and place.size == elements(piece) and place.flags.c_contiguous:
+        if len(places) == 1 and place.size == element_count(piece) and place.flags.c_contiguous:
             read(start, place.reshape(-1))
             return
         (values,) = aligned_empty([box_shape(piece)], arrays[0].dtype)
@@ -132,7 +141,7 @@ def _fill(
         for place, within in places:
             place[...] = values[within]
 
-    needed = [part for part in pieces if any(common(part, box) is not None for box in boxes)]
+    needed = [part for part in pieces if any(intersection(part, box) is not None for box in boxes)]
     if len(needed) == 1:
         fill(needed[0])
         return

@@ -14,10 +14,10 @@ from cairn.storage.arrays.boxes import Box
 __all__ = [
     "Box",
     "BoxReads",
+    "bounding_box",
     "box_shape",
-    "common",
-    "elements",
-    "hull",
+    "element_count",
+    "intersection",
     "shifted",
     "whole_box",
 ]
@@ -54,7 +54,7 @@ def shifted(box: Box, axis: int, by: int) -> Box:
     return (*box[:axis], slice(extent.start + by, extent.stop + by), *box[axis + 1 :])
 
 
-def hull(boxes: Sequence[Box]) -> Box:
+def bounding_box(boxes: Sequence[Box]) -> Box:
     """Return the bounding box of some boxes."""
     return tuple(
         slice(min(extent.start for extent in extents), max(extent.stop for extent in extents))
@@ -62,7 +62,7 @@ def hull(boxes: Sequence[Box]) -> Box:
     )
 
 
-def common(first: Box, second: Box) -> Box | None:
+def intersection(first: Box, second: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
     both = [
         slice(max(a.start, b.start), min(a.stop, b.stop))
@@ -71,6 +71,6 @@ def common(first: Box, second: Box) -> Box | None:
     return None if any(extent.start >= extent.stop for extent in both) else tuple(both)
 
 
-def elements(box: Box) -> int:
+def element_count(box: Box) -> int:
     """Return the number of elements in a box."""
     return math.prod(box_shape(box))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.interop.conversion.boxes import Box, BoxReads, common, shifted, whole_box
+from cairn.interop.conversion.boxes import Box, BoxReads, intersection, shifted, whole_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
@@ -171,7 +171,7 @@ class Fuse:
         """Return the overlap of the box with each tensor that it reaches into."""
         reads, start = [], 0
         for number, shape in enumerate(shapes):
-            shared = common(shifted(box, self.axis, -start), whole_box(shape))
+            shared = intersection(shifted(box, self.axis, -start), whole_box(shape))
             reads += [] if shared is None else [(number, shared)]
             start += self.sizes[number]
         return BoxReads(tuple(reads), lambda arrays: np.concatenate(list(arrays), axis=self.axis))

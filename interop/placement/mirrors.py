@@ -10,10 +10,18 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cairn.interop.partition_axis import AxisEntry
-from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS, place
+from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS, resolve_spec
 from cairn.interop.placement.specs import Entries, MeshSizes, mesh_text, without_trailing_nones
 
-__all__ = ["FACTORED", "MIRRORS", "REPLICATED", "Mirror", "entries_left", "mirror", "mirrored"]
+__all__ = [
+    "FACTORED",
+    "MIRRORS",
+    "REPLICATED",
+    "Mirror",
+    "find_parameter",
+    "inherited_entries",
+    "mirror",
+]
 
 Parameter = TypeVar("Parameter")
 
@@ -52,17 +60,17 @@ def mirror(
         parameters: by path, the shape of each and its mesh axes.
         mesh: the mesh.
     """
-    prefix, own, parameter = mirrored(path, parameters)
+    prefix, own, parameter = find_parameter(path, parameters)
     placement: Mirror | None = None
     if parameter is not None:
         whole, entries = parameter
-        left = entries if whole == shape else entries_left(prefix, shape, whole, entries)
+        left = entries if whole == shape else inherited_entries(prefix, shape, whole, entries)
         if left is not None:
             placement = Mirror(
                 MIRRORS if whole == shape else FACTORED, without_trailing_nones(left)
             )
     if placement is None and prod(shape) >= LARGE_LEAF_ELEMENTS:
-        automatic = place(shape, mesh)
+        automatic = resolve_spec(shape, mesh)
         placement = Mirror(automatic.rule, automatic.entries)
     if placement is None:
         placement = Mirror(REPLICATED, ())
@@ -80,7 +88,7 @@ def mirror(
     return placement._replace(unmatched=text)
 
 
-def mirrored(
+def find_parameter(
     path: tuple[str, ...], parameters: Mapping[tuple[str, ...], Parameter]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Parameter | None]:
     """Find the parameter whose path is the longest part of a leaf's.
@@ -97,7 +105,7 @@ def mirrored(
     return (), (), None
 
 
-def entries_left(
+def inherited_entries(
     prefix: tuple[str, ...],
     shape: tuple[int, ...],
     whole: tuple[int, ...],

@@ -30,7 +30,7 @@ __all__ = [
     "RuleMatch",
     "SpecProblem",
     "axis_units",
-    "place",
+    "resolve_spec",
 ]
 
 AxisRules = Mapping[str, AxisEntry]
@@ -93,7 +93,7 @@ class ResolvedSpec(NamedTuple):
     unmatched: str | None = None
 
 
-def place(
+def resolve_spec(
     shape: tuple[int, ...],
     mesh: MeshSizes,
     *,

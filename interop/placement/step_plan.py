@@ -20,7 +20,7 @@ from cairn.interop.placement.rules import (
     ResolvedSpec,
     RuleMatch,
     SpecProblem,
-    place,
+    resolve_spec,
 )
 from cairn.interop.placement.specs import Entries, shard_shape
 from cairn.storage.arrays.dtypes import dtype_named
@@ -192,7 +192,7 @@ class _Planner:
             return ResolvedSpec(REPLICATED, ())
         key = (record.shape, axes, match)
         if key not in self._known:
-            self._known[key] = place(
+            self._known[key] = resolve_spec(
                 record.shape,
                 self._grid.sizes,
                 match=match,

@@ -16,7 +16,7 @@ from cairn.interop.config.hf_keys import unread_keys
 from cairn.interop.conversion.ops import Shape
 from cairn.interop.conversion.rules import Rule, RuleTable
 
-__all__ = ["WEIGHTS_FILE", "easydel_config", "easydel_rules", "left_behind"]
+__all__ = ["WEIGHTS_FILE", "easydel_config", "easydel_rules", "unread_files"]
 
 WEIGHTS_FILE: Final = "easydel-model.parameters"
 
@@ -25,7 +25,7 @@ _NORMS: Final = ("kernel", "scale", "weight")
 """Names that EasyDeL has used for the scale of a norm."""
 
 
-def left_behind(names: Iterable[str]) -> list[str]:
+def unread_files(names: Iterable[str]) -> list[str]:
     """Return the files that are not read: the optimizer's, and all pickles."""
     return sorted(name for name in names if _LEFT.fullmatch(name))
 

@@ -28,7 +28,7 @@ from cairn.interop.weights.easydel_folder import (
     WEIGHTS_FILE,
     easydel_config,
     easydel_rules,
-    left_behind,
+    unread_files,
 )
 from cairn.interop.weights.gguf.reading import GGUFFile
 from cairn.interop.weights.hub_folder import find_folder
@@ -56,7 +56,7 @@ from cairn.interop.weights.weight_files import (
     WeightFiles,
     find_weight_files,
 )
-from cairn.interop.weights.weight_source import RowSource, WeightSource, same
+from cairn.interop.weights.weight_source import RowSource, WeightSource, equal_tensors
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs.records.layout import RUN_FILE
 from cairn.storage.store.open_files import open_files
@@ -92,14 +92,14 @@ class PretrainedWeights:
         config: its configuration, tokenizer files included.
         weights: its tensors.
         gguf: the file itself, if it is a GGUF file.
-        of_easydel: an older release of EasyDeL has saved it.
+        is_easydel: an older release of EasyDeL has saved it.
     """
 
     path: str
     config: EDPretrainedConfig
     weights: WeightSource
     gguf: GGUFFile | None = None
-    of_easydel: bool = False
+    is_easydel: bool = False
 
     def own_rules(self, paths: Iterable[str]) -> RuleTable | None:
         """Return the rule table for names that are not Hugging Face's: GGUF's, or EasyDeL's.
@@ -107,7 +107,7 @@ class PretrainedWeights:
         Args:
             paths: paths of our leaves.
         """
-        if self.of_easydel:
+        if self.is_easydel:
             return easydel_rules(paths, self.weights.shapes)
         if self.gguf is None or not isinstance(self.config, DecoderConfig):
             return None
@@ -173,9 +173,9 @@ def open_pretrained(
             else "give the folder that holds config.json and the weights",
         )
     data = parse_json(raw, f"{folder.uri}/{CONFIG_FILE}")
-    of_easydel = WEIGHTS_FILE in folder.names()
+    is_easydel = WEIGHTS_FILE in folder.names()
     both = sorted({SINGLE_FILE, INDEX_FILE} & {*folder.names()})
-    if of_easydel and both:
+    if is_easydel and both:
         raise ConversionError(
             path=folder.uri,
             expected=f"{WEIGHTS_FILE}, or weights of transformers",
@@ -185,20 +185,20 @@ def open_pretrained(
     method = None
     part = has_text_model(data)
     if part:
-        data = _text_part(data, f"{folder.uri}/{CONFIG_FILE}", text_only=text_only)
-    if of_easydel:
-        data = _of_easydel(folder, data)
+        data = _text_model_config(data, f"{folder.uri}/{CONFIG_FILE}", text_only=text_only)
+    if is_easydel:
+        data = _easydel_keys(folder, data)
     elif registry.is_family(data.get("model_type")):
         data, config_kwargs, method = _quantization(data, config_kwargs, str(folder.uri))
     config = _config(data, config_kwargs)
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     contents = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in contents.items() if content is not None}
-    _tell_of_others(folder)
-    if of_easydel:
+    _warn_of_unread_tokenizers(folder)
+    if is_easydel:
         weights: RowSource = SafetensorsFolder(WeightFiles(folder, (WEIGHTS_FILE,)))
         config = config.replace(tokenizer_files=files)
-        return PretrainedWeights(str(folder.uri), config, weights, of_easydel=True)
+        return PretrainedWeights(str(folder.uri), config, weights, is_easydel=True)
     weights = _weights(folder, config)
     if part:
         weights = text_tensors(weights, str(folder.uri))
@@ -208,13 +208,13 @@ def open_pretrained(
         dtype = dequantized_dtype or _dtype(data)
         weights = Dequantized(weights, method, dtype, str(folder.uri))
     is_tied = bool((config_kwargs or {}).get("tie_word_embeddings"))
-    config = _as_tied_as_its_weights(config, weights, str(folder.uri), is_tied=is_tied)
+    config = _untied_where_different(config, weights, str(folder.uri), is_tied=is_tied)
     config = config.replace(tokenizer_files=files)
-    weights = _of_either_name(config, _of_whole_model(config, weights))
+    weights = _with_tied_names(config, _with_base_prefix(config, weights))
     return PretrainedWeights(str(folder.uri), config, weights)
 
 
-def _text_part(data: dict[str, Any], path: str, *, text_only: bool) -> dict[str, Any]:
+def _text_model_config(data: dict[str, Any], path: str, *, text_only: bool) -> dict[str, Any]:
     """Return the text model's part of config.json.
 
     Raises:
@@ -231,7 +231,7 @@ def _text_part(data: dict[str, Any], path: str, *, text_only: bool) -> dict[str,
     return text
 
 
-def _tell_of_others(folder: SourceFolder) -> None:
+def _warn_of_unread_tokenizers(folder: SourceFolder) -> None:
     """Warn of tokenizer files that are not carried along."""
     names = folder.names()
     behind = [name for name in names if _OTHER_TOKENIZER.fullmatch(name)]
@@ -273,10 +273,10 @@ def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
     )
 
 
-def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
+def _easydel_keys(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model's keys of an EasyDeL config.json; warn of all that is not read."""
     kept, dropped = easydel_config(data)
-    behind = left_behind(folder.names())
+    behind = unread_files(folder.names())
     behind += [f"{CONFIG_FILE}'s {', '.join(dropped)}"] if dropped else []
     if behind:
         warnings.warn(
@@ -353,7 +353,7 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
     return AutoEasyDeLConfig.from_hf(data | keys).replace(**options)
 
 
-def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
+def _with_base_prefix(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
     """Return the tensors under the family's names, also if only the base model was saved."""
     if not isinstance(config, DecoderConfig):
         return weights
@@ -363,7 +363,7 @@ def _of_whole_model(config: EDPretrainedConfig, weights: RowSource) -> RowSource
     return RenamedTensors(weights, {f"{prefix}{name}": name for name in weights.shapes})
 
 
-def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
+def _with_tied_names(config: EDPretrainedConfig, weights: RowSource) -> RowSource:
     """Return the tensors; a tied tensor has the family's name, whichever name it was stored under.
 
     `safetensors.torch.save_model` writes only one of several tensors that share memory, under any
@@ -382,7 +382,7 @@ def _of_either_name(config: EDPretrainedConfig, weights: RowSource) -> RowSource
     return RenamedTensors(weights, others | named)
 
 
-def _as_tied_as_its_weights(
+def _untied_where_different(
     config: EDPretrainedConfig, weights: RowSource, path: str, *, is_tied: bool
 ) -> EDPretrainedConfig:
     """Return the config, untied if the weights that it ties are stored with different values.
@@ -396,7 +396,7 @@ def _as_tied_as_its_weights(
     differ = [
         f"{alias} differs from {name}"
         for alias, name in aliases.items()
-        if {alias, name} <= weights.shapes.keys() and not same(weights, alias, name)
+        if {alias, name} <= weights.shapes.keys() and not equal_tensors(weights, alias, name)
     ]
     if not differ:
         return config

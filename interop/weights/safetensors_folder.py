@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.box_reads import covering_box, read_boxes
 from cairn.interop.conversion.boxes import Box, whole_box
 from cairn.interop.conversion.ops import Array, Shape
 from cairn.interop.errors import ConversionError
@@ -65,7 +65,7 @@ class SafetensorsFolder:
 
     def cover(self, name: str, box: Box) -> Box:
         """Return the box that a read of `box` takes: itself, or the whole rows that it lies in."""
-        return covering(self.shapes[name], self.dtypes[name].itemsize, box)
+        return covering_box(self.shapes[name], self.dtypes[name].itemsize, box)
 
     def boxes(self, name: str, boxes: Sequence[Box]) -> list[Array]:
         """Return boxes of a tensor; read their bytes alone, or those of the rows that they lie in.

@@ -12,7 +12,7 @@ import numpy as np
 from cairn.interop.conversion.boxes import Box
 from cairn.interop.conversion.ops import Array, Shape
 
-__all__ = ["QuantizedTensor", "RowSource", "WeightSource", "same"]
+__all__ = ["QuantizedTensor", "RowSource", "WeightSource", "equal_tensors"]
 
 _COMPARED_ELEMENTS = 4 << 20
 """Elements of two tensors that are compared at a time."""
@@ -73,7 +73,7 @@ class QuantizedTensor:
     fill: Callable[[WeightSource, Array], None]
 
 
-def same(weights: RowSource, first: str, second: str) -> bool:
+def equal_tensors(weights: RowSource, first: str, second: str) -> bool:
     """Return whether two tensors have the same values; read them a few rows at a time."""
     shape = weights.shapes[first]
     if shape != weights.shapes[second] or not shape:

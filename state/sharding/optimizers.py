@@ -23,7 +23,13 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from cairn.interop.placement.mirrors import FACTORED, MIRRORS, REPLICATED, entries_left, mirrored
+from cairn.interop.placement.mirrors import (
+    FACTORED,
+    MIRRORS,
+    REPLICATED,
+    find_parameter,
+    inherited_entries,
+)
 from cairn.interop.placement.rules import LARGE_LEAF_ELEMENTS
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import mesh_text
@@ -132,12 +138,12 @@ def _place(
     parameters: dict[tuple[str, ...], _Parameter],
     replicated: Sharding | None,
 ) -> _Placement:
-    prefix, _, parameter = mirrored(path, parameters)
+    prefix, _, parameter = find_parameter(path, parameters)
     if parameter is not None and parameter.shape == shape:
         return _Placement(MIRRORS, parameter.sharding, parameter)
     if parameter is not None and isinstance(parameter.sharding, NamedSharding):
         place = parameter.sharding
-        entries = entries_left(prefix, shape, parameter.shape, tuple(place.spec))
+        entries = inherited_entries(prefix, shape, parameter.shape, tuple(place.spec))
         if entries is not None:
             kept = NamedSharding(place.mesh, short_spec(entries), memory_kind=place.memory_kind)
             return _Placement(FACTORED, kept, parameter)

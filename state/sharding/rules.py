@@ -31,7 +31,7 @@ from cairn.interop.placement.rules import (
     AxisRules,
     RuleMatch,
     axis_units,
-    place,
+    resolve_spec,
 )
 from cairn.interop.placement.specs import Entries, entry_axes, shard_count
 from cairn.state.paths import NamedLeaf, named_leaves
@@ -112,7 +112,7 @@ def _place(
 ) -> LeafPlacement:
     shape = tuple(getattr(named.leaf, "shape", ()))
     path = named.readable_path
-    placed = place(
+    placed = resolve_spec(
         shape,
         mesh.shape,
         match=None if rules is None else _match(path, rules),

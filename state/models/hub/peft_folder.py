@@ -137,7 +137,7 @@ def read_adapter(
     kernels = _kernels(model)
     every = modules_of(model.config, kernels, path=str(folder.uri))
     modules = {module.name: module for module in every}
-    adapters, weights = _modules_found(folder, modules, config)
+    adapters, weights = _read_modules(folder, modules, config)
     _check_weights(model, modules, weights, path=f"{folder.uri}/{WEIGHTS_FILE}")
     settings = _settings(adapters, modules, config, kernels, path=str(folder.uri))
     pairs: dict[str, Pair] = {}
@@ -145,7 +145,7 @@ def read_adapter(
         module = modules[name]
         converted = module.from_peft(down, up, config.rank)
         pairs |= dict(zip(module.kernels, converted, strict=True))
-    _give(model, settings, pairs, path=str(folder.uri))
+    _set_adapters(model, settings, pairs, path=str(folder.uri))
 
 
 def _kernels(model: Any) -> dict[str, Shape]:
@@ -158,7 +158,7 @@ def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
     return np.asarray(a), np.asarray(b)
 
 
-def _modules_found(
+def _read_modules(
     folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
 ) -> tuple[dict[str, Pair], dict[str, Array]]:
     """Return each module's `lora_A.weight` and `lora_B.weight`, and the weights beside them.
@@ -293,7 +293,9 @@ def _pattern(paths: list[str], others: set[str]) -> str:
     return pattern
 
 
-def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path: str) -> None:
+def _set_adapters(
+    model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path: str
+) -> None:
     """Put adapters into a model; add adapter layers first if it has none.
 
     Raises:

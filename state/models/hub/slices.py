@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cairn.interop.conversion.box_reads import merged
-from cairn.interop.conversion.boxes import Box, BoxReads, box_shape, elements
+from cairn.interop.conversion.box_reads import merge_boxes
+from cairn.interop.conversion.boxes import Box, BoxReads, box_shape, element_count
 from cairn.interop.conversion.ops import Array
 from cairn.interop.conversion.rules import Rule
 from cairn.interop.weights.weight_source import WeightSource
@@ -91,7 +91,7 @@ def slice_bytes(source: WeightSource, rule: Rule, slices: Sequence[Slice]) -> in
     filled = [leaf_slice for leaf_slice in slices if 0 not in box_shape(leaf_slice.box)]
     covers = _covers(source, rule, _reads(_box_reads(source, rule, filled)))
     return sum(
-        elements(cover) * source.dtypes[rule.tensors[tensor]].itemsize
+        element_count(cover) * source.dtypes[rule.tensors[tensor]].itemsize
         for tensor, boxes in covers.items()
         for cover in boxes
     )
@@ -113,7 +113,7 @@ def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[in
     for read in reads:
         boxes.setdefault(read.tensor, []).append(read.box)
     return {
-        tensor: merged(tensor_boxes, functools.partial(source.cover, rule.tensors[tensor]))
+        tensor: merge_boxes(tensor_boxes, functools.partial(source.cover, rule.tensors[tensor]))
         for tensor, tensor_boxes in boxes.items()
     }
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.interop.conversion import box_reads
-from cairn.interop.conversion.box_reads import covering, merged, read_boxes
-from cairn.interop.conversion.boxes import common, elements, whole_box
+from cairn.interop.conversion.box_reads import covering_box, merge_boxes, read_boxes
+from cairn.interop.conversion.boxes import element_count, intersection, whole_box
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 limits = st.integers(0, 60)
@@ -50,32 +50,32 @@ def test_boxes_are_read_whatever_the_limits_and_no_number_twice(data, shape, gap
 def test_what_is_read_for_a_box_holds_it_and_is_the_box_where_no_gap_is_allowed(data, shape, gap):
     box = data.draw(boxes(shape))
     with limited(gap, 1):
-        cover = covering(shape, 2, box)
-    assert common(cover, box) == box or not shape
+        cover = covering_box(shape, 2, box)
+    assert intersection(cover, box) == box or not shape
     with limited(0, 1):
-        assert elements(covering(shape, 2, box)) == elements(box)
+        assert element_count(covering_box(shape, 2, box)) == element_count(box)
 
 
 @given(st.data(), shapes, limits)
 def test_what_is_read_for_several_boxes_overlaps_nowhere(data, shape, gap):
     wanted = data.draw(st.lists(boxes(shape), min_size=1, max_size=5))
     with limited(gap, 1):
-        found = merged(wanted, lambda box: covering(shape, 2, box))
+        found = merge_boxes(wanted, lambda box: covering_box(shape, 2, box))
     for number, one in enumerate(found):
-        assert not any(common(one, other) is not None for other in found[:number])
+        assert not any(intersection(one, other) is not None for other in found[:number])
     for box in wanted:
-        assert sum(common(box, cover) == box for cover in found) == 1 or not shape
+        assert sum(intersection(box, cover) == box for cover in found) == 1 or not shape
 
 
 def test_columns_close_by_take_whole_rows_and_distant_ones_themselves():
     near, far = (64, 1024), (64, 1 << 20)
-    assert covering(near, 4, (slice(0, 8), slice(0, 512))) == (slice(0, 8), slice(0, 1024))
+    assert covering_box(near, 4, (slice(0, 8), slice(0, 512))) == (slice(0, 8), slice(0, 1024))
     apart = (slice(0, 8), slice(0, 1 << 19))
-    assert covering(far, 4, apart) == apart
+    assert covering_box(far, 4, apart) == apart
     experts = (8, 1024, 1024)
     rows = (slice(0, 8), slice(0, 512), slice(0, 1024))
-    assert covering(experts, 4, rows) == rows
-    assert covering(experts, 4, (*rows[:2], slice(0, 512))) == rows
+    assert covering_box(experts, 4, rows) == rows
+    assert covering_box(experts, 4, (*rows[:2], slice(0, 512))) == rows
 
 
 def test_boxes_that_make_up_their_rows_share_their_memory():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.interop.conversion import ops
-from cairn.interop.conversion.boxes import elements
+from cairn.interop.conversion.boxes import element_count
 from cairn.interop.conversion.ops import (
     RENAME,
     TRANSPOSE,
@@ -106,7 +106,7 @@ def test_the_boxes_read_make_what_the_whole_tensors_make(name, data):
     part, found = made(op, theirs, leaf, box)
     np.testing.assert_array_equal(found, ours[leaf][box])
     if name in EXACT:
-        assert sum(elements(inner) for _, inner in part.reads) == math.prod(found.shape)
+        assert sum(element_count(inner) for _, inner in part.reads) == math.prod(found.shape)
 
 
 def test_the_cases_are_all_operations_that_rules_have():

@@ -18,7 +18,7 @@ from cairn.interop.partition_axis import PartitionAxis
 from cairn.interop.placement import load_cost
 from cairn.interop.placement.decoder_axes import decoder_axes
 from cairn.interop.placement.process_grid import ProcessGrid
-from cairn.interop.placement.rules import RuleMatch, axis_units, place
+from cairn.interop.placement.rules import RuleMatch, axis_units, resolve_spec
 from cairn.interop.placement.specs import entry_axes, shard_shape
 from cairn.interop.placement.step_plan import Layout, plan_step
 from cairn.state.checkpointing.checkpointer import Checkpointer
@@ -68,7 +68,11 @@ def placements(draw):
 def test_parts_are_those_of_jax_and_what_jax_refuses_does_not_fit(drawn):
     mesh, entries, shape = drawn
     sharding = NamedSharding(AbstractMesh(tuple(mesh.values()), tuple(mesh)), P(*entries))
-    found = place(shape, mesh, match=RuleMatch("x", entries)) if shape else place(shape, mesh)
+    found = (
+        resolve_spec(shape, mesh, match=RuleMatch("x", entries))
+        if shape
+        else resolve_spec(shape, mesh)
+    )
     try:
         sharding.check_compatible_aval(shape)
         expected = sharding.shard_shape(shape)
@@ -312,7 +316,7 @@ def test_reads_are_the_chunks_that_hold_what_each_process_has(grid, names, data)
     parts = [prod(grid.sizes[axis] for axis in entry_axes(entry)) for entry in entries]
     shape = tuple(count * data.draw(st.integers(1, 5)) for count in parts)
     chunks = tuple(data.draw(st.integers(1, length)) for length in shape)
-    found = place(shape, grid.sizes, match=RuleMatch("x", tuple(entries)))
+    found = resolve_spec(shape, grid.sizes, match=RuleMatch("x", tuple(entries)))
     records = [leaf("model", "x", shape, chunks=chunks, shards=chunks)]
     layout = Layout(lambda path: RuleMatch("x", tuple(entries)))
     plan = plan_step(records, grid, layout, items={"model"})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.interop.conversion import box_reads
-from cairn.interop.conversion.box_reads import covering, read_boxes
+from cairn.interop.conversion.box_reads import covering_box, read_boxes
 from cairn.interop.conversion.boxes import whole_box
 from cairn.interop.conversion.ops import TRANSPOSE, Chain, Split, Stack
 from cairn.interop.conversion.rules import Rule
@@ -42,7 +42,7 @@ class Counted:
 
     def cover(self, name, box):
         shape = self.shapes[name]
-        return whole_box(shape) if self.whole else covering(shape, 4, box)
+        return whole_box(shape) if self.whole else covering_box(shape, 4, box)
 
     def boxes(self, name, wanted: Sequence):
         def read(first, out):
