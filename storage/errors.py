@@ -334,9 +334,9 @@ def translate_error(exc: BaseException, *, path: object) -> StorageError:
     link: BaseException | None = exc
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        known = link if isinstance(link, StorageError) else _translate_one(link, str(path))
-        if known is not None:
-            return known
+        error = link if isinstance(link, StorageError) else _translate_one(link, str(path))
+        if error is not None:
+            return error
         link = link.__cause__ or link.__context__
     return StorageError("the store failed", path=path, found=_text(exc))
 
@@ -346,10 +346,10 @@ def as_no_answer(exc: BaseException, *, path: object) -> StoreUnavailableError |
 
     An exhausted request quota counts as no answer.
     """
-    known = translate_error(exc, path=path)
-    if isinstance(known, StoreFullError):
-        return _unavailable(str(path), known.found)
-    return known if isinstance(known, StoreUnavailableError) else None
+    error = translate_error(exc, path=path)
+    if isinstance(error, StoreFullError):
+        return _unavailable(str(path), error.found)
+    return error if isinstance(error, StoreUnavailableError) else None
 
 
 def unconfirmed_change(error: StorageError, path: object, found: str) -> StorageError:
@@ -361,15 +361,15 @@ def unconfirmed_change(error: StorageError, path: object, found: str) -> Storage
         found: what is known of the change.
     """
     kind = StoreFullError if isinstance(error, StoreFullError) else StoreUnavailableError
-    made = kind(
+    unconfirmed = kind(
         "the disk failed while an object was changed",
         path=path,
         expected="a change that it keeps",
         found=f"{found} ({error.found})",
         next_step="Try again once the disk is well: what is made counts as made.",
     )
-    made.errno = error.errno if isinstance(error, OSError) else None
-    return made
+    unconfirmed.errno = error.errno if isinstance(error, OSError) else None
+    return unconfirmed
 
 
 def _translate_one(exc: BaseException, path: str) -> StorageError | None:

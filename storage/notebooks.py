@@ -36,7 +36,7 @@ def html_table(
         rows: One cell per column.
         more: Number of further rows that are not shown.
     """
-    told = "".join(
+    fact_rows = "".join(
         f'<tr><th style="{_CELL}">{_text(name)}</th><td style="{_CELL}">{_text(value)}</td></tr>'
         for name, value in facts
         if value not in (None, "")
@@ -47,8 +47,8 @@ def html_table(
         for row in rows
     )
     parts = [f'<div style="{_TITLE}">{_text(title)}</div>']
-    if told:
-        parts.append(f"<table><tbody>{told}</tbody></table>")
+    if fact_rows:
+        parts.append(f"<table><tbody>{fact_rows}</tbody></table>")
     if body:
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     if more:
@@ -92,5 +92,5 @@ def _text(value: object) -> str:
     text = "-" if value is None else str(value)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}…"
-    plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return escape(plain, quote=True)

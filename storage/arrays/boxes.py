@@ -160,7 +160,7 @@ def fill(out: np.ndarray, values: np.ndarray) -> None:
     swapped = (*range(values.ndim - 2), values.ndim - 1, values.ndim - 2)
     turned = values.ndim > 1 and abs(values.strides[-2]) < abs(values.strides[-1])
     source, axes = (values.transpose(swapped), swapped) if turned else (values, (*range(out.ndim),))
-    axis = next((one for one, size in enumerate(out.shape) if size > 1), None)
+    axis = next((number for number, size in enumerate(out.shape) if size > 1), None)
     if out.nbytes < _LARGE_BYTES or axis is None:
         copy_permuted(source, axes, out)
         return
@@ -219,9 +219,9 @@ def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
         for column in range(0, source.shape[1], _TILE_COLUMNS):
             part = source[row : row + _TILE_ROWS, column : column + _TILE_COLUMNS]
             rows, columns = part.shape
-            held = tile[:rows, :columns]
-            _cast(held, part)
-            turned[:columns, :rows] = held.view(bits).T
+            cast = tile[:rows, :columns]
+            _cast(cast, part)
+            turned[:columns, :rows] = cast.view(bits).T
             out[column : column + columns, row : row + rows] = turned[:columns, :rows]
 
 

@@ -55,21 +55,21 @@ class ChunkDigests:
                 same axes.
         """
         self._boxes = {
-            path: tuple(box for box in given if math.prod(box.counts))
-            for path, given in (boxes or {}).items()
+            path: tuple(box for box in leaf_boxes if math.prod(box.counts))
+            for path, leaf_boxes in (boxes or {}).items()
         }
         self._places: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        for path, given in self._boxes.items():
-            if len(given) == 1 and len(given[0].origin) == len(given[0].counts):
+        for path, leaf_boxes in self._boxes.items():
+            if len(leaf_boxes) == 1 and len(leaf_boxes[0].origin) == len(leaf_boxes[0].counts):
                 continue
-            origins = {box.origin for box in given}
-            ranks = {len(part) for box in given for part in (box.origin, box.counts)}
-            if len(origins) < len(given) or len(ranks) > 1:
+            origins = {box.origin for box in leaf_boxes}
+            ranks = {len(part) for box in leaf_boxes for part in (box.origin, box.counts)}
+            if len(origins) < len(leaf_boxes) or len(ranks) > 1:
                 raise CorruptionError(
                     "digests of a leaf that contradict each other",
                     path=path,
                     expected="each chunk once",
-                    found=f"{len(given)} boxes at {len(origins)} places",
+                    found=f"{len(leaf_boxes)} boxes at {len(origins)} places",
                     next_step="Restore the step's files, or use another step.",
                 )
 
@@ -118,11 +118,11 @@ class ChunkDigests:
         if not isinstance(leaves, dict):
             _refuse(path, "no leaves")
         boxes = {}
-        for leaf, given in leaves.items():
-            if not isinstance(given, list):
+        for leaf, records in leaves.items():
+            if not isinstance(records, list):
                 _refuse(path, f"no boxes of {leaf}")
             try:
-                boxes[leaf] = [_box_of(one) for one in given]
+                boxes[leaf] = [_box_of(record) for record in records]
             except (TypeError, KeyError, ValueError) as exc:
                 _refuse(path, f"a damaged box of {leaf}: {exc}")
         try:
@@ -136,10 +136,10 @@ class ChunkDigests:
         Raises:
             CorruptionError: two have the same chunks of a leaf.
         """
-        boxes = {path: list(given) for path, given in self._boxes.items()}
+        boxes = {path: list(leaf_boxes) for path, leaf_boxes in self._boxes.items()}
         for other in others:
-            for path, given in other._boxes.items():
-                boxes.setdefault(path, []).extend(given)
+            for path, leaf_boxes in other._boxes.items():
+                boxes.setdefault(path, []).extend(leaf_boxes)
         return ChunkDigests(boxes)
 
     def total(self, path: str) -> int | None:
@@ -173,8 +173,8 @@ class ChunkDigests:
         origins, counts = self._places[path]
         grid = np.asarray(chunks, np.int64)
         inside = np.asarray(index, np.int64) * grid - origins
-        found = ((inside >= 0) & (inside < counts * grid) & (inside % grid == 0)).all(axis=1)
-        (at,) = np.nonzero(found)
+        contains = ((inside >= 0) & (inside < counts * grid) & (inside % grid == 0)).all(axis=1)
+        (at,) = np.nonzero(contains)
         if len(at) != 1:
             return None
         return int(boxes[at[0]].digests[tuple(inside[at[0]] // grid)])
@@ -187,16 +187,16 @@ def _box_of(record: Any) -> DigestedBox:
         raise ValueError(f"origin {list(origin)}, counts {list(counts)}")
     if len(text) != _HEX_DIGITS * math.prod(counts):
         raise ValueError(f"{len(text)} digits for {math.prod(counts)} chunks")
-    found = np.frombuffer(bytes.fromhex(text), "<u8").astype(np.uint64, copy=False)
-    return DigestedBox(origin, counts, found.reshape(counts))
+    box_digests = np.frombuffer(bytes.fromhex(text), "<u8").astype(np.uint64, copy=False)
+    return DigestedBox(origin, counts, box_digests.reshape(counts))
 
 
-def _numbers(given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not all(
-        type(one) is int and 0 <= one < 2**63 for one in given
+def _numbers(numbers: Any) -> tuple[int, ...]:
+    if not isinstance(numbers, list) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers
     ):
-        raise ValueError(f"{str(given)[:80]} where natural numbers belong")
-    return tuple(given)
+        raise ValueError(f"{str(numbers)[:80]} where natural numbers belong")
+    return tuple(numbers)
 
 
 def _refuse(path: object, found: str) -> NoReturn:

@@ -153,11 +153,11 @@ def open_data_file_writer(
         item_bytes: size of the item over all processes: the larger, the larger its files.
         uploads: memory for uploads; None: limited only by the number of concurrent files.
     """
-    wanted = min(MAX_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
+    file_bytes = min(MAX_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
-        return _LocalSink(folder.local_path, max(FILE_BYTES, wanted))
-    if wanted > MAX_REMOTE_FILE_BYTES:
-        return _StreamSink(folder, wanted, uploads)
+        return _LocalSink(folder.local_path, max(FILE_BYTES, file_bytes))
+    if file_bytes > MAX_REMOTE_FILE_BYTES:
+        return _StreamSink(folder, file_bytes, uploads)
     most = min(MAX_REMOTE_FILE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
     return _RemoteSink(folder, most, uploads)
 
@@ -217,12 +217,12 @@ class _RemoteSink:
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
-        with contextlib.ExitStack() as held:
-            held.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
             value = [_put_together(pieces, content, expected)]
-            held.enter_context(self._window.place())
+            stack.enter_context(self._window.place())
             answer = self._handing_over.submit(self._hand_over, name, value).result()
-            return self._sending.submit(_answered, answer, held.pop_all())
+            return self._sending.submit(_answered, answer, stack.pop_all())
 
     def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
         """Give the client the value to copy, and drop our last reference to it."""
@@ -263,9 +263,9 @@ class _StreamSink:
         """Do nothing: there are no threads."""
 
 
-def _answered(answer: Callable[[], bytes], held: contextlib.ExitStack) -> None:
+def _answered(answer: Callable[[], bytes], stack: contextlib.ExitStack) -> None:
     """Wait for the store's answer, then release the upload's memory and place."""
-    with held:
+    with stack:
         answer()
 
 
@@ -364,7 +364,7 @@ def _write_all(
     still in the processor's cache.
     """
     at = 0
-    set_direct(descriptor, wanted=True)
+    set_direct(descriptor, on=True)
     fillings = _fillings(pieces, memory, content)
     while filled := _next(fillings):
         write_from(descriptor, memory[:filled], at)

@@ -352,8 +352,8 @@ def _placed_chunks(
 def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
     """Return True if a shard's chunks have these fingerprints; stop at the first mismatch."""
     return math.prod(_counts(shard)) == len(expected) and all(
-        fingerprint(bytes_of(np.ascontiguousarray(part))) == one
-        for (_, part), one in zip(_placed_chunks(shard), expected, strict=True)
+        fingerprint(bytes_of(np.ascontiguousarray(part))) == recorded
+        for (_, part), recorded in zip(_placed_chunks(shard), expected, strict=True)
     )
 
 

@@ -93,12 +93,12 @@ def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
     words = _as_words(values, origin)
     if words is not None:
         return _words_sum(words, _word_origin(values, origin))
-    found = 0
+    digest = 0
     for box in boxes(values.shape, max(1, _COPIED // values.itemsize)):
         part = values[box]
         at = [start + cut.start for start, cut in zip(origin, box, strict=True)]
-        found += _words_sum(_padded(part, at), _word_origin(part, at))
-    return found & _MASK
+        digest += _words_sum(_padded(part, at), _word_origin(part, at))
+    return digest & _MASK
 
 
 def digest_chunks(values: np.ndarray, origin: Sequence[int], chunk: Sequence[int]) -> Digests:
@@ -110,12 +110,12 @@ def digest_chunks(values: np.ndarray, origin: Sequence[int], chunk: Sequence[int
         chunk: shape of a chunk; the last ones of an axis may be smaller.
     """
     counts = [-(-size // step) for size, step in zip(values.shape, chunk, strict=True)]
-    found = np.zeros(counts, np.uint64)
+    digests = np.zeros(counts, np.uint64)
     for index in itertools.product(*map(range, counts)):
-        first = [one * step for one, step in zip(index, chunk, strict=True)]
+        first = [number * step for number, step in zip(index, chunk, strict=True)]
         part = values[tuple(slice(a, a + step) for a, step in zip(first, chunk, strict=True))]
-        found[index] = box_digest(part, [a + b for a, b in zip(origin, first, strict=True)])
-    return found
+        digests[index] = box_digest(part, [a + b for a, b in zip(origin, first, strict=True)])
+    return digests
 
 
 def total(digests: np.ndarray) -> int:
@@ -130,8 +130,8 @@ def digest_text(value: int) -> str:
 
 def parse_digest(text: str) -> int | None:
     """Parse the text of `digest_text`; None if it is of another algorithm."""
-    found = _TEXT.fullmatch(text)
-    return int(found[1], 16) if found else None
+    match = _TEXT.fullmatch(text)
+    return int(match[1], 16) if match else None
 
 
 def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
@@ -170,8 +170,8 @@ def _word_origin(values: np.ndarray, origin: Sequence[int]) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _bits(dtype: np.dtype[Any]) -> int:
     """Return the significant bits of an element: fewer than 8 for dtypes below one byte."""
-    found = _BELOW_A_BYTE.match(dtype.name)
-    return int(found[1]) if found else 8 * dtype.itemsize
+    match = _BELOW_A_BYTE.match(dtype.name)
+    return int(match[1]) if match else 8 * dtype.itemsize
 
 
 def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
@@ -191,14 +191,14 @@ def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
     # Rows that do not follow one another in memory may be copied, as narrow ones are.
     together = words.flags.c_contiguous and not narrow
     rows_at_once = _KEYS if together else max(1, _COPIED // _WORD // columns)
-    found = 0
+    total_sum = 0
     for box in boxes(shape[:first], min(_KEYS, rows_at_once)):
         starts = [origin[axis] + part.start for axis, part in enumerate(box)]
         row_keys = _keys(0, tuple(starts), tuple(part.stop - part.start for part in box))
         rows = words[box].reshape(len(row_keys), columns)
         if narrow and len(rows) > columns:
             keys = _keys(first, origin[first:], shape[first:])
-            found += _dot(_row_sums(np.ascontiguousarray(rows.T), row_keys), keys)
+            total_sum += _dot(_row_sums(np.ascontiguousarray(rows.T), row_keys), keys)
             continue
         for start in range(0, columns, _KEYS):
             part = rows[:, start : start + _KEYS]
@@ -206,8 +206,8 @@ def _words_sum(words: Words, origin: tuple[int, ...]) -> int:
                 keys = _keys(first, origin[first:], shape[first:])
             else:
                 keys = _keys(first, (origin[first] + start,), (part.shape[1],))
-            found += _dot(_row_sums(part, keys), row_keys)
-    return found & _MASK
+            total_sum += _dot(_row_sums(part, keys), row_keys)
+    return total_sum & _MASK
 
 
 def _row_sums(rows: Words, keys: Digests) -> Digests:
@@ -219,25 +219,25 @@ def _row_sums(rows: Words, keys: Digests) -> Digests:
     count, columns = rows.shape
     before = rows.ctypes.data % 8
     paired = columns % 2 == 0 and rows.strides[1] == rows.itemsize and rows.strides[0] % 8 == 0
-    found: Digests
+    sums: Digests
     if count < _PAIRED_ROWS or not paired or before not in (0, 4):
-        found = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
-        return found
+        sums = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
+        return sums
     if before:  # pairs start at the second word; the first and the last are summed apart
         ends, between = slice(None, None, columns - 1), slice(1, columns - 1)
-        found = np.einsum("ij,j->i", rows[:, ends], keys[ends], dtype=np.uint64, casting="unsafe")
-        return found + _row_sums(rows[:, between], keys[between]) if columns > 2 else found
+        sums = np.einsum("ij,j->i", rows[:, ends], keys[ends], dtype=np.uint64, casting="unsafe")
+        return sums + _row_sums(rows[:, between], keys[between]) if columns > 2 else sums
     pairs, half = rows.view(np.uint64), np.uint64(32)
     of_pairs = np.ascontiguousarray(keys[0::2])
     of_second = keys[1::2] - (of_pairs << half)
-    found = np.einsum("ij,j->i", pairs, of_pairs)
+    sums = np.einsum("ij,j->i", pairs, of_pairs)
     at_once = min(count, max(1, WORDS_AT_ONCE // pairs.shape[1]))
     with scratch(at_once, pairs.shape[1]) as shifted:
         for start in range(0, count, at_once):
             part = pairs[start : start + at_once]
             second = np.right_shift(part, half, out=shifted[: len(part)])
-            found[start : start + at_once] += np.einsum("ij,j->i", second, of_second)
-    return found
+            sums[start : start + at_once] += np.einsum("ij,j->i", second, of_second)
+    return sums
 
 
 @contextlib.contextmanager
@@ -262,12 +262,12 @@ def _keys(axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests
     """Return the flattened keys of a box of the axes from `axis` on; at most `_KEYS` of them."""
     if not starts:
         return np.ones(1, np.uint64)
-    found = _axis_keys(axis, starts[0], sizes[0])
+    product = _axis_keys(axis, starts[0], sizes[0])
     for number in range(1, len(starts)):
         keys = _axis_keys(axis + number, starts[number], sizes[number])
-        found = (found[:, np.newaxis] * keys).reshape(-1)
-    found.setflags(write=False)
-    return found
+        product = (product[:, np.newaxis] * keys).reshape(-1)
+    product.setflags(write=False)
+    return product
 
 
 def _axis_keys(axis: int, start: int, size: int) -> Digests:

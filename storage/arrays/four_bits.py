@@ -108,12 +108,12 @@ class PackedReads:
         outer = slice(low // 2, -(-high // 2))
         # The store slices the other axes; this one, and axes that integers drop, come after.
         stored = tuple(
-            slice(one, one + 1) if isinstance(one, int) else one
-            for one in (*index[: self._axis], outer, *index[self._axis + 1 :])
+            slice(axis_index, axis_index + 1) if isinstance(axis_index, int) else axis_index
+            for axis_index in (*index[: self._axis], outer, *index[self._axis + 1 :])
         )
         start = low - 2 * outer.start
         inner = slice(start, start + high - low, part.step) if isinstance(part, slice) else start
-        after = tuple(0 if isinstance(one, int) else slice(None) for one in index)
+        after = tuple(0 if isinstance(axis_index, int) else slice(None) for axis_index in index)
         select = (*after[: self._axis], inner, *after[self._axis + 1 :])
         return _PackedRead(self._array[stored], self._dtype, self._axis, select)
 

@@ -37,5 +37,5 @@ def _segment(key: str) -> str:
     return key.replace("/", "%2F") if "/" in key else key
 
 
-def _plain(found: re.Match[str]) -> str:
-    return "/" if found[0] == "%2F" else "%"
+def _plain(match: re.Match[str]) -> str:
+    return "/" if match[0] == "%2F" else "%"

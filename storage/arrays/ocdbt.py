@@ -188,9 +188,9 @@ def _varints(numbers: Iterable[int]) -> bytes:
     groups = values[:, None] >> shifts
     has_more = groups >= 1 << _GROUP_BITS
     octets = (groups & np.uint64(0x7F)).astype(np.uint8) | (has_more.astype(np.uint8) << 7)
-    wanted = groups > 0
-    wanted[:, 0] = True
-    return octets[wanted].tobytes()
+    is_used = groups > 0
+    is_used[:, 0] = True
+    return octets[is_used].tobytes()
 
 
 def _varint(number: int) -> bytes:

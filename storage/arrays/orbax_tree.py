@@ -73,14 +73,14 @@ class StepMetadata:
     Attributes:
         items: names of the step's items; None if it names none (older Orbax).
         committed: Orbax recorded the time of the commit.
-        ours: items that Cairn saved; those without a stored leaf have no files.
+        cairn_items: items that Cairn saved; those without a stored leaf have no files.
         forms: by item and path, the leaves that are stored in another form.
         meta_digest: of the JSON item's canonical form, if recorded.
     """
 
     items: tuple[str, ...] | None
     committed: bool
-    ours: frozenset[str] = frozenset()
+    cairn_items: frozenset[str] = frozenset()
     forms: Mapping[str, Mapping[str, StoredForm]] = field(default_factory=dict)
     meta_digest: str | None = None
 
@@ -164,7 +164,7 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
                 found=f"version {version!r}",
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
-        ours = frozenset(map(str, custom.get("items", ())))
+        cairn_items = frozenset(map(str, custom.get("items", ())))
         digest = custom.get("meta_digest")
         forms = {
             str(item): {
@@ -177,9 +177,11 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
         raise
     except (TypeError, ValueError, AttributeError) as exc:
         raise _unexpected(path, "items, and forms of [kind, shape, dtype]", exc) from exc
-    items = tuple(sorted({*handlers, *ours})) if isinstance(handlers, dict) else None
+    items = tuple(sorted({*handlers, *cairn_items})) if isinstance(handlers, dict) else None
     committed = parsed.get("commit_timestamp_nsecs") is not None
-    return StepMetadata(items, committed, ours, forms, None if digest is None else str(digest))
+    return StepMetadata(
+        items, committed, cairn_items, forms, None if digest is None else str(digest)
+    )
 
 
 def parse_custom(data: bytes, *, path: object) -> dict[str, Any]:
@@ -277,10 +279,10 @@ def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
     kinds: dict[str, str] = {}
     try:
         for entry in parsed["array_metadatas"]:
-            told = entry["array_metadata"]
-            kind = (told.get("ext_metadata") or {}).get("random_key_impl")
+            metadata = entry["array_metadata"]
+            kind = (metadata.get("ext_metadata") or {}).get("random_key_impl")
             if kind is not None:
-                kinds[str(told["param_name"])] = str(kind)
+                kinds[str(metadata["param_name"])] = str(kind)
     except (KeyError, TypeError, AttributeError) as exc:
         raise _unexpected(path, "array_metadatas with the name of each array", exc) from exc
     return kinds

@@ -112,11 +112,11 @@ class PagedTable:
             StorageError: as `rows`.
         """
         self.prefetch((number, number + 1) for number in numbers)
-        found: list[Any] = []
+        taken_rows: list[Any] = []
         for page, group in itertools.groupby(numbers, lambda number: number // self._step):
             within = [number - page * self._step for number in group]
-            found += self._pages[page][within].tolist()
-        return found
+            taken_rows += self._pages[page][within].tolist()
+        return taken_rows
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read the pages of these rows that are not cached, many at a time.
@@ -125,14 +125,14 @@ class PagedTable:
             CorruptionError: they are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
-        wanted = {
+        pages = {
             number
             for start, stop in ranges
             if start < stop
             for number in range(start // self._step, (stop - 1) // self._step + 1)
         }
         with self._lock:
-            runs = list(_runs(sorted(wanted.difference(self._pages))))
+            runs = list(_runs(sorted(pages.difference(self._pages))))
             if len(runs) == 1:
                 self._read(*runs[0])
             elif runs:
@@ -151,10 +151,10 @@ class PagedTable:
         for number in range(first, last + 1):
             at = (number - first) * self._step * size
             page = data[at : at + self._step * size]
-            found = _sha256(page)
-            if found != self._place.pages[number]:
+            digest = _sha256(page)
+            if digest != self._place.pages[number]:
                 expected = f"SHA-256 {self._place.pages[number]} of page {number} at {begin + at}"
-                raise self._damaged(expected, found)
+                raise self._damaged(expected, digest)
             self._pages[number] = np.frombuffer(page, self._row)
 
     def _damaged(self, expected: str, found: str) -> CorruptionError:

@@ -118,11 +118,11 @@ class RunningStatistics:
         """Return the statistics of all elements."""
         if self._by_bits is None:
             return self._sums.result()
-        sums, found = _Sums(), np.flatnonzero(self._by_bits)
-        if found.size:
-            values = found.astype(f"u{self._dtype.itemsize}").view(self._dtype)
+        sums, bits = _Sums(), np.flatnonzero(self._by_bits)
+        if bits.size:
+            values = bits.astype(f"u{self._dtype.itemsize}").view(self._dtype)
             plain = _as_float64(values) if self._floating else values.astype(np.int64)
-            sums.add(plain, self._by_bits[found], floating=self._floating)
+            sums.add(plain, self._by_bits[bits], floating=self._floating)
         return sums.result()
 
 
@@ -163,8 +163,8 @@ class _Sums:
     def result(self) -> Statistics:
         """Return the statistics of all numbers."""
         self._join_tiles()
-        known = self._finite > 0
-        mean = self._sum / self._finite if known else Fraction(0)
+        has_finite = self._finite > 0
+        mean = self._sum / self._finite if has_finite else Fraction(0)
         squares = Fraction(self._squares) * Fraction(4) ** self._exponent
         return Statistics(
             count=self._count,
@@ -172,12 +172,12 @@ class _Sums:
             positive_infinity=self._above,
             negative_infinity=self._below,
             zeros=self._zeros,
-            min=self._least if known else None,
-            max=self._most if known else None,
-            mean=float(mean) if known else None,
-            std=_root(squares / self._finite) if known else None,
-            norm=_root(squares + self._sum * mean) if known else None,
-            histogram=self._bins.result() if known else None,
+            min=self._least if has_finite else None,
+            max=self._most if has_finite else None,
+            mean=float(mean) if has_finite else None,
+            std=_root(squares / self._finite) if has_finite else None,
+            norm=_root(squares + self._sum * mean) if has_finite else None,
+            histogram=self._bins.result() if has_finite else None,
         )
 
     def _finite_of(

@@ -350,7 +350,7 @@ def _described(step: StoreURI) -> _Described:
     if found is None:
         return _Described({}, None)
     path = step / STEP_METADATA
-    if parse_step_metadata(found.value, path=path).ours:
+    if parse_step_metadata(found.value, path=path).cairn_items:
         raise UnsupportedFormatError(
             "a step that Cairn has saved",
             path=path,

@@ -215,7 +215,7 @@ class CheckpointReader:
         step = StepMetadata(
             manifest.items,
             committed=True,
-            ours=frozenset(manifest.items),
+            cairn_items=frozenset(manifest.items),
             forms=contents.directory.forms,
             meta_digest=contents.directory.meta_digest,
         )
@@ -551,7 +551,7 @@ class CheckpointReader:
             tree = None
             if data is not None:
                 tree = parse_tree_metadata(data, path=self.uri / file)
-            elif name in self._step.ours and name != META_ITEM:
+            elif name in self._step.cairn_items and name != META_ITEM:
                 tree = StoredTree()
             self._items[name] = None if tree is None else self._arrays_of(name, tree)
         return self._items[name]

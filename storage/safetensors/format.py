@@ -147,7 +147,7 @@ def dtype_code(dtype: np.dtype[Any], *, path: object) -> str:
         raise UnsupportedLeafError(
             "no such dtype in safetensors",
             path=path,
-            expected=f"one of {', '.join(str(known) for known in _CODES)}",
+            expected=f"one of {', '.join(str(supported) for supported in _CODES)}",
             found=str(dtype),
             next_step="Export with a dtype of these, or leave the leaf out.",
         )
@@ -271,8 +271,8 @@ def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     if not isinstance(fields, dict) or not fields.keys() >= _ENTRY_KEYS:
         raise _damaged(path, f"{name!r} with {sorted(_ENTRY_KEYS)}", repr(fields)[:200])
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    known = isinstance(code, str) and (code in DTYPES or code in _PACKED_BITS)
-    if not known:
+    is_known = isinstance(code, str) and (code in DTYPES or code in _PACKED_BITS)
+    if not is_known:
         raise UnsupportedFormatError(
             "unknown dtype",
             path=f"{path}: {name}",

@@ -102,26 +102,26 @@ def read_elements(
 
 
 def _entry(files: Files, rel: str, name: str, header: SafetensorsHeader | None) -> TensorEntry:
-    known = (header or read_header(files, rel)).tensors
-    if name not in known:
+    tensors = (header or read_header(files, rel)).tensors
+    if name not in tensors:
         raise LeafNotFoundError(
             "no such tensor",
             path=f"{files.uri}/{rel}",
-            expected=f"one of its {len(known)} tensors",
+            expected=f"one of its {len(tensors)} tensors",
             found=repr(name),
             next_step="List the header's tensors.",
         )
-    return known[name]
+    return tensors[name]
 
 
 def _fill(files: Files, rel: str, entry: TensorEntry, first: int, out: np.ndarray) -> None:
     if not out.size:
         return
-    found = files.read_into(
+    count = files.read_into(
         rel, entry.start + first * entry.dtype.itemsize, out.view(np.uint8).data
     )
-    if found != out.nbytes:
-        raise _short(f"{files.uri}/{rel}: {entry.name}", out.nbytes, found)
+    if count != out.nbytes:
+        raise _short(f"{files.uri}/{rel}: {entry.name}", out.nbytes, count)
 
 
 def _part(

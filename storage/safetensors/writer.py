@@ -223,9 +223,9 @@ def _in_order(shard: Shard) -> Sequence[TensorSource]:
 
 def peak_bytes(shard: Shard) -> int:
     """Return the most memory that `write_shard` uses for a file, reads included."""
-    held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
+    buffered = max((tensor.held_bytes for tensor in shard.tensors), default=0)
     header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
-    return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + held + header
+    return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + buffered + header
 
 
 def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None) -> bytes:
@@ -299,8 +299,8 @@ def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memory
                 while ahead and (alone or ahead[-1][2] or len(ahead) == TENSORS_AT_ONCE):
                     yield from _taken(ahead)
                 began = ExitStack()
-                made = began.enter_context(prefetch(_made(group, pool, alignment), 1))
-                ahead.append((began, made, alone))
+                blocks = began.enter_context(prefetch(_made(group, pool, alignment), 1))
+                ahead.append((began, blocks, alone))
             while ahead:
                 yield from _taken(ahead)
         finally:
@@ -312,8 +312,8 @@ def _taken(
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]],
 ) -> Iterator[memoryview]:
     """Yield all blocks of the first tensor in the queue and remove it."""
-    began, made, _ = ahead[0]
-    yield from made
+    began, blocks, _ = ahead[0]
+    yield from blocks
     began.close()
     ahead.popleft()
 

@@ -223,9 +223,9 @@ class Oversized(bytes):
 
     def __new__(cls, size: int, bound: Bound) -> "Oversized":
         """Create the placeholder of an object with this size."""
-        made = super().__new__(cls)
-        made.size, made.bound = size, bound
-        return made
+        placeholder = super().__new__(cls)
+        placeholder.size, placeholder.bound = size, bound
+        return placeholder
 
     def error(self, path: object) -> CorruptionError:
         """Return the error that the object at `path` is too large to be genuine."""
@@ -271,10 +271,10 @@ def check_json_size(data: bytes, path: object) -> None:
 def max_entries(most: int) -> BeforeValidator:
     """Return a validator that refuses a larger mapping before pydantic validates its entries."""
 
-    def checked(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > most:
-            raise PydanticCustomError("too_long", f"at most {most} entries, found {len(given)}")
-        return given
+    def checked(mapping: Any) -> Any:
+        if isinstance(mapping, dict) and len(mapping) > most:
+            raise PydanticCustomError("too_long", f"at most {most} entries, found {len(mapping)}")
+        return mapping
 
     return BeforeValidator(checked)
 
@@ -285,23 +285,23 @@ def free_json_context(data: bytes) -> dict[str, bool]:
     return {"is_small": len(data) <= MAX_FREE_JSON_BYTES and containers <= MAX_FREE_JSON_DEPTH}
 
 
-def _checked_free(given: Any, info: ValidationInfo) -> Any:
+def _checked_free(body: Any, info: ValidationInfo) -> Any:
     if info.context and info.context.get("is_small"):
-        return given
-    size, parts = 0, [(given, 0)]
+        return body
+    size, parts = 0, [(body, 0)]
     while parts:
         part, depth = parts.pop()
         size += 8 + (len(part) if isinstance(part, str) else 0)
         if isinstance(part, dict):
             size += sum(len(name) for name in part if isinstance(name, str))
-            parts += [(one, depth + 1) for one in part.values()]
+            parts += [(child, depth + 1) for child in part.values()]
         elif isinstance(part, list | tuple):
-            parts += [(one, depth + 1) for one in part]
+            parts += [(child, depth + 1) for child in part]
         if size + 8 * len(parts) > MAX_FREE_JSON_BYTES:
             raise PydanticCustomError("too_long", f"at most {MAX_FREE_JSON_BYTES} bytes of JSON")
         if depth > MAX_FREE_JSON_DEPTH:
             raise PydanticCustomError("too_long", f"at most {MAX_FREE_JSON_DEPTH} containers deep")
-    return given
+    return body
 
 
 FreeJson = Annotated[dict[str, Any], BeforeValidator(_checked_free)]

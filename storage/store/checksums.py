@@ -78,12 +78,12 @@ def _squared(matrix: Matrix) -> Matrix:
 
 
 def _times(matrix: Matrix, vector: int) -> int:
-    found = 0
+    product = 0
     for row in matrix:
         if vector & 1:
-            found ^= row
+            product ^= row
         vector >>= 1
-    return found
+    return product
 
 
 def splitmix64(state: int) -> int:

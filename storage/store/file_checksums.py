@@ -94,11 +94,11 @@ def read_files(
         NotFoundError: one of them is not there.
         StoreUnavailableError: the store gives no answer.
     """
-    wanted = list(names)
-    if not wanted:
+    files_to_read = list(names)
+    if not files_to_read:
         return
     on_disk = folder.scheme == "file"
-    count = min(threads or (_DISK_THREADS if on_disk else _NETWORK_THREADS), len(wanted))
+    count = min(threads or (_DISK_THREADS if on_disk else _NETWORK_THREADS), len(files_to_read))
     readers: SimpleQueue[_Reader] = SimpleQueue()
     meter = _Meter()
     for _ in range(count):
@@ -111,7 +111,7 @@ def read_files(
         finally:
             readers.put(reader)
 
-    yield from _in_threads(count, read, wanted, meter, progress)
+    yield from _in_threads(count, read, files_to_read, meter, progress)
 
 
 def forget_cached(folder: StoreURI, names: Iterable[str]) -> None:
@@ -151,24 +151,24 @@ def read_crc32c(
         reader = _Reader(files, meter, on_disk=on_disk)
         return reader.read_part(name, start, min(size, start + PART_BYTES))
 
-    found = crc = 0
+    total = crc = 0
     threads = min(_DISK_THREADS if on_disk else _NETWORK_THREADS, len(starts))
     for length, part in _in_threads(threads, read, starts, meter, progress):
-        found, crc = found + length, combine_crc32c(crc, part, length)
-    return found, f"{crc:08x}"
+        total, crc = total + length, combine_crc32c(crc, part, length)
+    return total, f"{crc:08x}"
 
 
 def _in_threads(
     threads: int,
     call: Callable[[T], U],
-    wanted: Sequence[T],
+    arguments: Sequence[T],
     meter: "_Meter",
     progress: Callable[[int], None] | None,
 ) -> Iterator[U]:
     """Yield the results of `call` in order, and report the bytes read to `progress`."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="cairn-checksum")
     try:
-        for future in [pool.submit(call, one) for one in wanted]:
+        for future in [pool.submit(call, argument) for argument in arguments]:
             while progress is not None and not wait([future], _TOLD_SECONDS).done:
                 progress(meter.take())
             yield future.result()

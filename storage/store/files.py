@@ -238,10 +238,10 @@ class Files(abc.ABC):
         except StorageError:
             raise
         except Exception as exc:
-            known = translate_error(exc, path=self.uri / rel)
-            if isinstance(known, StoreFullError):  # it is the target's store that is full
-                known = translate_error(exc, path=target.uri / target_rel)
-            raise known from exc
+            error = translate_error(exc, path=self.uri / rel)
+            if isinstance(error, StoreFullError):  # it is the target's store that is full
+                error = translate_error(exc, path=target.uri / target_rel)
+            raise error from exc
 
     def move(self, rel: str, target: "Files", target_rel: str) -> None:
         """Rename the file `rel` to `target_rel` of `target`, replacing any other.

@@ -46,7 +46,7 @@ class GcsFiles(RemoteFiles):
         name = (self.uri / self._checked(rel)).path
         with translated_errors(self.uri / rel, "stat"):
             try:
-                found = call_with_deadline(
+                metadata = call_with_deadline(
                     lambda: self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True),
                     path=self.uri / rel,
                 )
@@ -54,7 +54,7 @@ class GcsFiles(RemoteFiles):
                 raise NotFoundError(
                     path=self.uri / rel, expected="a file", found="nothing"
                 ) from exc
-        return FileStat(int(found["size"]), str(found["generation"]), crc32c_of(found))
+        return FileStat(int(metadata["size"]), str(metadata["generation"]), crc32c_of(metadata))
 
     @override
     def list(self, rel: str = "") -> builtins.list[FileEntry]:
@@ -134,7 +134,7 @@ class GcsFiles(RemoteFiles):
         self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
     ) -> dict[str, Any]:
         """Make one rewrite request; errors stay unmapped, as either store may be at fault."""
-        found: dict[str, Any] = self._fs.call(
+        answer: dict[str, Any] = self._fs.call(
             "POST",
             "b/{}/o/{}/rewriteTo/b/{}/o/{}",
             *source,
@@ -143,7 +143,7 @@ class GcsFiles(RemoteFiles):
             json_out=True,
             **query,
         )
-        return found
+        return answer
 
     def _prefix(self, rel: str) -> str:
         folder = self._checked_folder(rel)
@@ -180,12 +180,12 @@ class _CheckedUpload(UploadWriter):
     def commit(self) -> None:
         super().commit()
         stored = self._files.stat(self._rel)
-        ours = self._checksum.digest().hex()
-        if stored.size != self._size or stored.crc32c not in (None, ours):
+        crc = self._checksum.digest().hex()
+        if stored.size != self._size or stored.crc32c not in (None, crc):
             raise CorruptionError(
                 "the upload arrived damaged",
                 path=self._shown,
-                expected=f"{self._size} bytes, crc32c {ours}",
+                expected=f"{self._size} bytes, crc32c {crc}",
                 found=f"{stored.size} bytes, crc32c {stored.crc32c}",
                 next_step="Write it again.",
             )

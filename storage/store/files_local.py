@@ -58,17 +58,17 @@ class LocalFiles(Files):
     @override
     def stat(self, rel: str) -> FileStat:
         with translated_errors(self.uri / rel, "stat"), self._handle(rel) as handle:
-            found = os.stat(handle.path)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.stat(handle.path)
+            if stat.S_ISDIR(status.st_mode):
                 raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
-            return FileStat(found.st_size, f"{found.st_size:x}-{found.st_mtime_ns:x}")
+            return FileStat(status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
 
     @override
     def list(self, rel: str = "") -> builtins.list[FileEntry]:
         with translated_errors(self._at(rel), "list"):
             try:
-                with self._handle(rel) as folder, os.scandir(folder.path) as found:
-                    shown = [item for item in found if self._is_shown(item)]
+                with self._handle(rel) as folder, os.scandir(folder.path) as items:
+                    shown = [item for item in items if self._is_shown(item)]
                     entries = [entry for item in shown if (entry := _entry(item)) is not None]
             except (FileNotFoundError, NotADirectoryError):
                 return []
@@ -80,16 +80,16 @@ class LocalFiles(Files):
         Reads no file. None for a file that changed too recently for its timestamp to be reliable.
         """
         newest = time.time_ns() - SETTLED_NANOSECONDS
-        found: dict[str, str | None] = {}
+        etags: dict[str, str | None] = {}
         with translated_errors(self._at(rel), "list"):
             try:
                 with self._handle(rel) as folder, os.scandir(folder.path) as items:
                     for item in items:
-                        if self._is_shown(item) and (known := _etag(item, newest)):
-                            found[item.name] = known[0]
+                        if self._is_shown(item) and (etag := _etag(item, newest)):
+                            etags[item.name] = etag[0]
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-        return found
+        return etags
 
     @override
     def walk(self, rel: str = "") -> builtins.list[FileEntry]:
@@ -102,13 +102,13 @@ class LocalFiles(Files):
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         with translated_errors(self.uri):
-            found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+            status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
 
     @override
     def usage(self, rel: str = "") -> builtins.list[FileUsage]:
         folder = self._folder(rel)
-        found = []
+        files = []
         with translated_errors(folder, "list"):
             for place, _, names in os.walk(folder):
                 for name in names:
@@ -118,14 +118,14 @@ class LocalFiles(Files):
                     except FileNotFoundError:  # removed since it was listed
                         continue
                     shared = (status.st_dev, status.st_ino)
-                    found.append(FileUsage(os.path.relpath(path, folder), status.st_size, shared))
-        return sorted(found)
+                    files.append(FileUsage(os.path.relpath(path, folder), status.st_size, shared))
+        return sorted(files)
 
     def _files_below(self, rel: str, prefix: PurePosixPath) -> Iterator[FileEntry]:
         entries, folders = [], []
         try:
-            with self._handle(rel) as folder, os.scandir(folder.path) as found:
-                for item in found:
+            with self._handle(rel) as folder, os.scandir(folder.path) as items:
+                for item in items:
                     if not self._is_shown(item):
                         continue
                     if item.is_dir(follow_symlinks=False):
@@ -202,8 +202,8 @@ class LocalFiles(Files):
         folders = []
         with translated_errors(self._at(rel)):
             try:
-                with self._handle(rel) as folder, os.scandir(folder.path) as found:
-                    for item in found:
+                with self._handle(rel) as folder, os.scandir(folder.path) as items:
+                    for item in items:
                         if item.name.startswith(TEMPORARY_PREFIX):
                             _sweep(item)
                         elif item.name.endswith(LOCK_SUFFIX):
@@ -306,8 +306,8 @@ def _etag(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
     except FileNotFoundError:
         return None
     changed = status.st_ctime_ns  # a replacement can have any mtime, but has a new ctime
-    known = f"{changed:x}-{status.st_ino:x}-{status.st_size:x}"
-    return (None,) if changed > newest else (known,)
+    etag = f"{changed:x}-{status.st_ino:x}-{status.st_size:x}"
+    return (None,) if changed > newest else (etag,)
 
 
 def _entry(item: os.DirEntry[str]) -> FileEntry | None:
@@ -329,10 +329,10 @@ def _locked_folder(folder: str) -> int:
             if not _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 logger.warning("%s: waiting, if another writes this folder", folder)
                 _locked(descriptor, fcntl.LOCK_EX)
-            found = os.fstat(descriptor)
+            locked = os.fstat(descriptor)
             with contextlib.suppress(FileNotFoundError):
                 now = os.stat(folder)
-                if (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino):
+                if (now.st_dev, now.st_ino) == (locked.st_dev, locked.st_ino):
                     return descriptor
         except BaseException:
             os.close(descriptor)

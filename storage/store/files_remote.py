@@ -52,24 +52,24 @@ class RemoteFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        found = request("stat", self.uri / rel, self._fs.info, self._path(rel))
-        if found["type"] != "file":
+        metadata = request("stat", self.uri / rel, self._fs.info, self._path(rel))
+        if metadata["type"] != "file":
             raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
-        etag = found.get("ETag") or found.get("etag")
-        return FileStat(int(found["size"]), str(etag).strip('"') if etag else None)
+        etag = metadata.get("ETag") or metadata.get("etag")
+        return FileStat(int(metadata["size"]), str(etag).strip('"') if etag else None)
 
     @override
     def list(self, rel: str = "") -> builtins.list[FileEntry]:
         folder = self._folder(rel)
         with translated_errors(folder, "list"):
             try:
-                found = call_with_deadline(
+                items = call_with_deadline(
                     lambda: self._fs.ls(folder, detail=True, refresh=True), path=self.uri
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return []
         entries = []
-        for item in found:
+        for item in items:
             parent, _, name = str(item["name"]).strip("/").rpartition("/")
             if name and parent == folder.strip("/"):
                 is_dir = item["type"] == "directory"
@@ -82,7 +82,7 @@ class RemoteFiles(Files):
         with translated_errors(folder, "list"):
             self._fs.invalidate_cache()
             try:
-                found = call_with_deadline(
+                items = call_with_deadline(
                     lambda: self._fs.find(folder, detail=True), path=self.uri
                 )
             except FileNotFoundError:
@@ -90,7 +90,7 @@ class RemoteFiles(Files):
         prefix = f"{folder.strip('/')}/" if folder else ""
         return sorted(
             FileEntry(name.strip("/").removeprefix(prefix), int(item["size"]), False)
-            for name, item in found.items()
+            for name, item in items.items()
             if name.strip("/").startswith(prefix)
         )
 

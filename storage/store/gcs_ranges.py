@@ -27,7 +27,7 @@ _ENDPOINT: Final = "https://storage.googleapis.com"
 _SILENT_SECONDS: Final = 20.0
 """Socket timeout; after it the caller falls back to TensorStore, which has its own deadline."""
 
-_MOST_FAILURES: Final = 8
+_MAX_FAILURES: Final = 8
 """Failures of any kind after which this path is not used any more."""
 
 
@@ -64,7 +64,7 @@ class GcsRanges:
         self._endpoint = urlsplit(os.environ.get("TENSORSTORE_GCS_HTTP_URL") or _ENDPOINT)
         self._idle: list[Any] = []
         self._lock = threading.Lock()
-        self._failures = _MOST_FAILURES if _proxy(self._endpoint) else 0
+        self._failures = _MAX_FAILURES if _proxy(self._endpoint) else 0
 
     def open(self, rel: str, start: int, stop: int) -> RangeStream | None:
         """Request bytes of an object; return None if the caller must use TensorStore.
@@ -78,7 +78,7 @@ class GcsRanges:
             OSError: the request failed; use TensorStore for this range.
             http.client.HTTPException: likewise.
         """
-        if self._failures >= _MOST_FAILURES:
+        if self._failures >= _MAX_FAILURES:
             return None
         name = quote((self._folder / rel).path, safe="")
         path = f"/storage/v1/b/{quote(self._folder.bucket, safe='')}/o/{name}?alt=media"
@@ -138,8 +138,8 @@ class GcsRanges:
 
 def _proxy(endpoint: Any) -> bool:
     """Return True if a proxy carries requests to the endpoint; only TensorStore supports one."""
-    known = urllib.request.getproxies()
-    return endpoint.scheme in known and not urllib.request.proxy_bypass(endpoint.hostname or "")
+    proxies = urllib.request.getproxies()
+    return endpoint.scheme in proxies and not urllib.request.proxy_bypass(endpoint.hostname or "")
 
 
 @functools.cache

@@ -238,7 +238,7 @@ class ObjectStore:
             _call(first, calls[0])
         finally:
             wait(begun)
-        return [one.result() for one in (first, *begun)]
+        return [future.result() for future in (first, *begun)]
 
     def read(self, key: str) -> Versioned | None:
         """Return the value at `key`, or None if there is none."""
@@ -259,18 +259,18 @@ class ObjectStore:
 
     def existing(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that have an object, or a link out of confinement; reads no value."""
-        names, found = [self._named(key) for key in keys], set()
+        names, present = [self._named(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
             reads = []
             for name in names[start : start + _READS_AT_ONCE]:
                 try:
                     reads.append((name, self._read(name, byte_range=_NOTHING)))
                 except ConfinementError:
-                    found.add(name)
+                    present.add(name)
             for name, future in reads:
                 if self._wait("stat", future, name).state == "value":
-                    found.add(name)
-        return found
+                    present.add(name)
+        return present
 
     def _windows(self, names: Iterable[str]) -> Iterator[builtins.list[tuple[str, int]]]:
         """Yield groups of names and sizes to read at once, bounded in number and bytes."""
@@ -299,7 +299,7 @@ class ObjectStore:
             return 0
 
     def _start(
-        self, name: str, size: int, known: bytes | None = None
+        self, name: str, size: int, cached_generation: bytes | None = None
     ) -> tuple[Any, Oversized | None]:
         """Begin to read an object; of one that exceeds its bound, only the generation.
 
@@ -309,13 +309,13 @@ class ObjectStore:
         Args:
             name: of the object.
             size: its bytes, as far as known.
-            known: generation whose value the caller already has.
+            cached_generation: generation whose value the caller already has.
         """
         if size > bounds.MIN_BOUND_BYTES:
             bound = bound_of(name)
             if size > bound.max_bytes and self._is_larger(name, bound.max_bytes):
                 return self._read(name, byte_range=_NOTHING), Oversized(size, bound)
-        return self._read(name, if_not_equal=known), None
+        return self._read(name, if_not_equal=cached_generation), None
 
     def _read(self, name: str, **options: Any) -> Any:
         """Begin to read an object; in a confined folder through a handle, safe from renames."""
@@ -569,8 +569,8 @@ class ObjectStore:
             if not written:
                 return written
             # Read back: a writer that was killed since may have left its tail in our lock file.
-            found = self.read(key)
-            if found is None or found.generation != written or found.value == value:
+            stored = self.read(key)
+            if stored is None or stored.generation != written or stored.value == value:
                 return written
             condition = written
 
@@ -691,8 +691,8 @@ class ObjectStore:
             return self._listed(prefix)
         if folder := prefix.rpartition("/")[0]:
             self._checked(folder)
-        found = self._wait("list", self._kv.list(_range(prefix)), prefix)
-        names = (key.decode("utf-8", "surrogateescape") for key in found)
+        keys = self._wait("list", self._kv.list(_range(prefix)), prefix)
+        names = (key.decode("utf-8", "surrogateescape") for key in keys)
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
     def _listed(self, prefix: str) -> builtins.list[str]:
@@ -736,8 +736,8 @@ class ObjectStore:
         """
         folder = f"{prefix.removesuffix('/')}/"
         if self.uri.scheme == "file":
-            found = LocalFiles(self.uri).etags(folder)
-            return {f"{folder}{name}": stamp for name, stamp in found.items()}
+            etags = LocalFiles(self.uri).etags(folder)
+            return {f"{folder}{name}": stamp for name, stamp in etags.items()}
         if self.uri.scheme != "gs":
             return dict.fromkeys(self.children(folder))
         root = f"{self.uri.path}/" if self.uri.path else ""
@@ -784,8 +784,8 @@ class ObjectStore:
         if self.uri.scheme == "gs":
             root = f"{self.uri.path}/" if self.uri.path else ""
             pages = self._pages(f"{root}{folder}", delimiter="/")
-            found = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
-            return sorted(name.removesuffix("/") for name in found)
+            prefixes = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
+            return sorted(name.removesuffix("/") for name in prefixes)
         below = {name[len(folder) :].partition("/") for name in self.list(folder)}
         return sorted({f"{folder}{name}" for name, slash, _ in below if slash})
 
@@ -807,10 +807,10 @@ class ObjectStore:
         Raises:
             UnsupportedFormatError: it is no JSON object.
         """
-        found = self.read(key)
-        if found is None:
+        stored = self.read(key)
+        if stored is None:
             return None
-        return load_json(found.value, path=self.uri / key), found.generation
+        return load_json(stored.value, path=self.uri / key), stored.generation
 
     def write_json_if(
         self,
@@ -854,19 +854,19 @@ class ObjectStore:
 
 def _begun(call: Callable[[], Any]) -> Future[Any]:
     """Start a call in a daemon thread; return its future."""
-    made: Future[Any] = Future()
-    arguments = (_call, made, call)
+    future: Future[Any] = Future()
+    arguments = (_call, future, call)
     threading.Thread(
         target=copy_context().run, args=arguments, name="cairn-at-once", daemon=True
     ).start()
-    return made
+    return future
 
 
-def _call(made: Future[Any], call: Callable[[], Any]) -> None:
+def _call(future: Future[Any], call: Callable[[], Any]) -> None:
     try:
-        made.set_result(call())
+        future.set_result(call())
     except BaseException as exc:
-        made.set_exception(exc)
+        future.set_exception(exc)
 
 
 def _range(prefix: str) -> ts.KvStore.KeyRange:

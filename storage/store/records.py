@@ -299,7 +299,7 @@ class Record(BaseModel):
             )
 
     @classmethod
-    def _check_stored(cls, data: bytes, told: object, path: object) -> None:
+    def _check_stored(cls, data: bytes, checksum: object, path: object) -> None:
         """Compare the checksum with the stored bytes themselves, not with a new encoding."""
         match = _CHECKSUM.search(data)
         found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
@@ -307,7 +307,9 @@ class Record(BaseModel):
             raise CorruptionError(
                 f"the {cls.FORMAT.rpartition('.')[2]} is not what was written",
                 path=path,
-                expected=f"bytes whose checksum is {str(told)[:80]}" if told else "a checksum",
+                expected=f"bytes whose checksum is {str(checksum)[:80]}"
+                if checksum
+                else "a checksum",
                 found=found,
                 next_step="Restore the object from a backup, or use another step.",
             )

@@ -61,7 +61,7 @@ def listen(listener: StoreListener) -> Callable[[], None]:
     def end() -> None:
         global _listeners
         with _lock:
-            _listeners = tuple(one for one in _listeners if one is not listener)
+            _listeners = tuple(other for other in _listeners if other is not listener)
 
     return end
 

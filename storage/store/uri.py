@@ -147,12 +147,12 @@ class StoreURI:
         return self.local_path if self.scheme == "file" else str(self)
 
 
-def is_text(given: object) -> bool:
+def is_text(text: object) -> bool:
     """Return True for a string that has a UTF-8 encoding: a lone surrogate has none."""
-    if not isinstance(given, str):
+    if not isinstance(text, str):
         return False
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -185,48 +185,48 @@ def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
     """
     if isinstance(text, StoreURI):
         return text
-    given = os.fspath(text)
-    if not given or len(given) > _MAX_LENGTH:
+    plain = os.fspath(text)
+    if not plain or len(plain) > _MAX_LENGTH:
         raise InvalidURIError(
             "invalid URI",
-            path=repr(given[:64]),
+            path=repr(plain[:64]),
             expected=_ALLOWED,
-            found=f"{len(given)} characters",
+            found=f"{len(plain)} characters",
             next_step=f"Give 1 to {_MAX_LENGTH} characters.",
         )
-    forbidden = _FORBIDDEN.search(given)
+    forbidden = _FORBIDDEN.search(plain)
     if forbidden:
-        check_segment(forbidden.group(), within=given)
-    scheme = _SCHEME.match(given)
+        check_segment(forbidden.group(), within=plain)
+    scheme = _SCHEME.match(plain)
     if scheme is None:
-        return _parse_plain(given)
-    if scheme.group(1) not in SCHEMES or not given.startswith(f"{scheme.group(1)}://"):
+        return _parse_plain(plain)
+    if scheme.group(1) not in SCHEMES or not plain.startswith(f"{scheme.group(1)}://"):
         raise InvalidURIError(
             "foreign URI",
-            path=repr(given),
+            path=repr(plain),
             expected=_ALLOWED,
             found=repr(scheme.group()),
             next_step="Use one of these schemes, in lower case.",
         )
-    rest = given.removeprefix(f"{scheme.group(1)}://")
-    return _parse_rest(cast("Scheme", scheme.group(1)), rest, given)
+    rest = plain.removeprefix(f"{scheme.group(1)}://")
+    return _parse_rest(cast("Scheme", scheme.group(1)), rest, plain)
 
 
-def _parse_plain(given: str) -> StoreURI:
+def _parse_plain(plain: str) -> StoreURI:
     """Parse a path without a scheme: allows "." segments, refuses ".." and "~"."""
-    if given.startswith("~") or ".." in PurePosixPath(given).parts:
+    if plain.startswith("~") or ".." in PurePosixPath(plain).parts:
         raise InvalidURIError(
             "invalid path",
-            path=repr(given),
+            path=repr(plain),
             expected="a path without '..' or a leading '~'",
-            found="'~'" if given.startswith("~") else "'..'",
+            found="'~'" if plain.startswith("~") else "'..'",
             next_step="Give the absolute path.",
         )
-    absolute = os.path.abspath(given)
-    return _parse_rest("file", f"/{absolute.lstrip('/')}", given)
+    absolute = os.path.abspath(plain)
+    return _parse_rest("file", f"/{absolute.lstrip('/')}", plain)
 
 
-def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
+def _parse_rest(scheme: Scheme, rest: str, plain: str) -> StoreURI:
     if scheme == "memory":
         bucket, path = "", rest
     else:
@@ -235,7 +235,7 @@ def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
     if not bucket_is_fine or (scheme == "file" and not rest.startswith("/")):
         raise InvalidURIError(
             "invalid URI",
-            path=repr(given),
+            path=repr(plain),
             expected="file:///absolute/path"
             if scheme == "file"
             else "a bucket name of 3 or more lower-case letters, digits, '.', '_' or '-'",
@@ -245,7 +245,7 @@ def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
     path = path.removesuffix("/")
     if path:
         for segment in path.split("/"):
-            check_segment(segment, within=given)
+            check_segment(segment, within=plain)
     return StoreURI(scheme, bucket, path)
 
 

@@ -35,15 +35,15 @@ def seconds_ahead(folder: StoreURI, *, clock: Clock = utc_now) -> float | None:
     before = clock().timestamp()
     match folder.scheme:
         case "file":
-            told, precision = _time_of_disk(folder), 0.0
+            store_time, precision = _time_of_disk(folder), 0.0
         case "gs":
-            told, precision = bucket_time(folder), _TOLD_EACH
+            store_time, precision = bucket_time(folder), _TOLD_EACH
         case _:
             return None
     after = clock().timestamp()
-    if before > told + precision:
-        return before - told - precision
-    return min(0.0, after - told)
+    if before > store_time + precision:
+        return before - store_time - precision
+    return min(0.0, after - store_time)
 
 
 def _time_of_disk(folder: StoreURI) -> float:

@@ -48,19 +48,19 @@ class Conditions:
         Raises:
             StorageError: the store gives no answer, or has no room.
         """
-        made = self._objects.gather(
+        generations = self._objects.gather(
             lambda: self._done(self._created, self._first, None),
             lambda: self._done(self._replaced, self._first, None),
             lambda: self._done(self._kept, self._late, None),
         )
-        if None in made:
+        if None in generations:
             return [f"a write of what is not there yet: {_NOT_DONE}"]
-        self._old = made[1]
+        self._old = generations[1]
         refused, now, kept = self._objects.gather(
             lambda: self._objects.refuses_write(self._created, self._late, generation=None),
             lambda: self._done(self._replaced, self._second, self._old),
             # `made[1]` is another object's generation: not that of `_kept`
-            lambda: self._objects.refuses_deletion(self._kept, generation=made[1]),
+            lambda: self._objects.refuses_deletion(self._kept, generation=generations[1]),
         )
         problems = []
         if not refused:
@@ -73,11 +73,11 @@ class Conditions:
         self._now = now
         return problems
 
-    def replacement_problems(self, found: list[str]) -> list[str]:
+    def replacement_problems(self, earlier: list[str]) -> list[str]:
         """Test requests with the generation of a replaced value; call after `creation_problems`.
 
         Args:
-            found: problems so far.
+            earlier: problems so far.
 
         Raises:
             StorageError: the store gives no answer, or has no room.
@@ -90,7 +90,7 @@ class Conditions:
             lambda: self._objects.refuses_deletion(self._replaced, generation=self._old),
         )
         problems = []
-        if not found and (kept is None or kept.value != self._first):
+        if not earlier and (kept is None or kept.value != self._first):
             problems.append(f"a write of what must not be there yet, and is: {_CHANGED}")
         if not write_refused:
             problems.append(f"a write over what was replaced since it was read: {_DONE}")
@@ -98,20 +98,20 @@ class Conditions:
             problems.append(f"a deletion of what was replaced since it was read: {_DONE}")
         return problems
 
-    def end(self, found: list[str]) -> list[str]:
+    def end(self, problems: list[str]) -> list[str]:
         """Remove the objects; return the problems that this shows.
 
         The deletion has the condition that the last value is there: it fails if the store refused a
         write and made it all the same.
 
         Args:
-            found: problems so far.
+            problems: problems so far.
         """
         whole, left = True, [self._created, self._kept]
-        if self._now and not found:
+        if self._now and not problems:
             with contextlib.suppress(StorageError):  # no answer proves nothing
                 whole = not self._objects.refuses_deletion(self._replaced, generation=self._now)
-        if not (self._now and whole and not found):
+        if not (self._now and whole and not problems):
             left.append(self._replaced)
         for name in left:
             with contextlib.suppress(StorageError):  # a later probe removes it

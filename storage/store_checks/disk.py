@@ -31,7 +31,7 @@ def disk_problems(folder: str, mount: Mount | None) -> list[str]:
     Raises:
         OSError: the disk failed, or has no room.
     """
-    problems = [found for check in _CHECKS if (found := check(folder))]
+    problems = [problem for check in _CHECKS if (problem := check(folder))]
     links = _hard_links(folder, mount)
     if links:
         problems.append(links)
@@ -58,9 +58,9 @@ def _renames(folder: str) -> str:
     _write(after, b"old")
     _write(before, b"new")
     os.replace(before, after)
-    found = _read(after)
-    if found != b"new":
-        return f"renaming a file onto another: expected the new bytes there, found {found!r}"
+    content = _read(after)
+    if content != b"new":
+        return f"renaming a file onto another: expected the new bytes there, found {content!r}"
     if os.path.lexists(before):
         return "renaming a file: expected its old name gone, found it"
     return ""
@@ -90,9 +90,9 @@ def _hard_links(folder: str, mount: Mount | None) -> str:
         return "a hard link to a name that exists: expected a refusal, found it done"
     _write(os.path.join(folder, "other"), b"other")
     os.replace(os.path.join(folder, "other"), file)
-    found = _read(link)
-    if found != b"kept":
-        return f"a hard link whose other name was replaced: expected b'kept', found {found!r}"
+    content = _read(link)
+    if content != b"kept":
+        return f"a hard link whose other name was replaced: expected b'kept', found {content!r}"
     return ""
 
 

@@ -60,19 +60,19 @@ def mount_of(path: str) -> Mount | None:
     except OSError:  # not Linux, or a sandbox without it
         return None
     real = os.path.join(os.path.realpath(path), "")
-    found = None
+    closest = None
     # A later mount hides an earlier one at the same point.
     for mount in filter(None, map(_parsed, lines)):
         if real.startswith(os.path.join(mount.point, "")) and (
-            found is None or len(mount.point) >= len(found.point)
+            closest is None or len(mount.point) >= len(closest.point)
         ):
-            found = mount
-    return found
+            closest = mount
+    return closest
 
 
 def _parsed(line: str) -> Mount | None:
-    ours, _, theirs = line.partition(" - ")
-    fields, rest = ours.split(" "), theirs.split(" ")
+    mount_fields, _, filesystem_fields = line.partition(" - ")
+    fields, rest = mount_fields.split(" "), filesystem_fields.split(" ")
     if len(fields) < 6 or len(rest) < 3:
         return None
     options = {*fields[5].split(","), *rest[2].split(",")}

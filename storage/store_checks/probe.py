@@ -168,10 +168,10 @@ def begin_probe(run: StoreURI, recalled: CachedRecord | None = None) -> Probe:
         answer = _answers.get(key)
         if answer is None or _failed(answer) or _failed(answer.sound):
             answer = _answers[key] = _Answer()
-            asked = threading.Thread(
+            thread = threading.Thread(
                 target=_answer, args=(answer, run, root, recalled), name="cairn-probe", daemon=True
             )
-            asked.start()
+            thread.start()
     return Probe(root, answer)
 
 
@@ -244,17 +244,17 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: CachedRecord | None = None
     objects = ObjectStore.open(folder)
     checked = _OF_ALL + (_OF_DISKS if folder.scheme == "file" else ())
     store = identity(folder, mount)
-    found = objects.read(RECORD_FILE) if recalled is None else recalled.stored
-    if found is not None:
+    stored = objects.read(RECORD_FILE) if recalled is None else recalled.stored
+    if stored is not None:
         with contextlib.suppress(StorageError):  # an unreadable record counts as none
-            known = StoreRecord.parse(found.value, folder / RECORD_FILE)
-            if known.store == store and set(checked) <= set(known.checked):
+            cached = StoreRecord.parse(stored.value, folder / RECORD_FILE)
+            if cached.store == store and set(checked) <= set(cached.checked):
                 return
     _look(folder, mount, answer)
     record = StoreRecord(
         at=rfc3339(utc_now()), cairn=installed_version(), checked=checked, store=store
     )
-    generation = None if found is None else found.generation
+    generation = None if stored is None else stored.generation
     with contextlib.suppress(PreconditionFailedError):  # another process probed, too
         objects.write_if(
             RECORD_FILE, record.to_bytes(), generation=generation, same_is_success=True

@@ -43,8 +43,8 @@ def identity(folder: StoreURI, mount: Mount | None) -> dict[str, str]:
     """
     match folder.scheme:
         case "file":
-            known = {} if mount is None else {"kind": mount.kind, "source": mount.source}
-            return {"scheme": "file", **known}
+            mount_identity = {} if mount is None else {"kind": mount.kind, "source": mount.source}
+            return {"scheme": "file", **mount_identity}
         case "gs":
             endpoint = os.environ.get("TENSORSTORE_GCS_HTTP_URL", "")
             return {"scheme": "gs", "bucket": folder.bucket, "endpoint": endpoint}

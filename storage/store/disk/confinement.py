@@ -113,7 +113,9 @@ def is_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
 
 
 def _starts_within(prefix: str, scheme: str, folders: Iterable[StoreURI]) -> bool:
-    return any(one.scheme == scheme and prefix.startswith(real_prefix(one)) for one in folders)
+    return any(
+        folder.scheme == scheme and prefix.startswith(real_prefix(folder)) for folder in folders
+    )
 
 
 def check_below(uri: StoreURI, path: str) -> None:

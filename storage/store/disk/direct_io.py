@@ -60,7 +60,7 @@ _LARGE_PAGE: Final = 2 << 20
 _MADV_POPULATE_WRITE: Final = 23
 """Since Linux 5.14; Python has no name for it."""
 
-_MOST_BUFFERS: Final = 1024
+_MAX_BUFFERS: Final = 1024
 """Buffers per `preadv` call: Linux's IOV_MAX."""
 
 _CACHED_BYTES: Final = 256 << 10
@@ -103,15 +103,15 @@ def is_direct(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _O_DIRECT)
 
 
-def set_direct(descriptor: int, *, wanted: bool) -> None:
+def set_direct(descriptor: int, *, on: bool) -> None:
     """Turn direct I/O of an open file on or off.
 
     It stays off if the file system does not support it or the environment disables it.
     """
-    wanted = wanted and os.environ.get(DIRECT_IO) != "0"
+    on = on and os.environ.get(DIRECT_IO) != "0"
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_O_DIRECT
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if wanted else 0))
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if on else 0))
     except OSError as exc:
         if exc.errno != errno.EINVAL:  # EINVAL: the file system has no direct I/O
             raise
@@ -135,10 +135,10 @@ def read_into(descriptor: int, buffers: Sequence[memoryview | bytearray], offset
     for buffer in left:
         if len(buffer) >= _DIRECT_BYTES:  # of less the call costs as much as it saves
             _map_pages(buffer)
-    found = _past_cache(
+    count = _past_cache(
         descriptor, offset, size, lambda: _read_direct(descriptor, left, offset, size)
     )
-    return _read_cached(descriptor, left, offset) if found is None else found
+    return _read_cached(descriptor, left, offset) if count is None else count
 
 
 def read_blocks(descriptor: int, start: int, end: int) -> Iterator[memoryview]:
@@ -180,7 +180,7 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
     while done < len(data):
         direct = is_direct(descriptor)
         if direct and done == whole:
-            set_direct(descriptor, wanted=False)
+            set_direct(descriptor, on=False)
             continue
         end = whole if direct else min(len(data), done + _CACHED_BYTES)
         try:
@@ -188,7 +188,7 @@ def write_from(descriptor: int, data: memoryview, offset: int) -> None:
         except OSError as exc:
             if not direct or exc.errno != errno.EINVAL:
                 raise
-            set_direct(descriptor, wanted=False)  # another alignment, or no direct I/O at all
+            set_direct(descriptor, on=False)  # another alignment, or no direct I/O at all
 
 
 def _block(descriptor: int, memory: memoryview, start: int, end: int) -> memoryview:
@@ -208,7 +208,7 @@ def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]
     """Run `read` with direct I/O; return None if these bytes should use the page cache."""
     if not should_use_direct_io(size) or _is_cached(descriptor, offset, size):
         return None
-    set_direct(descriptor, wanted=True)
+    set_direct(descriptor, on=True)
     try:
         return read() if is_direct(descriptor) else None
     except OSError as exc:
@@ -216,44 +216,44 @@ def _past_cache(descriptor: int, offset: int, size: int, read: Callable[[], int]
             raise
         return None  # EINVAL: another alignment, or no direct I/O at all
     finally:
-        set_direct(descriptor, wanted=False)
+        set_direct(descriptor, on=False)
 
 
 def _read_cached(descriptor: int, left: list[memoryview], offset: int) -> int:
     """Fill the buffers by `preadv`, repeated until they are full or the file ends."""
     left = left.copy()
-    found = 0
-    while left and (filled := os.preadv(descriptor, left[:_MOST_BUFFERS], offset + found)):
-        found += filled
+    count = 0
+    while left and (filled := os.preadv(descriptor, left[:_MAX_BUFFERS], offset + count)):
+        count += filled
         while left and filled >= len(left[0]):
             filled -= len(left.pop(0))
         if filled:
             left[0] = left[0][filled:]
-    return found
+    return count
 
 
 def _read_direct(descriptor: int, left: list[memoryview], offset: int, size: int) -> int:
     """Read whole blocks into aligned memory and copy the requested bytes to their buffers."""
     end = offset + size
-    found, buffers = 0, iter(np.frombuffer(one, np.uint8) for one in left if len(one))
+    done, buffers = 0, iter(np.frombuffer(buffer, np.uint8) for buffer in left if len(buffer))
     into, at = next(buffers), 0
     with aligned_buffer() as memory:
         values = np.frombuffer(memory, np.uint8)
         position = offset - offset % DISK_ALIGNMENT
         while position < end:
-            wanted = min(len(values), -(-(end - position) // DISK_ALIGNMENT) * DISK_ALIGNMENT)
-            taken = os.preadv(descriptor, [memory[:wanted]], position)
+            length = min(len(values), -(-(end - position) // DISK_ALIGNMENT) * DISK_ALIGNMENT)
+            taken = os.preadv(descriptor, [memory[:length]], position)
             first, last = max(0, offset - position), min(taken, end - position)
             while first < last:
                 if at == len(into):
                     into, at = next(buffers), 0
                 count = min(last - first, len(into) - at)
                 into[at : at + count] = values[first : first + count]
-                at, first, found = at + count, first + count, found + count
+                at, first, done = at + count, first + count, done + count
             if not taken or taken % DISK_ALIGNMENT:  # the file ends here
-                return found
+                return done
             position += taken
-    return found
+    return done
 
 
 def _map_pages(memory: memoryview) -> None:
@@ -276,8 +276,8 @@ def _madvise() -> Callable[..., int] | None:
     """Return the C library's `madvise`: unlike `mmap.madvise` it releases Python's lock."""
     if not sys.platform.startswith("linux"):
         return None
-    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "madvise", None)
-    return found
+    call: Callable[..., int] | None = getattr(ctypes.CDLL(None), "madvise", None)
+    return call
 
 
 def _is_cached(descriptor: int, offset: int, size: int) -> bool:

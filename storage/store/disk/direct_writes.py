@@ -122,7 +122,7 @@ class DirectWrites:
         self._buffers.close()
 
     def _begin(self) -> None:
-        set_direct(self._descriptor, wanted=True)
+        set_direct(self._descriptor, on=True)
         self._writing = ThreadPoolExecutor(1, "cairn-write")
         for _ in range(_BUFFERS):
             self._free.put(self._buffers.enter_context(aligned_buffer()))
@@ -179,5 +179,5 @@ def _write_out(descriptor: int, start: int, end: int) -> None:
 @functools.cache
 def _sync_file_range() -> Callable[..., int] | None:
     """Return Linux's sync_file_range(2); None on other systems."""
-    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    return found
+    call: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    return call

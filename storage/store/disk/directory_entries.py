@@ -19,14 +19,14 @@ from typing import Final
 
 __all__ = ["durable_entries", "forget_missing", "fsync_path", "sync_entries"]
 
-_held: Final[dict[str, tuple[int, int]]] = {}
+_synced: Final[dict[str, tuple[int, int]]] = {}
 """Device and inode of folders whose entries this process has synced, up to the root."""
 
-_MOST_HELD: Final = 256
-"""Size of `_held`, newest kept: a job creates folders for each step."""
+_MAX_SYNCED: Final = 256
+"""Size of `_synced`, newest kept: a job creates folders for each step."""
 
 _SYNCS_AT_ONCE: Final = 8
-"""Concurrent fsyncs of folders that are not in `_held`."""
+"""Concurrent fsyncs of folders that are not in `_synced`."""
 
 
 @contextlib.contextmanager
@@ -44,26 +44,26 @@ def durable_entries(folder: str) -> Iterator[None]:
     forget_missing(folder)
     yield
     with contextlib.suppress(FileNotFoundError):  # removed meanwhile: nothing to sync
-        _hold(folder)
+        _sync_new_entries(folder)
 
 
-def _hold(folder: str) -> None:
+def _sync_new_entries(folder: str) -> None:
     new: dict[str, tuple[int, int]] = {}
     while (above := os.path.dirname(folder)) != folder:
-        found = os.stat(folder)
-        if _held.get(folder) == (found.st_dev, found.st_ino):
+        status = os.stat(folder)
+        if _synced.get(folder) == (status.st_dev, status.st_ino):
             break
-        new[folder] = found.st_dev, found.st_ino
+        new[folder] = status.st_dev, status.st_ino
         folder = above
-    synced = _all_synced([os.path.dirname(path) for path in new])
-    ours = sum(itertools.takewhile(bool, synced))
+    synced = _sync_all([os.path.dirname(path) for path in new])
+    count = sum(itertools.takewhile(bool, synced))
     # Only after the syncs: a folder in the cache implies that all entries above it are durable.
-    _held.update(itertools.islice(new.items(), ours))
-    for known in list(_held)[:-_MOST_HELD]:
-        _held.pop(known, None)
+    _synced.update(itertools.islice(new.items(), count))
+    for oldest in list(_synced)[:-_MAX_SYNCED]:
+        _synced.pop(oldest, None)
 
 
-def _all_synced(folders: Sequence[str]) -> list[bool]:
+def _sync_all(folders: Sequence[str]) -> list[bool]:
     """Call `_is_synced` for all folders at once: in turn, each would wait for the disk anew."""
     if len(folders) < 2:
         return [_is_synced(folder) for folder in folders]
@@ -79,8 +79,8 @@ def forget_missing(folder: str) -> None:
     """
     while folder != os.path.dirname(folder) and not os.path.isdir(folder):
         below = os.path.join(folder, "")
-        for known in [path for path in list(_held) if path == folder or path.startswith(below)]:
-            _held.pop(known, None)
+        for path in [path for path in list(_synced) if path == folder or path.startswith(below)]:
+            _synced.pop(path, None)
         folder = os.path.dirname(folder)
 
 

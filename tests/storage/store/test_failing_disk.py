@@ -44,11 +44,11 @@ CHANGES += [(delete, b"old", None)]
 
 def changed(store, monkeypatch, change, before, fails):
     """What was raised, what is there then, and the calls."""
-    directory_entries._held.clear()
+    directory_entries._synced.clear()
     store.delete(NAME)
     if before is not None:
         store.write(NAME, before)
-    directory_entries._held.clear()
+    directory_entries._synced.clear()
     generation, error = None, None
     with FailingDisk(monkeypatch, fails) as disk:
         try:

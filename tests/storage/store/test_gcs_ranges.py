@@ -6,7 +6,7 @@ from http.client import HTTPException
 import pytest
 
 from cairn.storage.store import deadlines
-from cairn.storage.store.gcs_ranges import _MOST_FAILURES, GcsRanges
+from cairn.storage.store.gcs_ranges import _MAX_FAILURES, GcsRanges
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 
@@ -88,10 +88,10 @@ def test_a_server_that_falls_silent_is_not_waited_for_long(gcs, ranges, monkeypa
 
 def test_after_some_failures_nothing_more_is_asked(gcs, ranges):
     gcs.faults.add("status", operation=READS, status=403, count=None)
-    for _ in range(_MOST_FAILURES):
+    for _ in range(_MAX_FAILURES):
         refused(ranges)
     assert ranges.open(NAME, 0, 10) is None
-    assert len(reads(gcs)) == _MOST_FAILURES
+    assert len(reads(gcs)) == _MAX_FAILURES
 
 
 def test_a_proxy_is_left_to_tensorstore(gcs, ranges, monkeypatch):

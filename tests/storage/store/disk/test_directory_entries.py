@@ -72,11 +72,11 @@ def test_known_folders_are_not_synced_again(tmp_path, monkeypatch):
 
 def test_of_many_folders_the_last_ones_are_known_and_all_are_held(tmp_path, held, monkeypatch):
     """A job makes folders for each step, for as long as it runs."""
-    monkeypatch.setattr(directory_entries, "_MOST_HELD", 8)
+    monkeypatch.setattr(directory_entries, "_MAX_SYNCED", 8)
     for step in range(30):
         write_object(tmp_path / "root/run", f"steps/{step}/a.json")
         assert held.lost(tmp_path / f"root/run/steps/{step}", below=tmp_path) == []
-        assert len(directory_entries._held) <= 8
+        assert len(directory_entries._synced) <= 8
     write_object(tmp_path / "root/run", "steps/0/b.json")
     assert held.lost(tmp_path / "root/run/steps/0", below=tmp_path) == []
 
