@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 __all__ = ["MAX_ROWS", "html_table", "never_raises", "size_cell"]
 
 MAX_ROWS: Final = 20
-_LONGEST: Final = 200  # letters of a cell
+_MAX_CELL_LETTERS: Final = 200  # letters of a cell
 _CELL: Final = "text-align:left;padding:0.1em 1em 0.1em 0;border:0;background:none;color:inherit"
 _TITLE: Final = "font-weight:bold;color:inherit"
 
@@ -64,7 +64,7 @@ def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
         try:
             return shown(self)
         except Exception as error:  # any: see the docstring
-            return html_table(type(self).__name__, [(type(error).__name__, _told(error))])
+            return html_table(type(self).__name__, [(type(error).__name__, _error_text(error))])
 
     return _repr_html_
 
@@ -81,7 +81,7 @@ def size_cell(nbytes: int | None) -> str | None:
     return f"{value:.1f} TB"
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     try:
         return str(error)
     except Exception:  # a foreign `__str__` may raise
@@ -90,7 +90,7 @@ def _told(error: Exception) -> str:
 
 def _text(value: object) -> str:
     text = "-" if value is None else str(value)
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]}…"
+    if len(text) > _MAX_CELL_LETTERS:
+        text = f"{text[:_MAX_CELL_LETTERS]}…"
     plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return escape(plain, quote=True)

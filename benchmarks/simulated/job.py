@@ -280,11 +280,13 @@ class SimulatedJob:
             # Array bytes are left out from here on.
             patch(data_files, "_encoded", _left_out)
             patch(data_files, "ContentSum", _NoSum)
-            patch(data_file_writers, "_put_together", _put_together)
-            patch(data_file_writers._RemoteSink, "_hand_over", _handed_over)
+            patch(data_file_writers, "_assemble", _put_together)
+            patch(data_file_writers._ObjectWriter, "_hand_over", _handed_over)
             patch(data_file_writers, "_REMOTE_WRITERS", _WRITERS)
-            patch(data_file_writers, "_REMOTE_MAKERS", _WRITERS)
-            patch(data_file_writers._StreamSink, "write", functools.partialmethod(_streamed, self))
+            patch(data_file_writers, "_ASSEMBLERS", _WRITERS)
+            patch(
+                data_file_writers._UploadWriter, "write", functools.partialmethod(_streamed, self)
+            )
             patch(engine.StepWrite, "_open", functools.partialmethod(_orbax, self))
             for module in (shared_leaves, targets):
                 patch(module, "aligned_empty", _no_memory)

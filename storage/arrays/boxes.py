@@ -69,7 +69,7 @@ def boxes(
     axis = split_axis(shape, limit)
     rows = max(1, limit // math.prod(shape[axis + 1 :]))
     tail = tuple(slice(0, size) for size in shape[axis + 1 :])
-    cuts = list(_ranges(shape[axis], rows, grid[axis], phase[axis]))
+    cuts = list(_ranges_on_grid(shape[axis], rows, grid[axis], phase[axis]))
     for head in itertools.product(*(range(size) for size in shape[:axis])):
         fixed = tuple(slice(i, i + 1) for i in head)
         for start, stop in cuts:
@@ -233,7 +233,7 @@ def _whole_chunk_rows(shape: tuple[int, ...], limit: int, grid: Sequence[int]) -
     return min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :]) <= limit
 
 
-def _ranges(size: int, rows: int, chunk: int, phase: int) -> Iterator[tuple[int, int]]:
+def _ranges_on_grid(size: int, rows: int, chunk: int, phase: int) -> Iterator[tuple[int, int]]:
     start = 0
     while start < size:
         border = (start + phase + rows) // chunk * chunk - phase

@@ -58,7 +58,7 @@ class ChunkDigests:
             path: tuple(box for box in leaf_boxes if math.prod(box.counts))
             for path, leaf_boxes in (boxes or {}).items()
         }
-        self._places: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._corners: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for path, leaf_boxes in self._boxes.items():
             if len(leaf_boxes) == 1 and len(leaf_boxes[0].origin) == len(leaf_boxes[0].counts):
                 continue
@@ -165,12 +165,12 @@ class ChunkDigests:
         if len(boxes) == 1 and boxes[0].digests.size == 1:
             begins = tuple(map(operator.mul, index, chunks))
             return int(boxes[0].digests.item()) if begins == boxes[0].origin else None
-        if path not in self._places:
-            self._places[path] = (
+        if path not in self._corners:
+            self._corners[path] = (
                 np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), -1),
                 np.array([box.counts for box in boxes], np.int64).reshape(len(boxes), -1),
             )
-        origins, counts = self._places[path]
+        origins, counts = self._corners[path]
         grid = np.asarray(chunks, np.int64)
         inside = np.asarray(index, np.int64) * grid - origins
         contains = ((inside >= 0) & (inside < counts * grid) & (inside % grid == 0)).all(axis=1)
@@ -181,7 +181,7 @@ class ChunkDigests:
 
 
 def _box_of(record: Any) -> DigestedBox:
-    origin, counts = (_numbers(record[name]) for name in ("origin", "counts"))
+    origin, counts = (_naturals(record[name]) for name in ("origin", "counts"))
     text = record["digests"]
     if len(origin) != len(counts) or 0 in counts:
         raise ValueError(f"origin {list(origin)}, counts {list(counts)}")
@@ -191,7 +191,7 @@ def _box_of(record: Any) -> DigestedBox:
     return DigestedBox(origin, counts, box_digests.reshape(counts))
 
 
-def _numbers(numbers: Any) -> tuple[int, ...]:
+def _naturals(numbers: Any) -> tuple[int, ...]:
     if not isinstance(numbers, list) or not all(
         type(number) is int and 0 <= number < 2**63 for number in numbers
     ):

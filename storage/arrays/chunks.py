@@ -57,7 +57,7 @@ def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ..
     limit = max(1, SHARD_BYTES // itemsize)
     if math.prod(part) <= limit:
         return part
-    return _strip(part, limit, MIN_CHUNK_BYTES // itemsize)
+    return _contiguous_chunk(part, limit, MIN_CHUNK_BYTES // itemsize)
 
 
 def inner_chunk_shape(
@@ -83,13 +83,13 @@ def inner_chunk_shape(
     if math.prod(shard) <= limit:
         return shard
     if square and len(shard) > 1 and math.prod(global_shape) * itemsize > SQUARE_ABOVE_BYTES:
-        rows, columns = _square(shard[-2], shard[-1], limit)
+        rows, columns = _square_chunk(shard[-2], shard[-1], limit)
         if rows * columns >= least:
-            return _leading_ones(shard, rows, columns)
-    return _strip(shard, limit, least)
+            return (*(1 for _ in shard[:-2]), rows, columns)
+    return _contiguous_chunk(shard, limit, least)
 
 
-def _strip(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
+def _contiguous_chunk(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
     """Return a contiguous chunk: whole trailing axes, a part of one axis, 1 before that."""
     chunk = [1] * len(shard)
     filled = 1
@@ -104,7 +104,7 @@ def _strip(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def _square(rows: int, columns: int, limit: int) -> tuple[int, int]:
+def _square_chunk(rows: int, columns: int, limit: int) -> tuple[int, int]:
     """Return (a, b) that divide (rows, columns), with a * b <= limit.
 
     Of the pairs with at least half the largest area, the one whose sides differ least.
@@ -113,10 +113,6 @@ def _square(rows: int, columns: int, limit: int) -> tuple[int, int]:
     fullest = max(a * b for a, b in pairs)
     full_enough = [pair for pair in pairs if 2 * pair[0] * pair[1] >= fullest]
     return min(full_enough, key=lambda pair: (max(pair) / min(pair), -pair[0] * pair[1]))
-
-
-def _leading_ones(shard: tuple[int, ...], rows: int, columns: int) -> tuple[int, ...]:
-    return (*(1 for _ in shard[:-2]), rows, columns)
 
 
 def _largest_divisor(number: int, limit: int) -> int:

@@ -52,10 +52,10 @@ _OBJECTS_OF_ITEM: Final = 1_000
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
-_REMOTE_MAKERS: Final = max(2, min(4, os.cpu_count() or 1))
+_ASSEMBLERS: Final = max(2, min(4, os.cpu_count() or 1))
 """Threads that assemble objects. Few: malloc keeps the freed memory of each thread's arena."""
 
-_FILLED_AT_ONCE: Final = max(2, os.cpu_count() or 2)
+_MAX_FILLING: Final = max(2, os.cpu_count() or 2)
 """Disk buffers that are filled at once. More threads than processors would evict each other's
 cache lines and contend for the GIL at each NumPy call. See ADR 45."""
 
@@ -65,7 +65,7 @@ _COPIES_OF_AN_OBJECT: Final = 2
 _BLOCKS_OF_A_STREAM: Final = 4
 """Blocks of a streamed file in memory: ours, the client's, and those of the request."""
 
-_SOON_SECONDS: Final = 10.0
+_FAST_UPLOAD_SECONDS: Final = 10.0
 """Upload time below which the window doubles: far below the deadline of a silent store."""
 
 FileContents = Generator[int, memoryview, None]
@@ -73,17 +73,17 @@ FileContents = Generator[int, memoryview, None]
 before it yields again or ends. Checksums are computed over this buffer, which is what is written:
 the source arrays may change meanwhile if somebody shares their memory."""
 
-_filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
+_filling = threading.BoundedSemaphore(_MAX_FILLING)
 """Held while a thread fills a disk buffer, in any sink; not while the disk writes it."""
 
 
-def _forget_fillers() -> None:
+def _reset_filling() -> None:
     """Replace the semaphore in a forked child, where no thread would release it."""
     global _filling
-    _filling = threading.BoundedSemaphore(_FILLED_AT_ONCE)
+    _filling = threading.BoundedSemaphore(_MAX_FILLING)
 
 
-os.register_at_fork(after_in_child=_forget_fillers)
+os.register_at_fork(after_in_child=_reset_filling)
 
 
 class DataFileWriter(Protocol):
@@ -155,14 +155,14 @@ def open_data_file_writer(
     """
     file_bytes = min(MAX_FILE_BYTES, item_bytes // _FILES_OF_ITEM)
     if folder.scheme == "file":
-        return _LocalSink(folder.local_path, max(FILE_BYTES, file_bytes))
+        return _DiskWriter(folder.local_path, max(FILE_BYTES, file_bytes))
     if file_bytes > MAX_REMOTE_FILE_BYTES:
-        return _StreamSink(folder, file_bytes, uploads)
+        return _UploadWriter(folder, file_bytes, uploads)
     most = min(MAX_REMOTE_FILE_BYTES, max(REMOTE_FILE_BYTES, item_bytes // _OBJECTS_OF_ITEM))
-    return _RemoteSink(folder, most, uploads)
+    return _ObjectWriter(folder, most, uploads)
 
 
-class _LocalSink:
+class _DiskWriter:
     """Sink for files on a local disk, by direct I/O where the file system supports it.
 
     Other threads sync each file while the next is written. See ADR 0013.
@@ -182,7 +182,7 @@ class _LocalSink:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             with aligned_buffer() as memory:
-                _write_all(descriptor, pieces, memory, content)
+                _write_buffers(descriptor, pieces, memory, content)
         except OSError as exc:
             os.close(descriptor)
             raise OSError(exc.errno, exc.strerror, path) from exc
@@ -195,7 +195,7 @@ class _LocalSink:
         self._syncing.shutdown()
 
 
-class _RemoteSink:
+class _ObjectWriter:
     """Sink for objects of a store. Each is assembled in memory, so that a retry can resend it.
 
     One thread hands all objects to the client, which briefly holds two copies: otherwise every
@@ -207,22 +207,22 @@ class _RemoteSink:
         self, folder: StoreURI, file_bytes: int, uploads: UploadMemory | None = None
     ) -> None:
         self.file_bytes = file_bytes
-        self.writers = _REMOTE_MAKERS
+        self.writers = _ASSEMBLERS
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
         self._sending = ThreadPoolExecutor(_REMOTE_WRITERS, thread_name_prefix="cairn-sent")
-        self._window = _Window(_REMOTE_WRITERS, max(1, MAX_REMOTE_FILE_BYTES // file_bytes))
+        self._window = _UploadWindow(_REMOTE_WRITERS, max(1, MAX_REMOTE_FILE_BYTES // file_bytes))
         self._uploads = uploads
 
     def write(
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_taken(self._uploads, _COPIES_OF_AN_OBJECT * expected))
-            value = [_put_together(pieces, content, expected)]
-            stack.enter_context(self._window.place())
+            stack.enter_context(_reserved(self._uploads, _COPIES_OF_AN_OBJECT * expected))
+            value = [_assemble(pieces, content, expected)]
+            stack.enter_context(self._window.slot())
             answer = self._handing_over.submit(self._hand_over, name, value).result()
-            return self._sending.submit(_answered, answer, stack.pop_all())
+            return self._sending.submit(_await_answer, answer, stack.pop_all())
 
     def _hand_over(self, name: str, value: list[bytearray]) -> Callable[[], bytes]:
         """Give the client the value to copy, and drop our last reference to it."""
@@ -233,7 +233,7 @@ class _RemoteSink:
         self._sending.shutdown()
 
 
-class _StreamSink:
+class _UploadWriter:
     """Sink for large objects, each an upload of many requests with a block or two in memory.
 
     At the end it compares the store's checksum with its own.
@@ -251,7 +251,7 @@ class _StreamSink:
         self, name: str, pieces: FileContents, content: ContentSum, expected: int = 0
     ) -> "Future[None]":
         needed = min(_BLOCKS_OF_A_STREAM * BLOCK_BYTES, _COPIES_OF_AN_OBJECT * expected)
-        with _taken(self._uploads, needed), self._files.open_write(name) as upload:
+        with _reserved(self._uploads, needed), self._files.open_write(name) as upload:
             for block in _blocks(pieces):
                 content.update(block)
                 upload.write(block)
@@ -263,8 +263,8 @@ class _StreamSink:
         """Do nothing: there are no threads."""
 
 
-def _answered(answer: Callable[[], bytes], stack: contextlib.ExitStack) -> None:
-    """Wait for the store's answer, then release the upload's memory and place."""
+def _await_answer(answer: Callable[[], bytes], stack: contextlib.ExitStack) -> None:
+    """Wait for the store's answer, then release the upload's memory and slot."""
     with stack:
         answer()
 
@@ -277,12 +277,12 @@ def _next_size(pieces: FileContents, memory: memoryview | None = None) -> int | 
         return None
 
 
-def _put_together(pieces: FileContents, content: ContentSum, expected: int) -> bytearray:
+def _assemble(pieces: FileContents, content: ContentSum, expected: int) -> bytearray:
     """Assemble all bytes; `expected` is exact unless they are compressed."""
     value, filled = bytearray(expected), 0
     size = _next_size(pieces)
     while size is not None:
-        value = _with_room(value, filled, size)
+        value = _grown(value, filled, size)
         start, filled = filled, filled + size
         size = _next_size(pieces, memoryview(value)[start:filled])
     if filled < len(value):
@@ -291,14 +291,14 @@ def _put_together(pieces: FileContents, content: ContentSum, expected: int) -> b
     return value
 
 
-def _with_room(memory: bytearray, filled: int, size: int) -> bytearray:
+def _grown(memory: bytearray, filled: int, size: int) -> bytearray:
     """Return the memory, or a larger copy: a bytearray with exported views can't grow."""
     if filled + size <= len(memory):
         return memory
     return memory[:filled] + bytearray(max(size, filled))
 
 
-def _taken(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
+def _reserved(uploads: UploadMemory | None, nbytes: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if uploads is None else uploads.reserve(nbytes)
 
 
@@ -307,7 +307,7 @@ def _blocks(pieces: FileContents) -> Iterator[bytes]:
     buffer, filled = bytearray(2 * BLOCK_BYTES), 0
     size = _next_size(pieces)
     while size is not None:
-        buffer = _with_room(buffer, filled, size)
+        buffer = _grown(buffer, filled, size)
         start, filled = filled, filled + size
         size = _next_size(pieces, memoryview(buffer)[start:filled])
         sent = 0
@@ -319,7 +319,7 @@ def _blocks(pieces: FileContents) -> Iterator[bytes]:
         yield bytes(memoryview(buffer)[:filled])
 
 
-class _Window:
+class _UploadWindow:
     """Limiter of concurrent uploads, whose width follows their duration."""
 
     def __init__(self, most: int, first: int) -> None:
@@ -330,8 +330,8 @@ class _Window:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place while an object is sent.
+    def slot(self) -> Iterator[None]:
+        """Hold a slot while an object is sent.
 
         Raises:
             BaseException: the error of another upload.
@@ -350,12 +350,12 @@ class _Window:
         finally:
             with self._changed:
                 self._sent -= 1
-                soon = time.monotonic() - began < _SOON_SECONDS
+                soon = time.monotonic() - began < _FAST_UPLOAD_SECONDS
                 self._wide = min(2 * self._wide, self._most) if soon else max(1, self._wide // 2)
                 self._changed.notify_all()
 
 
-def _write_all(
+def _write_buffers(
     descriptor: int, pieces: FileContents, memory: memoryview, content: ContentSum
 ) -> None:
     """Write a new file buffer by buffer; the unaligned end goes through the page cache.
@@ -365,19 +365,19 @@ def _write_all(
     """
     at = 0
     set_direct(descriptor, on=True)
-    fillings = _fillings(pieces, memory, content)
-    while filled := _next(fillings):
+    fillings = _filled_buffers(pieces, memory, content)
+    while filled := _fill_next(fillings):
         write_from(descriptor, memory[:filled], at)
         at += filled
 
 
-def _next(fillings: Iterator[int]) -> int:
+def _fill_next(fillings: Iterator[int]) -> int:
     """Fill the next buffer under the semaphore; return its bytes, 0 after the last."""
     with _filling:
         return next(fillings, 0)
 
 
-def _fillings(pieces: FileContents, memory: memoryview, content: ContentSum) -> Iterator[int]:
+def _filled_buffers(pieces: FileContents, memory: memoryview, content: ContentSum) -> Iterator[int]:
     """Fill `memory` with the next bytes, repeatedly; yield the number of bytes to write.
 
     All but the last are whole disk blocks: the rest of a piece moves to the front of the buffer.

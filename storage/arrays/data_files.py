@@ -121,13 +121,11 @@ def bytes_of(values: np.ndarray[Any, Any]) -> memoryview:
 
 def crc_bytes(data: bytes | memoryview) -> bytes:
     """Return the crc32c of some bytes, in its stored form."""
-    checksum: int = google_crc32c.value(_array(data))
+    # google_crc32c takes bytes and arrays only.
+    checksum: int = google_crc32c.value(
+        data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
+    )
     return checksum.to_bytes(CRC_BYTES, "little")
-
-
-def _array(data: bytes | memoryview) -> Any:
-    """Return bytes, or an array, which are the inputs that google_crc32c takes."""
-    return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -250,7 +248,7 @@ def _write_file(
     boxes: dict[bytes, tuple[str, DigestedBox]] = {}
     fingerprints: dict[bytes, Fingerprints] = {}
     content = ContentSum()
-    file = _Written()
+    file = _FileSums()
 
     def pieces() -> FileContents:
         for shard in batch:
@@ -259,7 +257,7 @@ def _write_file(
             prints: list[int] = []
             yield from _encoded(shard, file, digests, prints)
             refs[shard.key] = ValueRef(name, start, file.size - start)
-            boxes[shard.key] = (shard.path, _digested(shard, digests))
+            boxes[shard.key] = (shard.path, _digested_box(shard, digests))
             if shard.fingerprinted:
                 fingerprints[shard.key] = tuple(prints)
 
@@ -269,7 +267,7 @@ def _write_file(
     return WrittenFile(record, refs, boxes, fingerprints), durable
 
 
-class _Written:
+class _FileSums:
     """Size and crc32c of a file so far; every part of it ends in its own crc32c.
 
     Attributes:
@@ -286,7 +284,7 @@ class _Written:
 
 
 def _encoded(
-    shard: ShardToWrite, file: _Written, digests: list[int], prints: list[int]
+    shard: ShardToWrite, file: _FileSums, digests: list[int], prints: list[int]
 ) -> FileContents:
     """Produce the value: each chunk and its crc32c, then the index and its crc32c.
 
@@ -366,7 +364,7 @@ def _digest(
     return box_digest(unpack(part, dtype, axis), unpacked_shape(origin, axis))
 
 
-def _digested(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
+def _digested_box(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
     counts = _counts(shard)
     origin = shard.origin if shard.packed is None else unpacked_shape(shard.origin, shard.packed[1])
     return DigestedBox(origin, counts, np.array(digests, np.uint64).reshape(counts))

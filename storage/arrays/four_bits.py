@@ -15,7 +15,7 @@ from cairn.storage.arrays.dtypes import dtype_named
 
 __all__ = [
     "FOUR_BITS",
-    "PackedReads",
+    "PackedArray",
     "pack",
     "packed_axis",
     "packed_shape",
@@ -88,7 +88,7 @@ def unpack(packed: Any, dtype: str, axis: int, *, numpy: Any = np) -> Any:
     return whole.astype(dtype_named(dtype))
 
 
-class PackedReads:
+class PackedArray:
     """Adapter that indexes a stored array of packed bytes as the four-bit array."""
 
     def __init__(self, array: Any, dtype: str, axis: int) -> None:

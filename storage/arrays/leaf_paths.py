@@ -12,13 +12,13 @@ from typing import Final
 
 __all__ = ["keys_of", "path_of"]
 
-_MISLEADING: Final = re.compile("%(?=2F|25)")
-_WRITTEN: Final = re.compile("%2F|%25")
+_NEEDS_ESCAPE: Final = re.compile("%(?=2F|25)")
+_ESCAPED: Final = re.compile("%2F|%25")
 
 
 def path_of(keys: Iterable[str]) -> str:
     """Return the path of the leaf at `keys`."""
-    return "/".join(map(_segment, keys))
+    return "/".join(map(_escape, keys))
 
 
 def keys_of(path: str) -> tuple[str, ...]:
@@ -27,15 +27,15 @@ def keys_of(path: str) -> tuple[str, ...]:
         return ()
     segments = path.split("/")
     if "%" in path:
-        return tuple(_WRITTEN.sub(_plain, segment) for segment in segments)
+        return tuple(_ESCAPED.sub(_unescape, segment) for segment in segments)
     return tuple(segments)
 
 
-def _segment(key: str) -> str:
+def _escape(key: str) -> str:
     if "%" in key:
-        key = _MISLEADING.sub("%25", key)
+        key = _NEEDS_ESCAPE.sub("%25", key)
     return key.replace("/", "%2F") if "/" in key else key
 
 
-def _plain(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     return "/" if match[0] == "%2F" else "%"

@@ -307,7 +307,7 @@ class _Bins:
         """Choose the narrowest bins that cover the range, and merge the old ones into them."""
         old, before, counted = self._exponent, self._first, self._counts.tolist()
         if self._range is None:
-            self._exponent = _too_narrow(least, most)
+            self._exponent = _narrow_exponent(least, most)
         while _bin_of(most, self._exponent) - _bin_of(least, self._exponent) >= MAX_BINS:
             self._exponent += 1
         self._first = _bin_of(least, self._exponent)
@@ -355,7 +355,7 @@ def _above(values: _Numbers, least: int) -> _Numbers:
     return values.astype(np.uint64) - np.uint64(least % (1 << 64))
 
 
-def _too_narrow(least: _Real, most: _Real) -> int:
+def _narrow_exponent(least: _Real, most: _Real) -> int:
     """Return the exponent of a bin width that is too small for a range; for integers at least 0."""
     span = Fraction(most) - Fraction(least)
     size = span.numerator.bit_length() - span.denominator.bit_length()

@@ -21,7 +21,7 @@ from cairn.storage.arrays.boxes import (
     copy_permuted,
     read_boxes,
 )
-from cairn.storage.arrays.four_bits import PackedReads
+from cairn.storage.arrays.four_bits import PackedArray
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads
@@ -108,7 +108,7 @@ class BlockPlan:
 
 
 def stream_blocks(
-    array: LimitedReads | PackedReads | CheckedReads | DirectReads,
+    array: LimitedReads | PackedArray | CheckedReads | DirectReads,
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:
@@ -164,7 +164,7 @@ def stream_blocks(
 
 
 def stream_pieces(
-    array: LimitedReads | PackedReads | CheckedReads | DirectReads,
+    array: LimitedReads | PackedArray | CheckedReads | DirectReads,
     window: Box,
     chunks: Sequence[int],
     itemsize: int,

@@ -19,7 +19,7 @@ from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.digests import digest_text, parse_digest
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.arrays.four_bits import PackedReads, packed_axis, unpacked_shape
+from cairn.storage.arrays.four_bits import PackedArray, packed_axis, unpacked_shape
 from cairn.storage.arrays.orbax_tree import StoredForm, StoredTree, array_name
 from cairn.storage.errors import (
     CorruptionError,
@@ -174,7 +174,7 @@ class ItemArrays:
         self._check(info)
         return info
 
-    def array(self, path: str) -> LimitedReads | PackedReads | CheckedReads | DirectReads:
+    def array(self, path: str) -> LimitedReads | PackedArray | CheckedReads | DirectReads:
         """Return the stored array of a leaf, open for reading, indexed as the leaf is.
 
         If the item has digests, reads are compared with them first.
@@ -198,10 +198,10 @@ class ItemArrays:
             )
         self._refuse_large_chunks(path, stored)
         limited = LimitedReads(stored, self._progress, self.uri)
-        array: LimitedReads | PackedReads = limited
+        array: LimitedReads | PackedArray = limited
         shape: tuple[int, ...] = tuple(stored.shape)
         if form is not None and form.kind == "packed":
-            array = PackedReads(limited, form.dtype, self._packed_axis(path, form, stored))
+            array = PackedArray(limited, form.dtype, self._packed_axis(path, form, stored))
             shape = form.shape
         record = self._records.get(path) if self._records is not None else None
         if self._digests is None or record is None or record.chunks is None:

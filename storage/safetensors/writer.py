@@ -6,6 +6,7 @@ read ahead, so that reads and writes overlap. A file becomes visible whole or no
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import deque
@@ -192,7 +193,7 @@ def write_shard(
     written = 0
     sink = files.open_write(rel, read_back=read_back)
     with sink, closing(_blocks(tensors, shard.alignment)) as blocks:
-        for data in _chain(header, blocks):
+        for data in itertools.chain([memoryview(header)], blocks):
             if on_data is not None:
                 on_data(data)
             sink.write(data)
@@ -284,11 +285,6 @@ def _check_sources(sources: Sequence[TensorSource]) -> None:
         )
 
 
-def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
-    yield memoryview(header)
-    yield from blocks
-
-
 def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memoryview, None, None]:
     """Yield the bytes of `tensors` in order, reading the next tensors ahead."""
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]] = deque()
@@ -297,18 +293,18 @@ def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memory
             for group in _groups(tensors):
                 alone = any(tensor.held_bytes > BLOCK_BYTES for tensor in group)
                 while ahead and (alone or ahead[-1][2] or len(ahead) == TENSORS_AT_ONCE):
-                    yield from _taken(ahead)
+                    yield from _next_group(ahead)
                 began = ExitStack()
-                blocks = began.enter_context(prefetch(_made(group, pool, alignment), 1))
+                blocks = began.enter_context(prefetch(_group_blocks(group, pool, alignment), 1))
                 ahead.append((began, blocks, alone))
             while ahead:
-                yield from _taken(ahead)
+                yield from _next_group(ahead)
         finally:
             for began, _, _ in ahead:
                 began.close()
 
 
-def _taken(
+def _next_group(
     ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]],
 ) -> Iterator[memoryview]:
     """Yield all blocks of the first tensor in the queue and remove it."""
@@ -318,7 +314,7 @@ def _taken(
     ahead.popleft()
 
 
-def _made(
+def _group_blocks(
     group: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
 ) -> Generator[memoryview, None, None]:
     """Yield the blocks of a large tensor, or of a group of small ones, read concurrently."""

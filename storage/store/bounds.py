@@ -50,7 +50,7 @@ _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
-class _Group(NamedTuple):
+class _ControlGroup(NamedTuple):
     """Files that describe the memory of a control group (container).
 
     Attributes:
@@ -64,11 +64,11 @@ class _Group(NamedTuple):
     cache: str
 
 
-_GROUPS: Final = (
-    _Group(
+_CONTROL_GROUPS: Final = (
+    _ControlGroup(
         Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), "inactive_file"
     ),
-    _Group(
+    _ControlGroup(
         Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
         "total_inactive_file",
@@ -81,14 +81,14 @@ _GROUPS: Final = (
 def total_memory() -> int:
     """Return the bytes of memory of this machine, or of its container."""
     machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *(limit for group in _GROUPS if (limit := _number(group.limit)))])
+    return min([machine, *(limit for group in _CONTROL_GROUPS if (limit := _number(group.limit)))])
 
 
 def free_memory() -> int:
     """Return the bytes of memory that are free now on this machine, or in its container."""
     free = _numbers(Path("/proc/meminfo")).get("MemAvailable:")
     room = total_memory() if free is None else free << 10
-    for group in _GROUPS:
+    for group in _CONTROL_GROUPS:
         limit, used = _number(group.limit), _number(group.used)
         if limit is not None and used is not None:
             cache = _numbers(group.limit.parent / "memory.stat").get(group.cache, 0)
@@ -176,16 +176,12 @@ DEFAULT_BOUND: Final = Bound(
 """Bound of all other objects that are read whole."""
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile("[^/]*".join(map(re.escape, name.split("*"))))
-
-
 MIN_BOUND_BYTES: Final = min(bound.max_bytes for bound in (*BOUNDS, DEFAULT_BOUND))
 """Size that every kind allows: no lookup of the kind is needed below it."""
 
 _BY_LENGTH: Final = {
     length: [
-        (_pattern(name), bound)
+        (re.compile("[^/]*".join(map(re.escape, name.split("*")))), bound)
         for bound in BOUNDS
         for name in bound.names
         if name.count("/") + 1 == length
@@ -285,7 +281,7 @@ def free_json_context(data: bytes) -> dict[str, bool]:
     return {"is_small": len(data) <= MAX_FREE_JSON_BYTES and containers <= MAX_FREE_JSON_DEPTH}
 
 
-def _checked_free(body: Any, info: ValidationInfo) -> Any:
+def _check_free_json(body: Any, info: ValidationInfo) -> Any:
     if info.context and info.context.get("is_small"):
         return body
     size, parts = 0, [(body, 0)]
@@ -304,7 +300,7 @@ def _checked_free(body: Any, info: ValidationInfo) -> Any:
     return body
 
 
-FreeJson = Annotated[dict[str, Any], BeforeValidator(_checked_free)]
+FreeJson = Annotated[dict[str, Any], BeforeValidator(_check_free_json)]
 """Free-form JSON of bounded size and depth, such as a model's config."""
 
 

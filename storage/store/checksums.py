@@ -55,22 +55,15 @@ def combine_crc32c(first: int, second: int, length: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _after(length: int) -> Matrix:
     """Return the matrix that `length` zero bytes apply to a crc."""
-    whole = _identity()
-    step = _squared(_squared(_squared(_one_bit())))  # eight bits
+    whole = tuple(1 << bit for bit in range(32))  # the identity
+    one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
+    step = _squared(_squared(_squared(one_bit)))  # eight bits
     while length:
         if length & 1:
             whole = tuple(_times(step, row) for row in whole)
         step = _squared(step)
         length >>= 1
     return whole
-
-
-def _identity() -> Matrix:
-    return tuple(1 << bit for bit in range(32))
-
-
-def _one_bit() -> Matrix:
-    return (_POLYNOMIAL, *(1 << bit for bit in range(31)))
 
 
 def _squared(matrix: Matrix) -> Matrix:

@@ -46,12 +46,12 @@ def from_rfc3339(text: str) -> datetime:
         raise ValueError(f"a moment outside the years 1 to 9999: {text!r}") from exc
 
 
-def _checked(text: str) -> str:
+def _valid_rfc3339(text: str) -> str:
     from_rfc3339(text)
     return text
 
 
-Moment = Annotated[str, AfterValidator(_checked)]
+Moment = Annotated[str, AfterValidator(_valid_rfc3339)]
 """Field of a stored record: text that `from_rfc3339` parses, stored unchanged."""
 
 

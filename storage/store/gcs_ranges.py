@@ -24,7 +24,7 @@ from cairn.storage.store.uri import StoreURI
 __all__ = ["GcsRanges", "RangeStream"]
 
 _ENDPOINT: Final = "https://storage.googleapis.com"
-_SILENT_SECONDS: Final = 20.0
+_TIMEOUT_SECONDS: Final = 20.0
 """Socket timeout; after it the caller falls back to TensorStore, which has its own deadline."""
 
 _MAX_FAILURES: Final = 8
@@ -47,12 +47,12 @@ class RangeStream:
                     break
                 filled += count
         except (OSError, http.client.HTTPException):
-            self._ranges.failed()
+            self._ranges.count_failure()
         return filled
 
     def close(self) -> None:
         """Reuse the connection if the answer was read completely; close it otherwise."""
-        self._ranges.give_back(self._connection, whole=self._answer.isclosed())
+        self._ranges.put_back(self._connection, whole=self._answer.isclosed())
 
 
 class GcsRanges:
@@ -64,7 +64,7 @@ class GcsRanges:
         self._endpoint = urlsplit(os.environ.get("TENSORSTORE_GCS_HTTP_URL") or _ENDPOINT)
         self._idle: list[Any] = []
         self._lock = threading.Lock()
-        self._failures = _MAX_FAILURES if _proxy(self._endpoint) else 0
+        self._failures = _MAX_FAILURES if _has_proxy(self._endpoint) else 0
 
     def open(self, rel: str, start: int, stop: int) -> RangeStream | None:
         """Request bytes of an object; return None if the caller must use TensorStore.
@@ -91,17 +91,17 @@ class GcsRanges:
             if answer.status != HTTPStatus.PARTIAL_CONTENT or answer.length != stop - start:
                 raise http.client.HTTPException(f"{answer.status}, {answer.length} bytes")
         except BaseException:
-            self.failed()
+            self.count_failure()
             if connection is not None:
                 connection.close()
             raise
         return RangeStream(self, connection, answer)
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Count a failure."""
         self._failures += 1
 
-    def give_back(self, connection: Any, *, whole: bool) -> None:
+    def put_back(self, connection: Any, *, whole: bool) -> None:
         """Keep a connection for the next request, if its answer was read completely."""
         if not whole:
             connection.close()
@@ -119,7 +119,7 @@ class GcsRanges:
     def _connection(self) -> Any:
         with contextlib.suppress(IndexError), self._lock:
             return self._idle.pop()
-        limit = min(_SILENT_SECONDS, deadlines.DEADLINE_SECONDS / 4)
+        limit = min(_TIMEOUT_SECONDS, deadlines.DEADLINE_SECONDS / 4)
         host, port = self._endpoint.hostname or "", self._endpoint.port
         if self._endpoint.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=limit, context=_trusted())
@@ -136,7 +136,7 @@ class GcsRanges:
         return headers
 
 
-def _proxy(endpoint: Any) -> bool:
+def _has_proxy(endpoint: Any) -> bool:
     """Return True if a proxy carries requests to the endpoint; only TensorStore supports one."""
     proxies = urllib.request.getproxies()
     return endpoint.scheme in proxies and not urllib.request.proxy_bypass(endpoint.hostname or "")

@@ -57,21 +57,21 @@ __all__ = [
 ]
 
 _RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "4s"}
-_PATIENT_RETRIES = {"max_retries": 9, "initial_delay": "500ms", "max_delay": "16s"}
-_SILENCE = {
+_LONG_RETRIES = {"max_retries": 9, "initial_delay": "500ms", "max_delay": "16s"}
+_CURL_TIMEOUTS = {
     "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "20",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
 _READS_AT_ONCE = 64
 _READS_OF_VALUES = 128
-_PARSED_KEPT = 100_000
-_PARSED_MIN = 1024
-_STORES_KEPT = 4096
+_MAX_PARSED = 100_000
+_MIN_PARSED = 1024
+_MAX_STORES = 4096
 _WINDOW_BYTES = 64 << 20
 _NOTHING: Final = slice(0, 0)
 _LARGE_BYTES = 64 << 10
-_SIZES_KEPT = 100_000
+_MAX_SIZES = 100_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
 
 
@@ -90,7 +90,7 @@ def store_context() -> ts.Context:
     """Return this process's TensorStore context: shared connections, bounded retries."""
     # TensorStore reads these before its first request. They make it drop a silent connection and
     # retry the request; without them it waits forever.
-    for name, value in _SILENCE.items():
+    for name, value in _CURL_TIMEOUTS.items():
         os.environ.setdefault(name, value)
     return ts.Context(
         {
@@ -104,7 +104,7 @@ def store_context() -> ts.Context:
 @functools.cache
 def long_retry_context() -> ts.Context:
     """Return the context for a save's arrays: it retries for more than a minute."""
-    retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
+    retries = {"gcs_request_retries": _LONG_RETRIES, "s3_request_retries": _LONG_RETRIES}
     return ts.Context(retries, parent=store_context())
 
 
@@ -136,19 +136,14 @@ def _disk() -> ts.KvStore:
     return ts.KvStore.open({"driver": "file", "path": "/"}, context=store_context()).result()
 
 
-def _absent() -> Any:
-    """Return the future of a read of a missing object."""
-    return _disk().read("proc/self/fd/none")
-
-
-def _until_done(future: Any, handle: PathHandle) -> Any:
+def _close_when_done(future: Any, handle: PathHandle) -> Any:
     """Close the handle once `future` is done, and return `future`."""
 
-    def let_go(_: Any) -> None:
+    def release(_: Any) -> None:
         handle.close()
         _descriptors.release()
 
-    future.add_done_callback(let_go)
+    future.add_done_callback(release)
     return future
 
 
@@ -180,10 +175,12 @@ class ObjectStore:
         self.uri = uri
         self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
-        self._parsed_kept = _PARSED_MIN
+        self._parsed_limit = _MIN_PARSED
         self._sizes: dict[str, int] = {}
         self._folder = f"{uri.local_path}/" if uri.scheme == "file" else None
-        self._is_judged = HAS_PATH_HANDLES and uri.scheme == "file" and uri.confinement is not None
+        self._is_confined = (
+            HAS_PATH_HANDLES and uri.scheme == "file" and uri.confinement is not None
+        )
         spec = uri.kvstore_spec()
         context = long_retry_context() if patient else store_context()
         try:
@@ -215,7 +212,7 @@ class ObjectStore:
                 store = _open_stores[key] = cls(parsed)
             _last_opened.pop(key, None)
             _last_opened[key] = store
-            if len(_last_opened) > _STORES_KEPT:
+            if len(_last_opened) > _MAX_STORES:
                 del _last_opened[next(iter(_last_opened))]
             return store
 
@@ -232,17 +229,17 @@ class ObjectStore:
         """
         if not self.is_remote:
             return [call() for call in calls]
-        begun = [_begun(call) for call in calls[1:]]  # no pool: a pool refuses work at exit
+        futures = [_start_call(call) for call in calls[1:]]  # no pool: a pool refuses work at exit
         first: Future[Any] = Future()
         try:
             _call(first, calls[0])
         finally:
-            wait(begun)
-        return [future.result() for future in (first, *begun)]
+            wait(futures)
+        return [future.result() for future in (first, *futures)]
 
     def read(self, key: str) -> Versioned | None:
         """Return the value at `key`, or None if there is none."""
-        name = self._named(key)
+        name = self._checked_name(key)
         return self._versioned(name, *self._start(name, self._size(name)))
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
@@ -251,7 +248,7 @@ class ObjectStore:
 
     def read_each(self, keys: Iterable[str]) -> Iterator[tuple[str, Versioned | None]]:
         """Yield the values at `keys` in order, reading ahead within bounded memory."""
-        for window in self._windows([self._named(key) for key in keys]):
+        for window in self._windows([self._checked_name(key) for key in keys]):
             reads = [(name, self._start(name, size)) for name, size in window]
             while reads:
                 name, reading = reads.pop(0)
@@ -259,7 +256,7 @@ class ObjectStore:
 
     def existing(self, keys: Iterable[str]) -> set[str]:
         """Return the keys that have an object, or a link out of confinement; reads no value."""
-        names, present = [self._named(key) for key in keys], set()
+        names, present = [self._checked_name(key) for key in keys], set()
         for start in range(0, len(names), _READS_AT_ONCE):
             reads = []
             for name in names[start : start + _READS_AT_ONCE]:
@@ -319,7 +316,7 @@ class ObjectStore:
 
     def _read(self, name: str, **options: Any) -> Any:
         """Begin to read an object; in a confined folder through a handle, safe from renames."""
-        if not self._is_judged:
+        if not self._is_confined:
             return self._kv.read(name, **options)
         assert self._folder is not None
         with translated_errors(f"{self.uri}/{name}"):
@@ -330,9 +327,9 @@ class ObjectStore:
             except BaseException as exc:
                 _descriptors.release()
                 if isinstance(exc, FileNotFoundError | NotADirectoryError):
-                    return _absent()
+                    return _disk().read("proc/self/fd/none")  # of a missing object
                 raise
-        return _until_done(_disk().read(handle.path[1:], **options), handle)
+        return _close_when_done(_disk().read(handle.path[1:], **options), handle)
 
     def _replace(self, name: str, value: bytes | None, condition: bytes | None) -> bytes:
         """Write or delete an object in a confined disk folder, under TensorStore's lock.
@@ -358,7 +355,8 @@ class ObjectStore:
                     raise
                 return b""
             with handle, locked_file(os.path.join(handle.path, last)) as file:
-                if condition is not None and condition != self._generation(name):
+                current = wait_for(self._read(name, byte_range=_NOTHING)).stamp.generation
+                if condition is not None and condition != bytes(current):
                     return b""
                 if value is None:
                     file.remove()
@@ -369,12 +367,9 @@ class ObjectStore:
                 file.replace()
                 return bytes(written.stamp.generation)
 
-    def _generation(self, name: str) -> bytes:
-        return bytes(wait_for(self._read(name, byte_range=_NOTHING)).stamp.generation)
-
     def _delete(self, name: str, condition: bytes | None = None) -> Callable[[], bytes]:
         """Begin to delete; return a function that waits and returns what `_replace` does."""
-        if self._is_judged:
+        if self._is_confined:
             generation = self._confirmed(name, None, lambda: self._replace(name, None, condition))
             return lambda: generation
         future = self._kv.write(name, None, if_equal=condition)
@@ -418,7 +413,7 @@ class ObjectStore:
         """Remember a large object's size: later reads check it against its bound first."""
         if size <= _LARGE_BYTES:
             self._sizes.pop(name, None)
-        elif len(self._sizes) < _SIZES_KEPT:
+        elif len(self._sizes) < _MAX_SIZES:
             self._sizes[name] = size
 
     def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
@@ -440,9 +435,9 @@ class ObjectStore:
         not be opened gets its error as the result; the others are read all the same.
         """
         results: dict[str, T | CorruptionError] = {}
-        names = [self._named(key) for key in keys]
+        names = [self._checked_name(key) for key in keys]
         # Room for several kinds of records of every step; entries of removed steps age out.
-        self._parsed_kept = min(max(self._parsed_kept, 8 * len(names)), _PARSED_KEPT)
+        self._parsed_limit = min(max(self._parsed_limit, 8 * len(names)), _MAX_PARSED)
         for window in self._windows(names):
             reads = []
             for name, size in window:
@@ -468,7 +463,7 @@ class ObjectStore:
 
     def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
         self._parsed.pop(key, None)
-        while len(self._parsed) >= self._parsed_kept:
+        while len(self._parsed) >= self._parsed_limit:
             with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # other threads
                 del self._parsed[next(iter(self._parsed))]
         self._parsed[key] = value
@@ -490,7 +485,7 @@ class ObjectStore:
         Raises:
             StoreFullError: from the returned function: no space or quota left.
         """
-        if self._is_judged:
+        if self._is_confined:
             written = self._put(key, bytes(value), None)
             return lambda: written
         check_writable(self._checked(key), len(value))
@@ -523,7 +518,7 @@ class ObjectStore:
         condition = _absent_generation() if generation is None else generation
         if written := self._put(key, value, condition):
             return written
-        return self._lost(key, value, generation, self.read(key), same_is_success)
+        return self._resolve_conflict(key, value, generation, self.read(key), same_is_success)
 
     def refuses_write(self, key: str, value: bytes, *, generation: bytes | None) -> bool:
         """Write as `write_if` does; return True if the store refuses, without reading why.
@@ -555,7 +550,7 @@ class ObjectStore:
 
         def put() -> bytes:
             with translated_errors(f"{self.uri}/{key}"), durable_entries(os.path.dirname(path)):
-                if self._is_judged:
+                if self._is_confined:
                     return self._replace(key, value, condition)
                 return self._put_file(path, key, value, condition)
 
@@ -625,7 +620,7 @@ class ObjectStore:
         """
         if self._folder is None:
             return
-        self._named(name.removesuffix("/"))
+        self._checked_name(name.removesuffix("/"))
         folder = os.path.dirname(self._folder + name)
         with (
             translated_errors(f"{self.uri}/{name}"),
@@ -635,7 +630,7 @@ class ObjectStore:
         ):
             fsync_path(handle.path)
 
-    def _lost(
+    def _resolve_conflict(
         self,
         key: str,
         value: bytes,
@@ -796,7 +791,7 @@ class ObjectStore:
             InvalidURIError: `prefix` is empty or no path.
         """
         self._checked(prefix.removesuffix("/"))
-        if self.uri.scheme != "gs" and not self._is_judged:
+        if self.uri.scheme != "gs" and not self._is_confined:
             self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
         self.delete_many(self.list(prefix))
@@ -829,13 +824,13 @@ class ObjectStore:
         data = canonical_json(value, path=self.uri / key)
         return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
 
-    def _named(self, key: str) -> str:
+    def _checked_name(self, key: str) -> str:
         for segment in key.split("/"):
             check_segment(segment, within=f"{self.uri}/{key}")
         return key
 
     def _checked(self, key: str) -> str:
-        self._named(key)
+        self._checked_name(key)
         if self.uri.confinement is not None and self.uri.scheme == "file":
             check_below(self.uri, os.path.join(self.uri.local_path, key))
         return key
@@ -852,7 +847,7 @@ class ObjectStore:
                 raise translate_error(exc, path=f"{self.uri}/{key}") from exc
 
 
-def _begun(call: Callable[[], Any]) -> Future[Any]:
+def _start_call(call: Callable[[], Any]) -> Future[Any]:
     """Start a call in a daemon thread; return its future."""
     future: Future[Any] = Future()
     arguments = (_call, future, call)

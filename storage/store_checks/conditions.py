@@ -49,16 +49,16 @@ class Conditions:
             StorageError: the store gives no answer, or has no room.
         """
         generations = self._objects.gather(
-            lambda: self._done(self._created, self._first, None),
-            lambda: self._done(self._replaced, self._first, None),
-            lambda: self._done(self._kept, self._late, None),
+            lambda: self._write_if(self._created, self._first, None),
+            lambda: self._write_if(self._replaced, self._first, None),
+            lambda: self._write_if(self._kept, self._late, None),
         )
         if None in generations:
             return [f"a write of what is not there yet: {_NOT_DONE}"]
         self._old = generations[1]
         refused, now, kept = self._objects.gather(
             lambda: self._objects.refuses_write(self._created, self._late, generation=None),
-            lambda: self._done(self._replaced, self._second, self._old),
+            lambda: self._write_if(self._replaced, self._second, self._old),
             # `made[1]` is another object's generation: not that of `_kept`
             lambda: self._objects.refuses_deletion(self._kept, generation=generations[1]),
         )
@@ -119,7 +119,7 @@ class Conditions:
         self.is_doubtful = not whole
         return [] if whole else [f"a write over what was replaced since it was read: {_CHANGED}"]
 
-    def _done(self, key: str, value: bytes, generation: bytes | None) -> bytes | None:
+    def _write_if(self, key: str, value: bytes, generation: bytes | None) -> bytes | None:
         """Write and return the new generation; None if the store refuses."""
         try:
             return self._objects.write_if(key, value, generation=generation, same_is_success=True)

@@ -62,7 +62,7 @@ def mount_of(path: str) -> Mount | None:
     real = os.path.join(os.path.realpath(path), "")
     closest = None
     # A later mount hides an earlier one at the same point.
-    for mount in filter(None, map(_parsed, lines)):
+    for mount in filter(None, map(_parse_line, lines)):
         if real.startswith(os.path.join(mount.point, "")) and (
             closest is None or len(mount.point) >= len(closest.point)
         ):
@@ -70,16 +70,16 @@ def mount_of(path: str) -> Mount | None:
     return closest
 
 
-def _parsed(line: str) -> Mount | None:
+def _parse_line(line: str) -> Mount | None:
     mount_fields, _, filesystem_fields = line.partition(" - ")
     fields, rest = mount_fields.split(" "), filesystem_fields.split(" ")
     if len(fields) < 6 or len(rest) < 3:
         return None
     options = {*fields[5].split(","), *rest[2].split(",")}
-    return Mount(_plain(fields[4]), rest[0], _plain(rest[1]), frozenset(options))
+    return Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), frozenset(options))
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     """Decode a field of mountinfo, which escapes blanks and backslashes as octal digits."""
     return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
 

@@ -46,8 +46,8 @@ from cairn.storage.store_checks.record import (
 
 __all__ = ["CachedRecord", "Probe", "begin_probe", "probe_now", "read_cached_record"]
 
-_OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
-_OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
+_CHECKS: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
+_DISK_CHECKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
 _LEFTOVER_SECONDS: Final = 3600
 """Age after which a probe has ended or was killed, with room for clocks that differ."""
 
@@ -55,20 +55,21 @@ _EXIT_SECONDS: Final = 5.0
 """Seconds that a process waits for probes at exit: a thread must not be cut off within a call."""
 
 
-class _Answer(Future[None]):
+class _ProbeFuture(Future[None]):
     """Future of a probe, done once the root has stored the answer.
 
     Attributes:
         creates: done once it is known that only one writer can create an object.
-        sound: done once it is also known that a changed object is neither replaced nor deleted.
+        conditions: done once it is also known that a changed object is neither replaced nor
+        deleted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.creates: Future[None] = Future()
-        self.sound: Future[None] = Future()
+        self.conditions: Future[None] = Future()
 
-    def good(self, *parts: Future[None]) -> None:
+    def resolve(self, *parts: Future[None]) -> None:
         """Mark these parts as answered, unless they are."""
         for part in parts:
             if not part.done():
@@ -76,7 +77,7 @@ class _Answer(Future[None]):
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete all open parts, with `error` if there is one."""
-        for part in (self.creates, self.sound, self):
+        for part in (self.creates, self.conditions, self):
             if part.done():
                 continue
             if error is None:
@@ -88,7 +89,7 @@ class _Answer(Future[None]):
 class Probe:
     """Probe of a store, running or answered."""
 
-    def __init__(self, root: StoreURI, answer: _Answer) -> None:
+    def __init__(self, root: StoreURI, answer: _ProbeFuture) -> None:
         self._root = root
         self._answer = answer
 
@@ -107,7 +108,7 @@ class Probe:
             StoreCheckError: the store does not do what runs require.
             StorageError: it gives no answer, or none within the caller's deadline.
         """
-        self._wait(self._answer.sound)
+        self._wait(self._answer.conditions)
 
     def ensure_finished(self) -> None:
         """Wait for the end of the probe; call it before publishing anything.
@@ -121,7 +122,7 @@ class Probe:
         except StoreCheckError:
             raise
         except StorageError:
-            self._wait(self._answer.sound)  # perhaps only storing the answer failed
+            self._wait(self._answer.conditions)  # perhaps only storing the answer failed
 
     def _wait(self, part: Future[None]) -> None:
         seconds = deadline_seconds_left()
@@ -130,7 +131,7 @@ class Probe:
         part.result()
 
 
-_answers: dict[str, _Answer] = {}
+_answers: dict[str, _ProbeFuture] = {}
 _lock = threading.Lock()
 
 
@@ -166,8 +167,8 @@ def begin_probe(run: StoreURI, recalled: CachedRecord | None = None) -> Probe:
     key = _key(root)
     with _lock:
         answer = _answers.get(key)
-        if answer is None or _failed(answer) or _failed(answer.sound):
-            answer = _answers[key] = _Answer()
+        if answer is None or _failed(answer) or _failed(answer.conditions):
+            answer = _answers[key] = _ProbeFuture()
             thread = threading.Thread(
                 target=_answer, args=(answer, run, root, recalled), name="cairn-probe", daemon=True
             )
@@ -210,23 +211,25 @@ def _root(run: StoreURI) -> StoreURI:
     return run.parent
 
 
-def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: CachedRecord | None) -> None:
+def _answer(
+    answer: _ProbeFuture, run: StoreURI, root: StoreURI, recalled: CachedRecord | None
+) -> None:
     try:
         try:
-            _ask(root, answer, recalled)
+            _probe(root, answer, recalled)
         except StoreCheckError:
             raise
         except StorageError:
             if root == run:
                 raise
-            _ask(run, answer)  # we may not be allowed to write the root
+            _probe(run, answer)  # we may not be allowed to write the root
     except BaseException as exc:
         answer.end(exc)
     else:
         answer.end()
 
 
-def _ask(folder: StoreURI, answer: _Answer, recalled: CachedRecord | None = None) -> None:
+def _probe(folder: StoreURI, answer: _ProbeFuture, recalled: CachedRecord | None = None) -> None:
     """Probe `folder` unless its record has a good answer; store the answer there.
 
     Args:
@@ -240,9 +243,9 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: CachedRecord | None = None
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):
-        raise _unsound(folder, problems)
+        raise _check_error(folder, problems)
     objects = ObjectStore.open(folder)
-    checked = _OF_ALL + (_OF_DISKS if folder.scheme == "file" else ())
+    checked = _CHECKS + (_DISK_CHECKS if folder.scheme == "file" else ())
     store = identity(folder, mount)
     stored = objects.read(RECORD_FILE) if recalled is None else recalled.stored
     if stored is not None:
@@ -250,7 +253,7 @@ def _ask(folder: StoreURI, answer: _Answer, recalled: CachedRecord | None = None
             cached = StoreRecord.parse(stored.value, folder / RECORD_FILE)
             if cached.store == store and set(checked) <= set(cached.checked):
                 return
-    _look(folder, mount, answer)
+    _run_checks(folder, mount, answer)
     record = StoreRecord(
         at=rfc3339(utc_now()), cairn=installed_version(), checked=checked, store=store
     )
@@ -273,52 +276,52 @@ def probe_now(folder: StoreURI) -> None:
     """
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):
-        raise _unsound(folder, problems)
-    _look(folder, mount, _Answer())
+        raise _check_error(folder, problems)
+    _run_checks(folder, mount, _ProbeFuture())
 
 
-def _look(folder: StoreURI, mount: Mount | None, answer: _Answer) -> None:
+def _run_checks(folder: StoreURI, mount: Mount | None, answer: _ProbeFuture) -> None:
     started = int(utc_now().timestamp())
     if folder.scheme == "file":
         name = probe_name(started, secrets.token_hex(8))
-        problems = _on_disk(folder, name, mount, started)
+        problems = _check_disk(folder, name, mount, started)
     else:
         objects = ObjectStore.open(folder)
 
-        def probed() -> tuple[list[str], bool]:
+        def check_objects() -> tuple[list[str], bool]:
             names = [probe_name(started, secrets.token_hex(8)) for _ in range(3)]
             conditions = Conditions(objects, *names)
-            return _refusals(conditions, answer), conditions.is_doubtful
+            return _check_conditions(conditions, answer), conditions.is_doubtful
 
-        problems, is_doubtful = probed()
+        problems, is_doubtful = check_objects()
         if is_doubtful:  # a lost answer won't repeat, a broken store will
-            problems, _ = probed()
+            problems, _ = check_objects()
         if not problems:
             _remove_leftovers(objects, started)
     if problems:
-        raise _unsound(folder, problems)
+        raise _check_error(folder, problems)
 
 
-def _refusals(conditions: Conditions, answer: _Answer) -> list[str]:
+def _check_conditions(conditions: Conditions, answer: _ProbeFuture) -> list[str]:
     problems = ["no answer"]
     try:
         problems = conditions.creation_problems()
         if not problems:
-            answer.good(answer.creates)
+            answer.resolve(answer.creates)
         problems = problems + conditions.replacement_problems(problems)
         if not problems:
-            answer.good(answer.sound)
+            answer.resolve(answer.conditions)
     finally:
         after = conditions.end(problems)
     return problems + after
 
 
-def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list[str]:
+def _check_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list[str]:
     path = os.path.join(folder.local_path, name)
     try:
         os.makedirs(folder.local_path, exist_ok=True)
         for left in os.listdir(folder.local_path):
-            if _is_left_over(left, now):
+            if _is_leftover(left, now):
                 shutil.rmtree(os.path.join(folder.local_path, left), ignore_errors=True)
         os.mkdir(path)
         try:
@@ -326,7 +329,7 @@ def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list
             if problems:
                 return problems
             conditions = Conditions(ObjectStore(folder / name), "object", "other", "third")
-            return _refusals(conditions, _Answer())
+            return _check_conditions(conditions, _ProbeFuture())
         finally:
             shutil.rmtree(path, ignore_errors=True)
     except OSError as exc:
@@ -336,16 +339,16 @@ def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list
 def _remove_leftovers(objects: ObjectStore, now: int) -> None:
     with contextlib.suppress(StorageError):  # leftovers are harmless
         for name in objects.list(".cairn-probe-"):
-            if _is_left_over(name, now):
+            if _is_leftover(name, now):
                 objects.delete(name)
 
 
-def _is_left_over(name: str, now: int) -> bool:
+def _is_leftover(name: str, now: int) -> bool:
     began = probed_at(name)
     return began is not None and began + _LEFTOVER_SECONDS < now
 
 
-def _unsound(folder: StoreURI, problems: list[str]) -> StoreCheckError:
+def _check_error(folder: StoreURI, problems: list[str]) -> StoreCheckError:
     return StoreCheckError(
         "the store does not keep what runs rest on",
         path=folder,

@@ -28,7 +28,7 @@ def impatient(**tries: object) -> Iterator[None]:
     quick = {"initial_delay": "1ms", "max_delay": "5ms", **tries}
     with (
         patch.object(objects, "_RETRIES", {**objects._RETRIES, **quick}),
-        patch.object(objects, "_PATIENT_RETRIES", {**objects._PATIENT_RETRIES, **quick}),
+        patch.object(objects, "_LONG_RETRIES", {**objects._LONG_RETRIES, **quick}),
         patch.object(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep)),
     ):
         _forget_contexts()

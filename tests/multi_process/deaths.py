@@ -43,7 +43,7 @@ MOMENTS: Mapping[str, Moment] = {
     "Orbax begins": Moment(engine.ocp, "save_checkpointables_async"),
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),
-    "a data file is written": Moment(data_file_writers, "_write_all", "after"),
+    "a data file is written": Moment(data_file_writers, "_write_buffers", "after"),
     "the positions are written": Moment(engine.StepWrite, "_write_positions", "after"),
     "the values are written": Moment(tree_writer, "write_files"),
     "the item is written": Moment(engine, "write_tree", "after"),

@@ -116,9 +116,9 @@ OPENINGS: Final = {
         "_key_kinds: ObjectStore.open": CONFINED,
     },
     "storage/arrays/data_file_writers.py": {
-        "_LocalSink.write: os.open": SAVES,
-        "_RemoteSink.__init__: ObjectStore": SAVES,
-        "_StreamSink.__init__: open_files": SAVES,
+        "_DiskWriter.write: os.open": SAVES,
+        "_ObjectWriter.__init__: ObjectStore": SAVES,
+        "_UploadWriter.__init__: open_files": SAVES,
     },
     "storage/arrays/zarr_arrays.py": {
         "zarr_description: ts.open": MEMORY,
@@ -213,11 +213,11 @@ OPENINGS: Final = {
     },
     "storage/store_checks/probe.py": {
         "read_cached_record: ObjectStore.open": CONFINED,
-        "_ask: ObjectStore.open": CONFINED,
-        "_look: ObjectStore.open": CONFINED,
-        "_on_disk: os.listdir": PROBE,
-        "_on_disk: rmtree": PROBE,
-        "_on_disk: ObjectStore": PROBE,
+        "_probe: ObjectStore.open": CONFINED,
+        "_run_checks: ObjectStore.open": CONFINED,
+        "_check_disk: os.listdir": PROBE,
+        "_check_disk: rmtree": PROBE,
+        "_check_disk: ObjectStore": PROBE,
     },
     "storage/store/bounds.py": {
         "_number: read_text": OWN,

@@ -169,7 +169,7 @@ def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path
             yield bytes(MEMORY)
 
     sink = open_data_file_writer(parse_uri(tmp_path))
-    threads = 4 * data_file_writers._FILLED_AT_ONCE
+    threads = 4 * data_file_writers._MAX_FILLING
     with ThreadPoolExecutor(threads) as pool:
         written = [
             pool.submit(sink.write, f"d/{number}", pieces(parts(number)), ContentSum())
@@ -178,7 +178,7 @@ def test_no_more_buffers_are_filled_at_a_time_than_there_are_processors(tmp_path
     for one in written:
         one.result().result()
     sink.close()
-    assert 1 < most <= data_file_writers._FILLED_AT_ONCE
+    assert 1 < most <= data_file_writers._MAX_FILLING
 
 
 def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_buffers_are_filled_while_the_disk_writes_others(tmp_path, monkeypatch):
 
 
 def test_a_child_that_is_forked_while_buffers_are_filled_writes(tmp_path):
-    for _ in range(data_file_writers._FILLED_AT_ONCE):
+    for _ in range(data_file_writers._MAX_FILLING):
         data_file_writers._filling.acquire()
     try:
         child = multiprocessing.get_context("fork").Process(target=written, args=(tmp_path, b"it"))
@@ -215,7 +215,7 @@ def test_a_child_that_is_forked_while_buffers_are_filled_writes(tmp_path):
         child.join(60)
         child.kill()
     finally:
-        for _ in range(data_file_writers._FILLED_AT_ONCE):
+        for _ in range(data_file_writers._MAX_FILLING):
             data_file_writers._filling.release()
     assert child.exitcode == 0
     assert (tmp_path / "d" / "file").read_bytes() == b"it"
@@ -254,7 +254,7 @@ def test_more_objects_are_sent_at_a_time_as_they_are_answered_soon(sending, gcs)
 
 
 def test_a_slow_line_brings_one_object_at_a_time(sending, monkeypatch):
-    monkeypatch.setattr(data_file_writers, "_SOON_SECONDS", 0)
+    monkeypatch.setattr(data_file_writers, "_FAST_UPLOAD_SECONDS", 0)
     sink, held, sent = sending("hold")
     held.release()
     for one in sent:

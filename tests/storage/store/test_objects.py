@@ -188,7 +188,7 @@ def test_parsing_many_parses_again_only_what_changed(objects):
 
 
 def test_the_cache_of_parsed_objects_is_bounded(objects, monkeypatch):
-    monkeypatch.setattr(objects_module, "_PARSED_KEPT", 10)
+    monkeypatch.setattr(objects_module, "_MAX_PARSED", 10)
     for number in range(30):
         objects.write(f"n/{number}", str(number).encode())
     parse = lambda data, path: int(data)  # noqa: E731
@@ -199,7 +199,7 @@ def test_the_cache_of_parsed_objects_is_bounded(objects, monkeypatch):
 
 def test_parsed_objects_that_are_removed_do_not_pile_up(objects, monkeypatch):
     """A job saves for as long as it runs, and retention deletes."""
-    monkeypatch.setattr(objects_module, "_PARSED_MIN", 20)
+    monkeypatch.setattr(objects_module, "_MIN_PARSED", 20)
     store = ObjectStore(objects.uri)
     parsed = []
 
@@ -214,11 +214,11 @@ def test_parsed_objects_that_are_removed_do_not_pile_up(objects, monkeypatch):
     assert len(store._parsed) <= 24
     assert len(parsed) == 100  # those that are there are kept
     store.parse_many([f"n/{one}" for one in range(97, 100)] * 10, parse)
-    assert store._parsed_kept == 240  # as many as one asks for
+    assert store._parsed_limit == 240  # as many as one asks for
 
 
 def test_stores_that_nobody_holds_are_kept_in_a_bounded_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(objects_module, "_STORES_KEPT", 5)
+    monkeypatch.setattr(objects_module, "_MAX_STORES", 5)
     monkeypatch.setattr(objects_module, "_last_opened", {})
     monkeypatch.setattr(objects_module, "_open_stores", WeakValueDictionary())
     held = ObjectStore.open(tmp_path / "held")

@@ -108,7 +108,7 @@ def test_small_items_are_put_together_in_memory_as_ever(gcs):
     sink = open_data_file_writer(
         parse_uri(f"{gcs.bucket_uri}/item"), item_bytes=4000 * MAX_REMOTE_FILE_BYTES
     )
-    assert isinstance(sink, data_file_writers._RemoteSink)
+    assert isinstance(sink, data_file_writers._ObjectWriter)
     sink.close()
 
 

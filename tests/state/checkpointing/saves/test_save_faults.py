@@ -31,7 +31,7 @@ def retries(monkeypatch):
     def set_to(plain, patient):
         quick = {"initial_delay": "20ms", "max_delay": "100ms"}
         monkeypatch.setattr(objects, "_RETRIES", {**quick, "max_retries": plain})
-        monkeypatch.setattr(objects, "_PATIENT_RETRIES", {**quick, "max_retries": patient})
+        monkeypatch.setattr(objects, "_LONG_RETRIES", {**quick, "max_retries": patient})
         objects.store_context.cache_clear()
         objects.long_retry_context.cache_clear()
 
