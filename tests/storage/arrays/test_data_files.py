@@ -54,8 +54,8 @@ def test_tensorstore_reads_what_was_written(tmp_path, dtype):
     }
     write(tmp_path, arrays)
     for path, array in arrays.items():
-        assert_equal(read(tmp_path, path), np.concatenate([part.values for part in array.parts])
-                     if len(array.parts) > 1 else array.parts[0].values)  # fmt: skip
+        assert_equal(read(tmp_path, path), np.concatenate([box.values for box in array.boxes])
+                     if len(array.boxes) > 1 else array.boxes[0].values)  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
@@ -261,7 +261,7 @@ def test_objects_of_a_store_are_written_whole(gcs, monkeypatch):
             file.record.crc32c,
         )
     for path, array in arrays.items():
-        assert_equal(read(folder, path), array.parts[0].values)
+        assert_equal(read(folder, path), array.boxes[0].values)
 
 
 WRITE_AND_MEASURE = """
