@@ -27,7 +27,7 @@ def numbers(shape, dtype, seed=0):
 
 
 def held(array, cut, origins=None):
-    """A held array, whole or in two parts of views."""
+    """A host array, whole or in two parts of views."""
     parts = [HostBox(array, (0,) * array.ndim)]
     if origins:
         cuts = [*origins, array.shape[0]]

@@ -32,7 +32,7 @@ def hold(leaf):
 
 
 def put_together(array):
-    """A held array, and how often each of its elements is written."""
+    """A host array, and how often each of its elements is written."""
     whole, count = np.empty(array.shape, array.dtype), np.zeros(array.shape, int)
     for part in array.boxes:
         box = tuple(
