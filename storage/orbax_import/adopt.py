@@ -139,32 +139,32 @@ def adopt(
     """
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
-    found, there = _looked(source, target, step, clock)
-    made = there or _made(source, target, is_default=run is None, clock=clock)
+    contents, there = _looked(source, target, step, clock)
+    imported = there or _made(source, target, is_default=run is None, clock=clock)
     adopted = []
     with ExitStack() as stack:
-        writer = Writer(made, writer=f"{_WRITER}{by or default_writer_id()}", clock=clock)
+        writer = Writer(imported, writer=f"{_WRITER}{by or default_writer_id()}", clock=clock)
         stack.callback(writer.close)
-        if _sorted_out(made, made.steps(), found)[0]:
+        if _sorted_out(imported, imported.steps(), contents)[0]:
             writer.begin()  # before it is looked what is new: another adoption may be at it
-        listed = made.steps()
-        before = look_again(made, listed, model)
-        new, refused, left = _sorted_out(made, listed, found)
+        listed = imported.steps()
+        before = look_again(imported, listed, model)
+        new, refused, left = _sorted_out(imported, listed, contents)
         if step is not None:
             refused += _otherwise(listed, source, check_step(step))
         problems = [*before.changed, *refused]
         left += before.added
         for count, (number, uri) in enumerate(new.items(), 1):
             try:
-                left += _adopt_step(made, writer, number, uri, model, clock)
+                left += _adopt_step(imported, writer, number, uri, model, clock)
                 adopted.append(number)
             except _REFUSED as exc:
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
                 progress(count, len(new))
-    made.objects.sync(MANIFESTS)  # of steps that were kept, too
+    imported.objects.sync(MANIFESTS)  # of steps that were kept, too
     return Adoption(
-        made.uri,
+        imported.uri,
         tuple(adopted),
         tuple(before.kept),
         tuple(before.gone),
@@ -187,8 +187,8 @@ def check_adoption(
         NotFoundError, NotACheckpointError, InvalidURIError, PreconditionFailedError,
         StoreUnavailableError: as `adopt`, before it begins.
     """
-    found, _ = _looked(parse_uri(folder), parse_uri(run), step, utc_now)
-    return tuple(sorted(found.steps))
+    contents, _ = _looked(parse_uri(folder), parse_uri(run), step, utc_now)
+    return tuple(sorted(contents.steps))
 
 
 def _looked(
@@ -197,8 +197,8 @@ def _looked(
     """What lies in the folder, and the run that lists it if there is one; if both can be."""
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
-    found = _checkpoints(source, target, None if step is None else check_step(step))
-    return found, _there(source, target, found, clock)
+    contents = _checkpoints(source, target, None if step is None else check_step(step))
+    return contents, _there(source, target, contents, clock)
 
 
 def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
@@ -213,21 +213,21 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
 
 
 def _sorted_out(
-    run: Run, listed: list[StepInfo], found: FolderContents
+    run: Run, listed: list[StepInfo], contents: FolderContents
 ) -> tuple[dict[int, StoreURI], list[str], list[str]]:
     """Steps that are new, those that the run can't take, and what is left, a line for each."""
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
     # Of two adoptions at once the later may have begun before a step of the other's.
-    went_back = (one for one in run.attempts() if not one.writer.startswith(_WRITER))
+    went_back = (start for start in run.attempts() if not start.writer.startswith(_WRITER))
     is_aside = set_aside(went_back, run.published())
     aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
     latest = max(numbers, default=-1)
-    new, refused, left = {}, list(found.problems), list(found.left)
-    known = {parse_uri(source).name for source in sources if source is not None}
-    refused += [link_problem(*link) for link in found.elsewhere.items() if link[0] not in known]
-    for number, uri in found.steps.items():
+    new, refused, left = {}, list(contents.problems), list(contents.left)
+    names = {parse_uri(source).name for source in sources if source is not None}
+    refused += [link_problem(*link) for link in contents.elsewhere.items() if link[0] not in names]
+    for number, uri in contents.steps.items():
         if str(uri) in sources:
             continue
         if number in deleted:
@@ -299,13 +299,15 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
         )
 
 
-def _there(source: StoreURI, target: StoreURI, found: FolderContents, clock: Clock) -> Run | None:
+def _there(
+    source: StoreURI, target: StoreURI, contents: FolderContents, clock: Clock
+) -> Run | None:
     """The run that lists the folder's steps; None if it is to be made, and can be there."""
     try:
         run = Run.open(target, clock=clock)
     except RunNotFoundError:
         beside = target.parent == source.parent
-        if beside and source in found.steps.values() and is_among_checkpoints(source):
+        if beside and source in contents.steps.values() and is_among_checkpoints(source):
             raise InvalidURIError(
                 "no place beside this checkpoint",
                 path=source,
@@ -320,7 +322,7 @@ def _there(source: StoreURI, target: StoreURI, found: FolderContents, clock: Clo
 def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
     """The run, made now, or by another adoption meanwhile."""
     try:
-        made = Run.create(target, adopts=str(source), clock=clock)
+        created = Run.create(target, adopts=str(source), clock=clock)
     except StoreUnavailableError as exc:
         if not is_default:
             raise
@@ -331,7 +333,7 @@ def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock)
             found=str(exc),
             next_step="Say where the run is to be.",
         ) from exc
-    return _refuse_another(made, source)
+    return _refuse_another(created, source)
 
 
 def _refuse_another(run: Run, source: StoreURI) -> Run:
@@ -352,9 +354,9 @@ def _refuse_another(run: Run, source: StoreURI) -> Run:
 
 def _adopts(run: Run, folder: StoreURI) -> bool:
     """Whether a run adopts the folder; by its steps, if its record was lost and begun anew."""
-    told = run.info().adopts
-    if told is not None:
-        return told == str(folder)
+    imported_from = run.info().adopts
+    if imported_from is not None:
+        return imported_from == str(folder)
     sources = [parse_uri(info.source) for info in run.steps() if info.source is not None]
     return bool(sources) and all(folder in (source, source.parent) for source in sources)
 
@@ -368,33 +370,33 @@ def _adopt_step(
     if model is not None:
         plain = with_model(uri, plain, model)
     attempt = writer.claim(step)
-    found = read_step(uri, plain)
+    contents = read_step(uri, plain)
     folder = step_dir(attempt, step)
-    objects = list(found.objects)
-    for name, data in found.digests.items():
+    objects = list(contents.objects)
+    for name, data in contents.digests.items():
         run.objects.write(f"{folder}/{name}", data)
         objects.append(_record(name, data))
-    saved = items.committed_ns or found.modified_ns
+    saved = items.committed_ns or contents.modified_ns
     manifest = Manifest(
         step=step,
         attempt=attempt,
         created=rfc3339(clock() if saved is None else datetime.fromtimestamp(saved / 1e9, UTC)),
         writer=default_writer_id(),
         items=tuple(sorted({**plain.trees, **plain.json_files})),
-        leaves=found.leaves,
-        objects=tuple(sorted(objects, key=lambda one: one.name)),
-        plain=plain.model_copy(update={"keys": found.keys}),
+        leaves=contents.leaves,
+        objects=tuple(sorted(objects, key=lambda record: record.name)),
+        plain=plain.model_copy(update={"keys": contents.keys}),
         model=None if model is None else model.info,
     )
-    metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
+    metrics = contents.meta.get(_METRICS) if _METRICS in plain.json_files else None
     writer.publish(manifest, _annotation(metrics))
-    told = [f"item {name} is {_OTHER}" for name in items.others]
-    told += [f"item {name} {_MISSING}" for name in items.missing]
-    if found.absent:
-        more = ", …" if len(found.absent) > _NAMED else ""
-        names = f"{', '.join(found.absent[:_NAMED])}{more}"
-        told.append(f"chunks are {_ABSENT}: of {names}")
-    return [f"{uri.name}: {text}" for text in told]
+    notes = [f"item {name} is {_OTHER}" for name in items.others]
+    notes += [f"item {name} {_MISSING}" for name in items.missing]
+    if contents.absent:
+        more = ", …" if len(contents.absent) > _NAMED else ""
+        names = f"{', '.join(contents.absent[:_NAMED])}{more}"
+        notes.append(f"chunks are {_ABSENT}: of {names}")
+    return [f"{uri.name}: {text}" for text in notes]
 
 
 def _record(name: str, data: bytes) -> ObjectRecord:

@@ -64,7 +64,7 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
         PreconditionFailedError: they were adopted with another model, or with none.
         StoreUnavailableError: a store gives no answer.
     """
-    found = AdoptedSteps()
+    checked = AdoptedSteps()
     for info in listed:
         if info.source is None:
             continue
@@ -75,27 +75,27 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
         walked = open_files(place.folder).walk()
         entries = {entry.name: entry for entry in walked if not is_kept(entry.name)}
         if not entries:
-            found.gone.append(info.step)
+            checked.gone.append(info.step)
             continue
         problems = _problems(place, entries)
         if problems:
             text = "; ".join(problems[name] for name in sorted(problems))
-            found.changed.append(f"{place.folder.name}: changed since it was adopted: {text}")
+            checked.changed.append(f"{place.folder.name}: changed since it was adopted: {text}")
             continue
         try:
             same = model is None or _is_as_mapped(place.folder, manifest, model)
         except (CorruptionError, UnsupportedFormatError) as exc:  # by what was added
-            found.changed.append(f"{place.folder.name}: {exc}")
+            checked.changed.append(f"{place.folder.name}: {exc}")
             continue
         if not same:
             raise _another(run, info, model, manifest)
-        found.kept.append(info.step)
+        checked.kept.append(info.step)
         added = sorted(entries.keys() - {record.name for record in place.records})
         if added:
             more = ", …" if len(added) > _NAMED else ""
             names = f"{', '.join(added[:_NAMED])}{more}"
-            found.added.append(f"{place.folder.name}: added since it was adopted: {names}")
-    return found
+            checked.added.append(f"{place.folder.name}: added since it was adopted: {names}")
+    return checked
 
 
 def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]:
@@ -110,9 +110,9 @@ def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]
         problem = file_problem(records[read.name], read)
         if problem is not None:
             problems[read.name] = problem
-    known = {record.name for record in place.records}
+    names = {record.name for record in place.records}
     # A chunk that was not stored was read as zeros, and now would be as something else.
-    new = (name for name in entries if name not in known and is_data_file(name))
+    new = (name for name in entries if name not in names and is_data_file(name))
     return problems | {name: f"{name}: values that were not there" for name in new}
 
 

@@ -165,18 +165,20 @@ def _many(folder: StoreURI, entries: Sequence[FileEntry]) -> FolderContents:
             left.append(f"{name}: not committed")
         else:
             steps.setdefault(int(numbered[1]), []).append(name)
-    found = {number: folder / same[0] for number, same in sorted(steps.items()) if len(same) == 1}
-    twice = {number: same for number, same in steps.items() if number not in found}
+    folders = {number: folder / same[0] for number, same in sorted(steps.items()) if len(same) == 1}
+    twice = {number: same for number, same in steps.items() if number not in folders}
     problems = [
         f"{name}: one of {len(same)} folders of step {number}: {', '.join(same)}"
         for number, same in twice.items()
         for name in same
     ]
-    if not found:
+    if not folders:
         problems += [link_problem(name, to) for name, to in elsewhere.items()]
-        raise _no_checkpoints(folder, (one.name for one in entries), [*left, *others, *problems])
+        raise _no_checkpoints(
+            folder, (child.name for child in entries), [*left, *others, *problems]
+        )
     left = sorted([*left, *others])
-    return FolderContents(found, tuple(sorted(problems)), tuple(left), elsewhere)
+    return FolderContents(folders, tuple(sorted(problems)), tuple(left), elsewhere)
 
 
 def link_problem(name: str, leads_to: str) -> str:
@@ -187,7 +189,7 @@ def link_problem(name: str, leads_to: str) -> str:
 def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]:
     """Describe a folder that is no checkpoint but could be taken for one; else return []."""
     inner = _folders(open_files(folder / name).list())
-    if any(_NUMBERED.fullmatch(one) and _is_checkpoint(folder / name / one) for one in inner):
+    if any(_NUMBERED.fullmatch(child) and _is_checkpoint(folder / name / child) for child in inner):
         return [f"{name}: a folder of checkpoints; adopt it by itself"]
     return [f"{name}: no checkpoint of Orbax"] * is_numbered
 
@@ -236,13 +238,13 @@ def plain_items(step: StoreURI) -> PlainItems:
     old, others = [], []
     for name in (entry.name for entry in entries if entry.is_dir):
         inner = {entry.name for entry in files.list(name) if not entry.is_dir}
-        known = [file for file in JSON_FILES if file in inner]
+        present = [file for file in JSON_FILES if file in inner]
         if _TEMPORARY in name:
             others.append(name)
         elif TREE_METADATA in inner:
             trees.append(name)
-        elif known:
-            json_files[name] = f"{name}/{known[0]}"
+        elif present:
+            json_files[name] = f"{name}/{present[0]}"
         elif name == _METRICS[0] and "metrics" in inner:
             json_files[name] = _METRICS[1]
         elif _OLD_LEAVES in inner:
@@ -346,11 +348,11 @@ def _described(step: StoreURI) -> _Described:
     Raises:
         UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.
     """
-    found = ObjectStore.open(step).read(STEP_METADATA)
-    if found is None:
+    content = ObjectStore.open(step).read(STEP_METADATA)
+    if content is None:
         return _Described({}, None)
     path = step / STEP_METADATA
-    if parse_step_metadata(found.value, path=path).cairn_items:
+    if parse_step_metadata(content.value, path=path).cairn_items:
         raise UnsupportedFormatError(
             "a step that Cairn has saved",
             path=path,
@@ -358,11 +360,13 @@ def _described(step: StoreURI) -> _Described:
             found="a copy without its run",
             next_step="Copy the run as a whole, or fork the step there.",
         )
-    parsed = parse_json_object(found.value, path=path)
-    handlers, told = parsed.get("item_handlers"), parsed.get(_COMMITTED_AT)
+    parsed = parse_json_object(content.value, path=path)
+    handlers, committed_at = parsed.get("item_handlers"), parsed.get(_COMMITTED_AT)
     return _Described(
-        {name: str(one) for name, one in handlers.items()} if isinstance(handlers, dict) else {},
-        told if isinstance(told, int) and 0 < told <= _LATEST_NS else None,
+        {name: str(handler) for name, handler in handlers.items()}
+        if isinstance(handlers, dict)
+        else {},
+        committed_at if isinstance(committed_at, int) and 0 < committed_at <= _LATEST_NS else None,
     )
 
 
@@ -387,16 +391,16 @@ def _refuse_runs(folder: StoreURI) -> None:
 def _no_checkpoints(
     folder: StoreURI, names: Iterable[str], problems: Iterable[str] = ()
 ) -> NotACheckpointError:
-    known = sorted(names)
+    sorted_names = sorted(names)
     next_step = "Give the folder that Orbax was given, or one step of it."
-    if _EASYDEL in known:
+    if _EASYDEL in sorted_names:
         next_step = "EasyDeLState.from_pretrained reads the weights; save that state to a run."
-    more = ", …" if len(known) > _NAMED_IN_ERRORS else ""
+    more = ", …" if len(sorted_names) > _NAMED_IN_ERRORS else ""
     return NotACheckpointError(
         "nothing to adopt",
         path=folder,
         expected=f"a checkpoint of Orbax, or a folder of them: folders with {TREE_METADATA}",
-        found=f"{', '.join(known[:_NAMED_IN_ERRORS])}{more}" or "nothing",
+        found=f"{', '.join(sorted_names[:_NAMED_IN_ERRORS])}{more}" or "nothing",
         next_step=next_step,
         problems=sorted(problems),
     )

@@ -15,8 +15,8 @@ def links_in(folder: StoreURI) -> dict[str, str]:
     """The links right in a folder of a disk: what each leads to, as it is written there."""
     if folder.scheme != "file":
         return {}
-    with os.scandir(folder.local_path) as found:
-        return {one.name: os.readlink(one.path) for one in found if one.is_symlink()}
+    with os.scandir(folder.local_path) as entries:
+        return {entry.name: os.readlink(entry.path) for entry in entries if entry.is_symlink()}
 
 
 def refuse_links(step: StoreURI) -> None:

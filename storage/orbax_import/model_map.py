@@ -99,26 +99,26 @@ class ModelMap:
             TreeMismatchError: leaves are missing, unexpected, twice there, of another shape, or not
                 floating; all are listed.
         """
-        found: dict[str, ModelLeaf] = {}
+        leaves_by_name: dict[str, ModelLeaf] = {}
         problems: list[str] = []
         leaves = [ModelLeaf(item, path) for item, infos in stored.items() for path in infos]
         for leaf, name in self.names(leaves).items():
             if name is None:
                 continue
             info = stored[leaf.item][leaf.path]
-            told = f"{leaf.item}/{leaf.path}: mapped to {name}"
+            problem = f"{leaf.item}/{leaf.path}: mapped to {name}"
             if name not in self.shapes:
-                problems.append(f"{told}, no leaf of the model")
-            elif name in found:
-                problems.append(f"{told}, as {'/'.join(found[name])} is")
+                problems.append(f"{problem}, no leaf of the model")
+            elif name in leaves_by_name:
+                problems.append(f"{problem}, as {'/'.join(leaves_by_name[name])} is")
             elif info.shape != self.shapes[name]:
                 problems.append(
-                    f"{told} of shape {list(self.shapes[name])}, stored {list(info.shape)}"
+                    f"{problem} of shape {list(self.shapes[name])}, stored {list(info.shape)}"
                 )
             elif not is_floating(info.dtype):
-                problems.append(f"{told}, which is floating, stored {info.dtype}")
-            found.setdefault(name, leaf)
-        missing = sorted(self.shapes.keys() - found.keys())
+                problems.append(f"{problem}, which is floating, stored {info.dtype}")
+            leaves_by_name.setdefault(name, leaf)
+        missing = sorted(self.shapes.keys() - leaves_by_name.keys())
         problems += [f"{name}: no leaf is mapped to it" for name in missing]
         if problems:
             raise TreeMismatchError(
@@ -129,10 +129,10 @@ class ModelMap:
                 next_step="Correct the map or the config.",
                 problems=problems,
             )
-        return found
+        return leaves_by_name
 
     def names(self, leaves: Iterable[ModelLeaf]) -> dict[ModelLeaf, str | None]:
         """What the model calls leaves; None: a leaf is not the model's."""
-        asked = list(leaves)
-        found = self.match(self.rules, ["/".join(leaf) for leaf in asked])
-        return dict(zip(asked, found, strict=True))
+        paths = list(leaves)
+        matches = self.match(self.rules, ["/".join(leaf) for leaf in paths])
+        return dict(zip(paths, matches, strict=True))

@@ -102,8 +102,8 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
         kinds = _key_kinds(step, plain.trees[item], arrays)
         if kinds:
             keys[item] = kinds
-        found, boxes = _leaves(item, arrays, kinds)
-        leaves += found
+        item_leaves, boxes = _leaves(item, arrays, kinds)
+        leaves += item_leaves
         if arrays.tree.sparse:
             absent += [f"{item}/{path}" for path in boxes if not arrays.is_whole(path)]
         if boxes:
@@ -146,8 +146,8 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
         StoreUnavailableError: the store gives no answer.
     """
     reader = CheckpointReader.of_plain(step, plain)
-    found = {item: reader.arrays(item) for item in plain.trees}
-    trees = {item: arrays for item, arrays in found.items() if arrays is not None}
+    item_arrays = {item: reader.arrays(item) for item in plain.trees}
+    trees = {item: arrays for item, arrays in item_arrays.items() if arrays is not None}
     stored = {item: arrays.infos() for item, arrays in trees.items()}
     places = model.places(stored)
     items = sorted({leaf.item for leaf in places.values()})
@@ -194,14 +194,14 @@ def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: Mo
         StoreUnavailableError: the store gives no answer.
     """
     reader = CheckpointReader.of_plain(step, plain)
-    found = set()
+    mapped = set()
     for item in plain.trees:
         arrays = reader.arrays(item)
         assert arrays is not None, "its tree was seen there"
         stored = arrays.tree.arrays
         named = model.names(ModelLeaf(item, path) for path in stored)
-        found |= {(name, stored[leaf.path]) for leaf, name in named.items() if name is not None}
-    return found == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
+        mapped |= {(name, stored[leaf.path]) for leaf, name in named.items() if name is not None}
+    return mapped == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
 
 
 def _owners(files: Files) -> list[FileEntry]:
@@ -275,9 +275,9 @@ def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str
     inside = f"{folder}/{ARRAY_METADATA}" if folder else ARRAY_METADATA
     names = [f"{inside}/{entry.name}" for entry in files.list(inside) if not entry.is_dir]
     kinds: dict[str, str] = {}
-    for name, found in ObjectStore.open(step).read_many(names).items():
-        if found is not None:
-            kinds |= parse_key_kinds(found.value, path=step / name)
+    for name, content in ObjectStore.open(step).read_many(names).items():
+        if content is not None:
+            kinds |= parse_key_kinds(content.value, path=step / name)
     return {path: kinds[name] for path, name in arrays.tree.arrays.items() if name in kinds}
 
 
@@ -286,7 +286,11 @@ def _leaves(
 ) -> tuple[list[LeafRecord], dict[str, list[DigestedBox]]]:
     """Record the leaves of a tree, and the digests of their chunks by path."""
     infos = arrays.infos()
-    stored = [_leaf(one) for one in infos.values() if one.chunks is not None and one.nbytes]
+    stored = [
+        _leaf(leaf_info)
+        for leaf_info in infos.values()
+        if leaf_info.chunks is not None and leaf_info.nbytes
+    ]
     with ThreadPoolExecutor(_THREADS, "cairn-adopt") as pool:
         under_way: deque[Future[None]] = deque()
         try:
@@ -301,10 +305,10 @@ def _leaves(
         finally:
             for future in under_way:
                 future.cancel()
-    known = {leaf.info.path: leaf for leaf in stored}
+    by_path = {leaf.info.path: leaf for leaf in stored}
     records = []
     for path, info in infos.items():
-        filled, kind = known.get(path), kinds.get(path)
+        filled, kind = by_path.get(path), kinds.get(path)
         records.append(
             LeafRecord(
                 item=item,
@@ -315,7 +319,7 @@ def _leaves(
                 digest=None if filled is None else digest_text(total(filled.digests)),
             )
         )
-    return records, {path: [_digested(leaf)] for path, leaf in known.items()}
+    return records, {path: [_digested(leaf)] for path, leaf in by_path.items()}
 
 
 def _digested(leaf: _Leaf) -> DigestedBox:
@@ -336,7 +340,7 @@ def _digest(arrays: ItemArrays, leaf: _Leaf, box: Box) -> None:
     chunks = leaf.info.chunks or ()
     reads: Any = arrays.array(leaf.info.path)[box]
     values = arrays.wait(reads.read(order="C"), leaf.info.path)
-    found = digest_chunks(values, [part.start for part in box], chunks)
+    digest = digest_chunks(values, [part.start for part in box], chunks)
     first = [part.start // chunk for part, chunk in zip(box, chunks, strict=True)]
-    place = tuple(slice(a, a + n) for a, n in zip(first, found.shape, strict=True))
-    leaf.digests[place] = found
+    place = tuple(slice(a, a + n) for a, n in zip(first, digest.shape, strict=True))
+    leaf.digests[place] = digest

@@ -23,22 +23,22 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
     Raises:
         InvalidSliceError: too many parts, a position outside, or a step that is not positive.
     """
-    given = index if isinstance(index, tuple) else (index,)
+    parts = index if isinstance(index, tuple) else (index,)
     rank = len(shape)
-    if Ellipsis in given:
-        at = given.index(Ellipsis)
-        given = (*given[:at], *(slice(None),) * (rank - len(given) + 1), *given[at + 1 :])
-    given = (*given, *(slice(None),) * (rank - len(given)))
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts = (*parts[:at], *(slice(None),) * (rank - len(parts) + 1), *parts[at + 1 :])
+    parts = (*parts, *(slice(None),) * (rank - len(parts)))
     where: list[int | slice] = []
     # A part that does not fit is left out, so that the length tells below that the index is wrong.
-    for part, size in zip(given, shape, strict=False):
+    for part, size in zip(parts, shape, strict=False):
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             start, stop, step = part.indices(size)
             # An empty slice such as 5:2 becomes 5:5: its length must not be negative.
             where.append(slice(start, max(start, stop), step))
         elif isinstance(part, int | np.integer) and -size <= part < size:
             where.append(int(part) % size)
-    if len(where) != rank or len(given) != rank:
+    if len(where) != rank or len(parts) != rank:
         raise InvalidSliceError(
             "no such part",
             path=path,

@@ -128,9 +128,11 @@ def stream_blocks(
     todo = ((band, piece) for band in plan.bands() for piece in plan.pieces(band))
     if isinstance(array, DirectReads):
         todo = asked_ahead(
-            todo, lambda one: _elements(one[1]) * plan.itemsize, lambda one: array.ask(one[1])
+            todo,
+            lambda entry: _elements(entry[1]) * plan.itemsize,
+            lambda entry: array.ask(entry[1]),
         )
-    held: np.ndarray | None = None
+    block: np.ndarray | None = None
     filled = 0
     most = _pieces_ahead(math.prod(plan.chunks) * plan.itemsize)
     # After the last piece come Nones, until the queue of reads under way is empty.
@@ -148,19 +150,19 @@ def stream_blocks(
         del future
         # The piece is the whole band, in the right order: no copy.
         if piece == band and plan.as_stored:
-            held, filled = data, data.size
+            block, filled = data, data.size
         else:
-            if held is None:
+            if block is None:
                 shape = [band[i].stop - band[i].start for i in order]
-                held = np.empty(shape, dtype=data.dtype)
+                block = np.empty(shape, dtype=data.dtype)
             inside = tuple(_shifted(piece[i], -band[i].start) for i in order)
-            copy_permuted(data, order, held[inside])
+            copy_permuted(data, order, block[inside])
             filled += data.size
         del data
-        if filled == held.size:
-            for part in boxes(held.shape, max(1, plan.max_bytes // plan.itemsize)):
-                yield np.asarray(held[part].transpose(to_result), order="C")
-            held, filled = None, 0
+        if filled == block.size:
+            for part in boxes(block.shape, max(1, plan.max_bytes // plan.itemsize)):
+                yield np.asarray(block[part].transpose(to_result), order="C")
+            block, filled = None, 0
 
 
 def stream_pieces(

@@ -59,11 +59,11 @@ class CheckedReads:
 
     def check(self, values: np.ndarray, box: Box) -> None:
         """Raise if a chunk of a box of whole chunks is not what was saved."""
-        found = digest_chunks(values, [part.start for part in box], self.chunks)
+        digest = digest_chunks(values, [part.start for part in box], self.chunks)
         first = [part.start // chunk for part, chunk in zip(box, self.chunks, strict=True)]
-        for index in itertools.product(*map(range, found.shape)):
+        for index in itertools.product(*map(range, digest.shape)):
             at = tuple(a + b for a, b in zip(first, index, strict=True))
-            self._check(at, int(found[index]))
+            self._check(at, int(digest[index]))
 
 
 class _CheckedRead:
@@ -76,13 +76,13 @@ class _CheckedRead:
 
     def __init__(self, reads: CheckedReads, index: Index) -> None:
         self._reads, self._index = reads, index
-        parts = [slice(one, one + 1) if isinstance(one, int) else one for one in index]
+        parts = [slice(axis, axis + 1) if isinstance(axis, int) else axis for axis in index]
         self._wanted = [range(part.start, part.stop, part.step or 1) for part in parts]
-        self._shape = tuple(len(one) for one in self._wanted)
+        self._shape = tuple(len(axis) for axis in self._wanted)
         # Smallest box around the part; positions that a step skips are cut out of it later.
-        box = tuple(slice(one[0], one[-1] + 1) if one else slice(0, 0) for one in self._wanted)
-        asked = tuple(part.stop - part.start for part in box) == self._shape
-        self._one_read = asked and reads.rounded(box) == box
+        box = tuple(slice(axis[0], axis[-1] + 1) if axis else slice(0, 0) for axis in self._wanted)
+        is_whole_chunks = tuple(part.stop - part.start for part in box) == self._shape
+        self._one_read = is_whole_chunks and reads.rounded(box) == box
         cut = chunk_boxes(box, reads.chunks, reads.limit)
         # With steps, some chunks have no wanted element: they are not read.
         pieces = (piece for piece in cut if all(map(_shared, self._wanted, piece)))
@@ -118,7 +118,7 @@ class _CheckedRead:
             inside, outside = (tuple(cuts) for cuts in zip(*shared, strict=True))
             copy_permuted(values[inside], range(values.ndim), part[outside])
         axes = zip(self._shape, self._index, strict=True)
-        result: np.ndarray = part.reshape([n for n, one in axes if not isinstance(one, int)])
+        result: np.ndarray = part.reshape([n for n, axis in axes if not isinstance(axis, int)])
         return result
 
     def _start(self, piece: Box) -> None:
@@ -126,11 +126,11 @@ class _CheckedRead:
         self._ahead.append((box, self._reads.array[box].read(order="C")))
 
 
-def _shared(wanted: range, cut: slice) -> tuple[slice, slice] | None:
+def _shared(requested: range, cut: slice) -> tuple[slice, slice] | None:
     """Return the common part, as (slice of the cut, slice of the wanted); None if empty."""
-    first = max(0, -(-(cut.start - wanted.start) // wanted.step))
-    stop = min(len(wanted), -(-(cut.stop - wanted.start) // wanted.step))
+    first = max(0, -(-(cut.start - requested.start) // requested.step))
+    stop = min(len(requested), -(-(cut.stop - requested.start) // requested.step))
     if first >= stop:
         return None
-    begin, end = wanted[first] - cut.start, wanted[stop - 1] - cut.start + 1
-    return slice(begin, end, wanted.step), slice(first, stop)
+    begin, end = requested[first] - cut.start, requested[stop - 1] - cut.start + 1
+    return slice(begin, end, requested.step), slice(first, stop)

@@ -34,7 +34,7 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
 
     check_tree(item)
     base = answered(ts.KvStore.open(item.kvstore_spec(), context=store_context()))
-    found: dict[str, ValueRef | bytes] = {}
+    entries: dict[str, ValueRef | bytes] = {}
     top = answered(ts.ocdbt.dump(base, context=store_context()))
     # The last version is the current one.
     nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
@@ -48,10 +48,10 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
                 shared = entry.get("subtree_common_prefix", b"").decode()
                 nodes.append((prefix + shared, entry["location"]))
             elif "indirect_value" in entry:
-                found[key] = _ref_of(entry["indirect_value"])
+                entries[key] = _ref_of(entry["indirect_value"])
             else:
-                found[key] = bytes(entry["inline_value"])
-    return found
+                entries[key] = bytes(entry["inline_value"])
+    return entries
 
 
 def _ref_of(location: str) -> ValueRef:

@@ -135,8 +135,8 @@ class ItemArrays:
         self._ahead: ReadAhead | None = None
         self._local = LocalShards(uri) if uri.scheme == "file" else None
         empty = {path for path, form in forms.items() if form.kind == "empty"}
-        known = records if records is not None else {*tree.arrays, *empty}
-        self._paths = dict.fromkeys(sorted(known))
+        described = records if records is not None else {*tree.arrays, *empty}
+        self._paths = dict.fromkeys(sorted(described))
 
     def where(self, path: str = "") -> str:
         """Return how errors name a leaf of this item."""
@@ -149,9 +149,9 @@ class ItemArrays:
             CorruptionError: a leaf's description is damaged, or is not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
-        told = {path: self._told(path) for path in self._paths}
-        self._open_all(path for path, info in told.items() if info is None)
-        return {path: info or self.info(path) for path, info in told.items()}
+        leaf_infos = {path: self._told(path) for path in self._paths}
+        self._open_all(path for path, info in leaf_infos.items() if info is None)
+        return {path: info or self.info(path) for path, info in leaf_infos.items()}
 
     def info(self, path: str) -> LeafInfo:
         """Return the description of one leaf, as it is stored.
@@ -209,10 +209,10 @@ class ItemArrays:
         chunks = record.chunks
         digests = self._digests_of(record, shape)
 
-        def check(index: tuple[int, ...], found: int) -> None:
+        def check(index: tuple[int, ...], digest: int) -> None:
             expected = digests.expected(path, chunks, index)
-            if expected != found:
-                raise self._not_what_was_saved(path, index, expected, found)
+            if expected != digest:
+                raise self._not_what_was_saved(path, index, expected, digest)
 
         checked = CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
         cut = self.stored_cut(path) if self._local is not None and form is None else None
@@ -253,8 +253,8 @@ class ItemArrays:
         Names that no leaf has are ignored.
         """
         if self._local is not None:
-            known = [path for path in paths if path in self._paths]
-            self._ahead = ReadAhead(known, lambda path: self.info(path).nbytes, self._ask)
+            stored = [path for path in paths if path in self._paths]
+            self._ahead = ReadAhead(stored, lambda path: self.info(path).nbytes, self._ask)
 
     def starts(self, path: str) -> None:
         """Note that a leaf is about to be read, so that the disk reads the next ones ahead."""
@@ -273,8 +273,10 @@ class ItemArrays:
             CorruptionError: its description is damaged.
             StoreUnavailableError: the store gives no answer.
         """
-        asked = self._opened(path).storage_statistics(query_fully_stored=True)
-        return bool(self._result(LimitedRead(asked, self._progress, self.uri), path).fully_stored)
+        statistics = self._opened(path).storage_statistics(query_fully_stored=True)
+        return bool(
+            self._result(LimitedRead(statistics, self._progress, self.uri), path).fully_stored
+        )
 
     def form(self, path: str) -> StoredForm | None:
         """Return the form in which a leaf is stored, if it is not stored as it is."""
@@ -361,13 +363,13 @@ class ItemArrays:
         return self._loaded
 
     def _not_what_was_saved(
-        self, path: str, index: tuple[int, ...], expected: int | None, found: int
+        self, path: str, index: tuple[int, ...], expected: int | None, digest: int
     ) -> CorruptionError:
         return CorruptionError(
             "stored data of a leaf is not what was saved",
             path=f"{self.where(path)}, chunk {list(index)}",
             expected="a digest of it" if expected is None else digest_text(expected),
-            found="none" if expected is None else digest_text(found),
+            found="none" if expected is None else digest_text(digest),
             next_step=NEXT_STEP,
         )
 
@@ -439,7 +441,7 @@ class ItemArrays:
         for start in range(0, len(closed), _OPENS_AT_ONCE):
             window = closed[start : start + _OPENS_AT_ONCE]
             pending = [(path, self._opening(path)) for path in window]
-            self._open.update({path: self._result(one, path) for path, one in pending})
+            self._open.update({path: self._result(future, path) for path, future in pending})
 
     def _name(self, path: str) -> str:
         """Return Orbax's name of a leaf's array."""

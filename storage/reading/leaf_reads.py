@@ -69,13 +69,13 @@ class LeafReads:
         cut = None if self._ranges is None else self._arrays.stored_cut(info.path)
         if cut is None or cut.place is None:
             return None
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for origin, touching in grid_overlaps(info.shape, cut.cut.shard, regions):
             stored = [
                 BoxBuffer(region.origin, region.values.view(cut.dtype)) for region in touching
             ]
-            found += shard_pieces(cut, origin, stored)
-        return found
+            pieces += shard_pieces(cut, origin, stored)
+        return pieces
 
     def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
         """Begin to read pieces; return a future for each, which raises what a task raises."""
@@ -144,21 +144,27 @@ class LeafReads:
 
         def run() -> None:
             shared = [
-                found
+                common
                 for region in regions
-                if (found := overlap(origin, shape, region.origin, region.values.shape))
+                if (common := overlap(origin, shape, region.origin, region.values.shape))
             ]
             # Read only the smallest box that holds all wanted parts of the shard.
-            low = [min(one.first[axis].start for one in shared) for axis in range(len(shape))]
-            high = [max(one.first[axis].stop for one in shared) for axis in range(len(shape))]
+            low = [
+                min(overlapping.first[axis].start for overlapping in shared)
+                for axis in range(len(shape))
+            ]
+            high = [
+                max(overlapping.first[axis].stop for overlapping in shared)
+                for axis in range(len(shape))
+            ]
             at = tuple(o + a for o, a in zip(origin, low, strict=True))
             part = tuple(slice(o + a, o + b) for o, a, b in zip(origin, low, high, strict=True))
             reads: Any = self._arrays.array(info.path)[part]
             values: np.ndarray[Any, Any] = self._arrays.wait(reads.read(order="C"), info.path)
             for region in regions:
-                found = overlap(at, values.shape, region.origin, region.values.shape)
-                if found is not None:
-                    region.part(found.second)[...] = values[found.first]
+                common = overlap(at, values.shape, region.origin, region.values.shape)
+                if common is not None:
+                    region.part(common.second)[...] = values[common.first]
 
         return run
 

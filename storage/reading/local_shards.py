@@ -136,7 +136,7 @@ class LocalShards:
         Raises:
             CorruptionError: stored bytes are missing, or are not what was saved.
         """
-        placed = [(self._ref(one.array, one.region.origin), one) for one in chunks]
+        placed = [(self._ref(whole.array, whole.region.origin), whole) for whole in chunks]
         # By file and offset: neighbours are read in one call.
         placed.sort(key=lambda pair: pair[0][:2])
         for name, group in itertools.groupby(placed, key=lambda pair: pair[0].file):
@@ -146,10 +146,10 @@ class LocalShards:
                     start = run[0][0].offset
                     last = run[-1][0]
                     buffer = bytearray(last.offset + last.length - start)
-                    found = memoryview(buffer)[: read_into(file, [buffer], start)]
-                    for ref, one in run:
+                    stored = memoryview(buffer)[: read_into(file, [buffer], start)]
+                    for ref, whole in run:
                         at = ref.offset - start
-                        _take(one, found[at : at + ref.length], ref.length)
+                        _take(whole, stored[at : at + ref.length], ref.length)
 
     def ask(self, array: StoredCut, origin: Index, region: BoxBuffer) -> None:
         """Have the disk read ahead what a region shares with an outer shard.
@@ -197,9 +197,9 @@ class LocalShards:
             if place is not None and place.shape == chunk and place.flags.c_contiguous:
                 yield number, _Chunk(at, [], place, in_place=True, crc=bytearray(CRC_BYTES))
                 continue
-            held = np.empty(chunk, array.dtype)
+            values = np.empty(chunk, array.dtype)
             filled = [region for region, _ in touching]
-            yield number, _Chunk(at, filled, held, in_place=False, crc=bytearray(CRC_BYTES))
+            yield number, _Chunk(at, filled, values, in_place=False, crc=bytearray(CRC_BYTES))
 
     def _read_run(
         self, array: StoredCut, file: int, offset: int, run: list[tuple[int, _Chunk]]
@@ -209,9 +209,9 @@ class LocalShards:
         for _, chunk in run:
             buffers += (bytes_of(chunk.values), chunk.crc)
         expected = sum(map(len, buffers))
-        found = read_into(file, buffers, offset)
-        if found != expected:
-            raise damaged(array, run[0][1].origin, f"{expected} bytes", f"{found} before the end")
+        count = read_into(file, buffers, offset)
+        if count != expected:
+            raise damaged(array, run[0][1].origin, f"{expected} bytes", f"{count} before the end")
         for _, chunk in run:
             ensure_saved(array, chunk.origin, chunk.values, bytes(chunk.crc))
             for region in chunk.regions:
@@ -250,7 +250,7 @@ class LocalShards:
                 found=" ".join(str(exc).split())[:400],
                 next_step=_NEXT_STEP,
             ) from exc
-        return {key: one for key, one in entries.items() if isinstance(one, ValueRef)}
+        return {key: entry for key, entry in entries.items() if isinstance(entry, ValueRef)}
 
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
@@ -307,14 +307,14 @@ def ensure_saved(array: StoredCut, origin: Index, values: np.ndarray[Any, Any], 
     Raises:
         CorruptionError: it is not.
     """
-    found = crc_bytes(bytes_of(values))
-    if found != crc:
-        raise damaged(array, origin, f"crc32c {crc.hex()}", f"crc32c {found.hex()}")
+    checksum = crc_bytes(bytes_of(values))
+    if checksum != crc:
+        raise damaged(array, origin, f"crc32c {crc.hex()}", f"crc32c {checksum.hex()}")
     index = tuple(a // n for a, n in zip(origin, array.cut.chunk, strict=True))
     digest = box_digest(values, origin)
-    wanted = array.expected(index)
-    if digest != wanted:
-        raise damaged(array, origin, f"digest {wanted}", f"digest {digest}")
+    expected = array.expected(index)
+    if digest != expected:
+        raise damaged(array, origin, f"digest {expected}", f"digest {digest}")
 
 
 def corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, Index]]:
@@ -329,27 +329,27 @@ def _near(
 ) -> Iterator[list[tuple[ValueRef, WholeChunk]]]:
     """Group chunks of a file, sorted by offset, to read each group in one call, gaps included."""
     run: list[tuple[ValueRef, WholeChunk]] = []
-    for ref, one in placed:
+    for ref, whole in placed:
         if run:
             first, last = run[0][0], run[-1][0]
             apart = ref.offset - last.offset - last.length
             if apart > _GAP_BYTES or ref.offset + ref.length - first.offset > RUN_BYTES:
                 yield run
                 run = []
-        run.append((ref, one))
+        run.append((ref, whole))
     if run:
         yield run
 
 
-def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
+def _take(whole: WholeChunk, stored: memoryview, length: int) -> None:
     """Copy a chunk to its destination and check it there.
 
     Args:
-        one: the chunk.
+        whole: the chunk.
         stored: its shard's value, as far as the file has it.
         length: length that the value must have.
     """
-    array, (origin, values) = one
+    array, (origin, values) = whole
     size = values.nbytes
     if len(stored) < length:
         raise damaged(array, origin, f"{length} bytes", f"{len(stored)} before the end")

@@ -52,7 +52,7 @@ class ReadAhead:
     def _to_ask(self, path: str) -> list[str]:
         with self._lock:
             self._asked.add(path)
-            found: list[str] = []
+            paths: list[str] = []
             left = AHEAD_BYTES
             start = self._position.get(path, len(self._order)) + 1
             # The slice bounds the scan where leaves are tiny.
@@ -61,9 +61,9 @@ class ReadAhead:
                 if left < 0:
                     break
                 if later not in self._asked:
-                    found.append(later)
-            self._asked.update(found)
-        return found
+                    paths.append(later)
+            self._asked.update(paths)
+        return paths
 
 
 def asked_ahead(
@@ -71,13 +71,13 @@ def asked_ahead(
 ) -> Iterator[T]:
     """Yield the same parts, after having the disk read `AHEAD_BYTES` ahead of each."""
     waiting: deque[T] = deque()
-    held = 0
+    pending_bytes = 0
     for part in parts:
         begin(part)
         waiting.append(part)
-        held += nbytes(part)
-        while held > AHEAD_BYTES:
-            held -= nbytes(waiting[0])
+        pending_bytes += nbytes(part)
+        while pending_bytes > AHEAD_BYTES:
+            pending_bytes -= nbytes(waiting[0])
             yield waiting.popleft()
     yield from waiting
 

@@ -115,13 +115,13 @@ class CheckpointReader:
     def _repr_html_(self) -> str:
         with deadline_after(_SHOWN_SECONDS):
             items = {item: self.leaves(item) for item in self.items()}
-        sizes = {item: sum(leaf.nbytes for leaf in found.values()) for item, found in items.items()}
-        leaves = [(item, leaf) for item, found in items.items() for leaf in found.values()]
+        sizes = {item: sum(leaf.nbytes for leaf in tree.values()) for item, tree in items.items()}
+        leaves = [(item, leaf) for item, tree in items.items() for leaf in tree.values()]
         return html_table(
             f"Checkpoint {self.uri}",
             [
-                (item, f"{len(found):,} leaves, {size_cell(sizes[item])}")
-                for item, found in items.items()
+                (item, f"{len(tree):,} leaves, {size_cell(sizes[item])}")
+                for item, tree in items.items()
             ],
             ("item", "leaf", "dtype", "shape", "size"),
             [
@@ -178,8 +178,8 @@ class CheckpointReader:
             if check and contents is not None:
                 check_step_files(step_uri, contents.objects, manifest.source)
             return cls.of_plain(step_uri, manifest.plain, manifest, contents)
-        found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
-        described, marker = found[STEP_METADATA], found[COMMIT_FILE]
+        files = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
+        described, marker = files[STEP_METADATA], files[COMMIT_FILE]
         # Compare the files before any of them is parsed.
         if check and contents is not None and (described or marker):
             check_step_files(step_uri, contents.objects)
@@ -445,11 +445,11 @@ class CheckpointReader:
 
     def _plain_meta(self, files: Mapping[str, str]) -> dict[str, Any]:
         """Return the JSON of an adopted step: by item, unless "meta" is the only one."""
-        found = {
+        described = {
             item: parse_json_object(self._file(name) or b"", path=self.uri / name)
             for item, name in files.items()
         }
-        return found[META_ITEM] if set(found) == {META_ITEM} else found
+        return described[META_ITEM] if set(described) == {META_ITEM} else described
 
     def custom_metadata(self) -> dict[str, Any]:
         """Return the custom metadata that Orbax stores with a step; {} if there is none.
@@ -480,17 +480,19 @@ class CheckpointReader:
             StoreUnavailableError: the store gives no answer.
         """
         count = self.iterators.get(name, 0)
-        wanted = list(range(count) if processes is None else processes)
-        if not count or not all(0 <= process < count for process in wanted):
-            told = (f"{known!r} of {number} processes" for known, number in self.iterators.items())
+        numbers = list(range(count) if processes is None else processes)
+        if not count or not all(0 <= process < count for process in numbers):
+            saved = (
+                f"{iterator!r} of {number} processes" for iterator, number in self.iterators.items()
+            )
             raise NotFoundError(
                 "no such position of an iterator",
                 path=self.uri,
-                expected=", ".join(told) or "no iterator: the step was saved without",
-                found=f"{name!r} of processes {wanted}"[:200],
+                expected=", ".join(saved) or "no iterator: the step was saved without",
+                found=f"{name!r} of processes {numbers}"[:200],
                 next_step="Ask for what the step has.",
             )
-        files = [iterator_file(name, process, count) for process in wanted]
+        files = [iterator_file(name, process, count) for process in numbers]
         contents = [self._content_of(file) for file in files]
         # Reversed, so that of files with equal contents the first is read.
         distinct = dict(zip(reversed(contents), reversed(files), strict=True))
@@ -500,8 +502,8 @@ class CheckpointReader:
 
     def _content_of(self, file: str) -> object:
         """Return a value that is equal for files with the same content."""
-        known = self._files.get(file)
-        return file if known is None else (known.size, known.crc32c, known.content)
+        content = self._files.get(file)
+        return file if content is None else (content.size, content.crc32c, content.content)
 
     def _recorded(self, file: str) -> bytes:
         data = self._file(file) if file in self._files else None
@@ -528,8 +530,8 @@ class CheckpointReader:
         return nested if isinstance(nested, dict) else {"": nested}
 
     def _item(self, name: str) -> ItemArrays:
-        found = self._find(name)
-        if found is None:
+        item = self._find(name)
+        if item is None:
             raise LeafNotFoundError(
                 "no such item",
                 path=self.uri,
@@ -537,7 +539,7 @@ class CheckpointReader:
                 found=repr(name),
                 next_step="Ask for one of these.",
             )
-        return found
+        return item
 
     def _find(self, name: str) -> ItemArrays | None:
         """Return the item, or None if the step has no tree of that name."""
@@ -575,11 +577,11 @@ class CheckpointReader:
         if self._plain is not None:
             tree = self._plain_tree(name, tree, self._plain)
             keys = self._plain.keys.get(name, {})
-            known = records or {}
+            leaf_records = records or {}
             forms = {
-                path: StoredForm("key", known[path].shape, impl)
+                path: StoredForm("key", leaf_records[path].shape, impl)
                 for path, impl in keys.items()
-                if path in known
+                if path in leaf_records
             }
         folder = self._folder(name)
         uri = self.uri / folder if folder else self.uri
@@ -595,8 +597,8 @@ class CheckpointReader:
         name = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
         # Older releases did not record how arrays are stored. Only the manifest's files count: a
         # file that was added since proves nothing.
-        known = self.contents is not None
-        ocdbt = name in self._files if known else self._objects.read(name) is not None
+        is_described = self.contents is not None
+        ocdbt = name in self._files if is_described else self._objects.read(name) is not None
         tree = dataclasses.replace(tree, ocdbt=ocdbt)
         own = plain.arrays.get(item)
         if own is not None:
@@ -622,10 +624,10 @@ class CheckpointReader:
 
     def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
         with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
-            found = list(pool.map(self._file, files))
+            contents = list(pool.map(self._file, files))
         parts = [
             ChunkDigests.parse(data or b"", path=self.uri / file)
-            for file, data in zip(files, found, strict=True)
+            for file, data in zip(files, contents, strict=True)
         ]
         first, *others = parts
         return first.merged(*others) if others else first
@@ -635,8 +637,8 @@ class CheckpointReader:
         # The digests of an adopted step lie in the run, all its other files in its owner's folder.
         kept = self._kept != self.uri and is_kept(name)
         objects = ObjectStore(self._kept) if kept else self._objects
-        found = objects.read(name)
-        if found is None and self._index is not None and name in self._files:
+        content = objects.read(name)
+        if content is None and self._index is not None and name in self._files:
             raise CorruptionError(
                 "a file of the step is missing",
                 path=self.uri / name,
@@ -644,7 +646,7 @@ class CheckpointReader:
                 found="none",
                 next_step=NEXT_STEP,
             )
-        return None if found is None else self._checked(name, found.value)
+        return None if content is None else self._checked(name, content.value)
 
     def _checked(self, name: str, data: bytes) -> bytes:
         """Return the data of a file if it is what the manifest records."""

@@ -85,7 +85,7 @@ def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """Yield groups of pieces to read in one request, by their numbers: close pieces of a file."""
     run: list[int] = []
     stop = 0
-    for number in sorted(range(len(pieces)), key=lambda one: pieces[one][:3]):
+    for number in sorted(range(len(pieces)), key=lambda position: pieces[position][:3]):
         piece = pieces[number]
         if run:
             first = pieces[run[0]]
@@ -126,8 +126,8 @@ class RangeReads:
         """
         begun: dict[int, Future[None]] = {}
         for run in gathered(pieces):
-            one = self._pool.submit(self._read, [pieces[number] for number in run])
-            begun |= dict.fromkeys(run, one)
+            future = self._pool.submit(self._read, [pieces[number] for number in run])
+            begun |= dict.fromkeys(run, future)
         return [begun[number] for number in range(len(pieces))]
 
     def _read(self, pieces: list[Piece]) -> None:
@@ -165,15 +165,15 @@ class RangeReads:
         path = f"{self._item}/{piece.file}"
         with timed_request("read", path):
             try:
-                asked = self._files.read(piece.file, byte_range=slice(start, stop))
-                found = wait_for(asked, self._progress)
+                pending = self._files.read(piece.file, byte_range=slice(start, stop))
+                content = wait_for(pending, self._progress)
             except (ValueError, OSError) as exc:
                 if (silence := as_no_answer(exc, path=path)) is not None:
                     raise silence from exc
                 raise _missing(piece, f"bytes {start} to {stop}", str(exc)) from exc
-        if found.state != "value":
+        if content.state != "value":
             raise _missing(piece, piece.file, "no such file")
-        return bytes(found.value)
+        return bytes(content.value)
 
     @cached_property
     def _files(self) -> Any:
@@ -236,12 +236,12 @@ class _Range:
             self._stream = None
 
 
-def _missing(piece: Piece, expected: str, found: str) -> CorruptionError:
+def _missing(piece: Piece, expected: str, actual: str) -> CorruptionError:
     return CorruptionError(
         "stored data of a leaf is missing",
         path=piece.where,
         expected=expected,
-        found=" ".join(found.split())[:400],
+        found=" ".join(actual.split())[:400],
         next_step="Restore the step's files, or use another step.",
     )
 
@@ -283,7 +283,7 @@ def _runs(
     chunk = array.cut.chunk
     run: list[_Touched] = []
     for number, at in corners(array.cut.shard, chunk, origin):
-        touching = [one for one in regions if overlap(at, chunk, one.origin, one.values.shape)]
+        touching = [box for box in regions if overlap(at, chunk, box.origin, box.values.shape)]
         if not touching:
             continue
         if run and (number != run[-1][0] + 1 or (len(run) + 1) * size > REQUEST_BYTES):
@@ -329,7 +329,7 @@ def _place(at: Index, chunk: Index, regions: Sequence[BoxBuffer]) -> np.ndarray 
 def _fill_index(
     array: StoredCut, origin: Index, expected: bytes
 ) -> Generator[memoryview, int, None]:
-    found = bytearray(len(expected))
-    yield memoryview(found)
-    if found != expected:
+    buffer = bytearray(len(expected))
+    yield memoryview(buffer)
+    if buffer != expected:
         raise damaged(array, origin, "the index of its shard", "another")

@@ -93,16 +93,16 @@ def diff_leaves(
         this: leaves of the one step.
         other: leaves of the other.
     """
-    ours = {(leaf.item, leaf.path): leaf for leaf in this}
-    theirs = {(leaf.item, leaf.path): leaf for leaf in other}
-    found, equal = [], 0
-    for name in sorted({*ours, *theirs}):
-        change = _change(ours.get(name), theirs.get(name))
+    these = {(leaf.item, leaf.path): leaf for leaf in this}
+    others = {(leaf.item, leaf.path): leaf for leaf in other}
+    differences, equal = [], 0
+    for name in sorted({*these, *others}):
+        change = _change(these.get(name), others.get(name))
         if change is None:
             equal += 1
         else:
-            found.append(LeafDifference(*name, change, ours.get(name), theirs.get(name)))
-    return found, equal
+            differences.append(LeafDifference(*name, change, these.get(name), others.get(name)))
+    return differences, equal
 
 
 def has_counterparts(change: Change) -> bool:
@@ -130,9 +130,9 @@ def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
     norm = RunningStatistics(np.dtype(np.float64) if complex_ else this.dtype)
     change = RunningStatistics(np.dtype(np.float64))
     differing = 0
-    for ours, theirs in _side_by_side(this.blocks(), other.blocks()):
-        norm.add(np.abs(ours).astype(np.float64) if complex_ else ours)
-        differs, far = _difference(ours, theirs)
+    for these, others in _side_by_side(this.blocks(), other.blocks()):
+        norm.add(np.abs(these).astype(np.float64) if complex_ else these)
+        differs, far = _difference(these, others)
         differing += int(np.count_nonzero(differs))
         change.add(far)
     return ValueDifference(differing, change.result(), norm.result().norm)
@@ -164,32 +164,32 @@ def _side_by_side(
     these: Iterator[_Numbers], others: Iterator[_Numbers]
 ) -> Iterator[tuple[_Numbers, _Numbers]]:
     """Yield the same elements of both, however each is cut into blocks."""
-    ours = theirs = np.zeros(0)
+    left = right = np.zeros(0)
     while True:
-        if not ours.size:
-            ours = next(these, ours).reshape(-1)
-        if not theirs.size:
-            theirs = next(others, theirs).reshape(-1)
-        count = min(ours.size, theirs.size, _TILE)
+        if not left.size:
+            left = next(these, left).reshape(-1)
+        if not right.size:
+            right = next(others, right).reshape(-1)
+        count = min(left.size, right.size, _TILE)
         if not count:
             return
-        yield ours[:count], theirs[:count]
-        ours, theirs = ours[count:], theirs[count:]
+        yield left[:count], right[:count]
+        left, right = left[count:], right[count:]
 
 
-def _difference(ours: _Numbers, theirs: _Numbers) -> tuple[_Numbers, _Numbers]:
+def _difference(left: _Numbers, right: _Numbers) -> tuple[_Numbers, _Numbers]:
     """Return which elements differ, and by how much as float64: 0 where they do not."""
-    whole = ours.dtype == theirs.dtype and ours.dtype.kind in "iu" and ours.dtype.itemsize == 8
+    whole = left.dtype == right.dtype and left.dtype.kind in "iu" and left.dtype.itemsize == 8
     with np.errstate(invalid="ignore", over="ignore"):
         if whole:
-            differs = ours != theirs
+            differs = left != right
             # 64-bit integers are subtracted as integers, since float64 does not hold them;
             # unsigned, so that the difference of any two fits.
-            up = (theirs.astype(np.uint64) - ours.astype(np.uint64)).astype(np.float64)
-            down = (ours.astype(np.uint64) - theirs.astype(np.uint64)).astype(np.float64)
-            return differs, np.where(theirs >= ours, up, -down)
-        wide = np.complex128 if ours.dtype.kind == "c" else np.float64
-        these, others = ours.astype(wide), theirs.astype(wide)
+            up = (right.astype(np.uint64) - left.astype(np.uint64)).astype(np.float64)
+            down = (left.astype(np.uint64) - right.astype(np.uint64)).astype(np.float64)
+            return differs, np.where(right >= left, up, -down)
+        wide = np.complex128 if left.dtype.kind == "c" else np.float64
+        these, others = left.astype(wide), right.astype(wide)
         differs = (these != others) & ~(np.isnan(these) & np.isnan(others))
         far = others - these
         # Equal infinities, and two NaN, have the difference NaN.
@@ -219,28 +219,28 @@ def diff_entries(this: Mapping[str, Any], other: Mapping[str, Any]) -> list[Entr
 
     Objects are compared entry by entry, lists as a whole.
     """
-    found: list[EntryDifference] = []
-    _diff_objects(this, other, (), found)
-    return found
+    differences: list[EntryDifference] = []
+    _diff_objects(this, other, (), differences)
+    return differences
 
 
 def _diff_objects(
     this: Mapping[str, Any],
     other: Mapping[str, Any],
     above: tuple[str, ...],
-    found: list[EntryDifference],
+    differences: list[EntryDifference],
 ) -> None:
     for name in sorted({*this, *other}):
-        ours, theirs = this.get(name), other.get(name)
+        left, right = this.get(name), other.get(name)
         keys = (*above, name)
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            _diff_objects(ours, theirs, keys, found)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            _diff_objects(left, right, keys, differences)
         elif name not in other:
-            found.append(EntryDifference(path_of(keys), "only_this", ours, None))
+            differences.append(EntryDifference(path_of(keys), "only_this", left, None))
         elif name not in this:
-            found.append(EntryDifference(path_of(keys), "only_other", None, theirs))
-        elif not _are_equal(ours, theirs):
-            found.append(EntryDifference(path_of(keys), "changed", ours, theirs))
+            differences.append(EntryDifference(path_of(keys), "only_other", None, right))
+        elif not _are_equal(left, right):
+            differences.append(EntryDifference(path_of(keys), "changed", left, right))
 
 
 def _are_equal(this: Any, other: Any) -> bool:

@@ -86,8 +86,8 @@ def _problems(place: FilePlace) -> dict[str, str]:
         # Larger ones are of kinds that are never read whole.
         and record.size <= bound_of(record.name).max_bytes
     }
-    for found in read_files(place.folder, records):
-        problem = file_problem(records[found.name], found)
+    for checksum in read_files(place.folder, records):
+        problem = file_problem(records[checksum.name], checksum)
         if problem is not None:
-            problems[found.name] = problem
+            problems[checksum.name] = problem
     return problems

@@ -96,8 +96,8 @@ def _parsed(text: str) -> _Part | None:
         return ...
     if _POSITION.fullmatch(text):
         return int(text)
-    found = _SLICE.fullmatch(text)
-    return found and slice(*(None if one is None else int(one) for one in found.groups()))
+    match = _SLICE.fullmatch(text)
+    return match and slice(*(None if bound is None else int(bound) for bound in match.groups()))
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,12 @@ class TensorPart:
         if is_floating(self.dtype):
             with np.errstate(invalid="ignore"):  # a signaling NaN would warn
                 listed = values.astype(np.float64).tolist()
-            listed = [json_number(one) for one in listed]
+            listed = [json_number(number) for number in listed]
         elif self.dtype == np.bool_:
             listed = values.tolist()
         else:
             listed = values.astype(self.dtype if self.dtype.isbuiltin == 1 else np.int64).tolist()
-            listed = [json_number(one) for one in listed]
+            listed = [json_number(number) for number in listed]
         # As objects, so that texts and numbers can be nested in the part's shape.
         flat = np.empty(count, object)
         flat[:] = listed
@@ -320,11 +320,11 @@ class TensorPart:
 
     def _safetensors_head(self) -> bytes:
         if self.dtype not in DTYPES.values():
-            known = sorted(one.name for one in DTYPES.values())
-            raise self._unsupported("a safetensors file", known)
+            names = sorted(dtype.name for dtype in DTYPES.values())
+            raise self._unsupported("a safetensors file", names)
         return encode_header([(self.path or "tensor", self.dtype, self.shape)], {})
 
-    def _unsupported(self, what: str, known: list[str]) -> UnsupportedLeafError:
+    def _unsupported(self, what: str, supported: list[str]) -> UnsupportedLeafError:
         formats = {
             "format=npy": self.dtype.isbuiltin == 1,
             "format=safetensors": self.dtype in DTYPES.values(),
@@ -333,7 +333,7 @@ class TensorPart:
         return UnsupportedLeafError(
             f"{what} has no such dtype",
             path=self.where,
-            expected=f"one of {', '.join(known)}",
+            expected=f"one of {', '.join(supported)}",
             found=self.dtype.name,
             next_step=f"Ask for {' or '.join(name for name, has in formats.items() if has)}.",
         )
@@ -345,11 +345,11 @@ def _touched(index: tuple[int | slice, ...], chunks: tuple[int, ...] | None) -> 
         return 0
     counts = []
     for part, chunk in zip(index, chunks, strict=True):
-        wanted = range(part, part + 1) if isinstance(part, int) else _range(part)
-        if not wanted:
+        requested = range(part, part + 1) if isinstance(part, int) else _range(part)
+        if not requested:
             return 0
-        spanned = wanted[-1] // chunk - wanted[0] // chunk + 1
-        counts.append(min(len(wanted), spanned) * chunk)
+        spanned = requested[-1] // chunk - requested[0] // chunk + 1
+        counts.append(min(len(requested), spanned) * chunk)
     return math.prod(counts)
 
 

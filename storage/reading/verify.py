@@ -318,7 +318,10 @@ class _StepCheck:
             problems |= self._listed_in(place)
         # A step without an index is not opened if a listing alone shows damage.
         closed = {*problems} if self._index is None else set()
-        done, total = 0, sum(one.size for one in records.values() if one.name not in problems)
+        done, total = (
+            0,
+            sum(file.size for file in records.values() if file.name not in problems),
+        )
 
         def told(count: int) -> None:
             nonlocal done
@@ -336,11 +339,11 @@ class _StepCheck:
             while waiting:
                 try:
                     names = [record.name for record in waiting]
-                    for found in read_files(place.folder, names, progress=told):
+                    for checksum in read_files(place.folder, names, progress=told):
                         record = waiting.popleft()
                         self.files_read += 1
-                        self.bytes_read += found.size
-                        problem = file_problem(record, found)
+                        self.bytes_read += checksum.size
+                        problem = file_problem(record, checksum)
                         if problem is not None:
                             problems[record.name] = problem
                 except NotFoundError:  # it was removed after it was listed
@@ -366,10 +369,10 @@ class _StepCheck:
         listed = {entry.name: entry for entry in files.walk()}
         if place.is_owners and not listed and not files.walk():
             self._found(_text(removed_by_owner(place.folder)), loads=False)
-        known = {record.name for record in place.records}
+        names = {record.name for record in place.records}
         if self._index is not None:
-            known.add(INDEX_FILE)
-        self.extra = sorted({*self.extra, *({*listed} - known)})
+            names.add(INDEX_FILE)
+        self.extra = sorted({*self.extra, *({*listed} - names)})
         return listed_problems(listed, place.records)
 
     def small_objects(self) -> None:
@@ -421,7 +424,9 @@ class _StepCheck:
         ):
             self.loads = False
             if self._index is None:
-                self.damaged_leaves += [f"{one.item}: {one.path}" for one in self._contents.leaves]
+                self.damaged_leaves += [
+                    f"{entry.item}: {entry.path}" for entry in self._contents.leaves
+                ]
                 return
         stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
         # A chunk that was not stored reads as zeros; a file added later can turn it into something
@@ -477,8 +482,8 @@ class _StepCheck:
 
     def _forget_cached(self, names: Collection[str]) -> None:
         for place in self._places:
-            found = (record.name for record in place.records if record.name in names)
-            forget_cached(place.folder, found)
+            cached = (record.name for record in place.records if record.name in names)
+            forget_cached(place.folder, cached)
 
     def _found(self, problem: str, *, loads: bool) -> None:
         self.problems.append(problem)
@@ -501,32 +506,32 @@ class _StepCheck:
         for item in sorted({leaf.item for leaf in self._contents.leaves}):
             name = f"{item}/{TREE_METADATA}"
             forms = step.forms.get(item, {})
-            found = {path for path, form in forms.items() if form.kind == "empty"}
+            stored = {path for path, form in forms.items() if form.kind == "empty"}
             described = self._read(name)
             tree = StoredTree()
             if described is not None:
                 tree = parse_tree_metadata(described, path=name)
-                found |= set(tree.arrays)
+                stored |= set(tree.arrays)
             elif name in self._records:
                 continue  # damaged, and listed as such
             expected = {tree.current(leaf.path) for leaf in self._leaves_of(item)}
-            for path in sorted(expected ^ found):
+            for path in sorted(expected ^ stored):
                 where = "the manifest" if path in expected else "Orbax's metadata"
                 yield f"{item}: {path}: only {where} has this leaf"
 
     def _wrong_digests(self, item: str) -> Iterator[str]:
         """Yield leaves whose digest is not the sum of the digests of their chunks."""
-        known = self._digests(item)
-        if known is None:
+        digests = self._digests(item)
+        if digests is None:
             return
         for leaf in self._leaves_of(item):
-            told = parse_digest(leaf.digest) if leaf.digest else None
-            if told is None or leaf.chunks is None:
+            recorded = parse_digest(leaf.digest) if leaf.digest else None
+            if recorded is None or leaf.chunks is None:
                 continue
-            total = known.total(leaf.path)
-            if total != told:
-                found = "nothing" if total is None else digest_text(total)
-                yield f"{item}: {leaf.path}: its chunks add up to {found}, not to {leaf.digest}"
+            total = digests.total(leaf.path)
+            if total != recorded:
+                computed = "nothing" if total is None else digest_text(total)
+                yield f"{item}: {leaf.path}: its chunks add up to {computed}, not to {leaf.digest}"
 
     def _digests(self, item: str) -> DigestSource | None:
         """Return the digests of an item's chunks; None if there are none, or they are damaged."""
@@ -536,16 +541,16 @@ class _StepCheck:
         names = [name for name in self._records if name.startswith(prefix)]
         if not names or not self._sound.issuperset(names):
             return None
-        known = ChunkDigests()
+        digests = ChunkDigests()
         for name in names:
-            known = known.merged(ChunkDigests.parse(self._read(name) or b"", path=name))
-        return known
+            digests = digests.merged(ChunkDigests.parse(self._read(name) or b"", path=name))
+        return digests
 
     def _wrong_database(self, item: str) -> Iterator[str]:
         """Yield values that Orbax would look for elsewhere, or that lie outside their files."""
         leaves = [leaf for leaf in self._leaves_of(item) if leaf.shards is not None]
         name = f"{item}/{MANIFEST_FILE}"
-        nodes = [one for one in self._records if one.startswith(f"{item}/{NODE_FOLDER}/")]
+        nodes = [file for file in self._records if file.startswith(f"{item}/{NODE_FOLDER}/")]
         if not leaves or not self._sound.issuperset((name, *nodes)):
             return
         try:
@@ -574,9 +579,9 @@ class _StepCheck:
         """Read a file of the step that was found sound; return None for all others."""
         if name not in self._sound:
             return None
-        place = next(one for one in self._places if self._records[name] in one.records)
-        found = ObjectStore(place.folder).read(name)
-        return None if found is None else found.value
+        place = next(folder for folder in self._places if self._records[name] in folder.records)
+        content = ObjectStore(place.folder).read(name)
+        return None if content is None else content.value
 
 
 def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
@@ -586,10 +591,10 @@ def _read_again(folder: StoreURI, record: ObjectRecord) -> str | None:
         problem = told_problem(record, stat.size, stat.crc32c)
         if problem is not None:
             return problem
-        (found,) = read_files(folder, [record.name], past_cache=True)
+        (checksum,) = read_files(folder, [record.name], past_cache=True)
     except NotFoundError:
         return missing_problem(record)
-    return file_problem(record, found)
+    return file_problem(record, checksum)
 
 
 def _expected_entries(
