@@ -3,21 +3,27 @@
 Set `CAIRN_PEER` to have Cairn's; `CAIRN_PEER_RESULTS` names the file of outcomes, JSON.
 """
 
+import importlib
+import importlib.metadata
 import json
 import os
 import sys
 import tempfile
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import pytest
 from absl import flags
 from absl.testing import absltest
-from orbax.checkpoint import checkpoint_manager
-from orbax.checkpoint._src.multihost import multihost
 
 import cairn
+
+_MANAGER = "orbax.checkpoint.checkpoint_manager"
+_MULTIHOST = "orbax.checkpoint._src.multihost.multihost"
+_TESTING = "orbax.checkpoint._src.testing"
 
 _outcomes: dict[str, dict[str, str]] = {}
 
@@ -30,19 +36,40 @@ class MultiProcessTest(absltest.TestCase):
         return tempfile.mkdtemp(prefix=f"{name or 'peer'}-")
 
 
+def private(module: str, attribute: str | None = None) -> Any:
+    """Import a module of Orbax that its public API does not promise, or an attribute of it.
+
+    Raises:
+        pytest.UsageError: this release of Orbax does not have it (docs/adr/0016).
+    """
+    try:
+        imported = importlib.import_module(module)
+        return imported if attribute is None else getattr(imported, attribute)
+    except (ImportError, AttributeError) as error:
+        name = module if attribute is None else f"{module}.{attribute}"
+        version = importlib.metadata.version("orbax-checkpoint")
+        raise pytest.UsageError(
+            f"Orbax {version} has no {name}, which tests/peers/plugin.py needs to run Orbax's "
+            f"tests on one process: find what took its place, and change it there ({error})"
+        ) from error
+
+
 def pytest_configure() -> None:
     """Set up what the tests import: before the first of their modules."""
+    manager = private(_MANAGER)
+    private(_MANAGER, "CheckpointManager")
+    initialize_runtime = private(_MULTIHOST, "initialize_runtime_to_distributed_ids")
+    package = private(_TESTING)
     flags.FLAGS.mark_as_parsed()
     port = os.environ["CAIRN_PEER_PORT"]
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=1, process_id=0)
-    multihost.initialize_runtime_to_distributed_ids()
-    helper = types.ModuleType("orbax.checkpoint._src.testing.multiprocess_test")
+    initialize_runtime()
+    helper = types.ModuleType(f"{_TESTING}.multiprocess_test")
     helper.MultiProcessTest = MultiProcessTest
     sys.modules[helper.__name__] = helper
-    package = __import__("orbax.checkpoint._src.testing", fromlist=["testing"])
     package.multiprocess_test = helper
     if "CAIRN_PEER" in os.environ:
-        ocp.CheckpointManager = checkpoint_manager.CheckpointManager = cairn.CheckpointManager
+        ocp.CheckpointManager = manager.CheckpointManager = cairn.CheckpointManager
 
 
 def pytest_runtest_logreport(report) -> None:
