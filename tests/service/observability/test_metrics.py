@@ -189,7 +189,7 @@ def test_metrics_answer_while_the_store_is_silent(http, root, monkeypatch):
         over.wait(60)
         raise StoreUnavailableError("gone", path="store")
 
-    for name in ("read", "read_each", "parse_many", "list", "children", "folders", "stamps"):
+    for name in ("read", "read_each", "parse_many", "list", "children", "folders", "etags"):
         monkeypatch.setattr(ObjectStore, name, hang)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.get, "/v1/runs?refresh=true")
