@@ -97,7 +97,7 @@ def test_what_is_known_is_read_without_the_store(http, root, monkeypatch):
 
         return asked
 
-    for name in ("read", "read_each", "parse_many", "list", "children", "folders", "stamps"):
+    for name in ("read", "read_each", "parse_many", "list", "children", "folders", "etags"):
         monkeypatch.setattr(ObjectStore, name, refusing(getattr(ObjectStore, name)))
     for path, answer in zip(paths, before, strict=True):
         again = http.get(path)

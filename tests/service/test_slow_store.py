@@ -28,7 +28,7 @@ def silent(http, root, monkeypatch):
         over.wait(60)
         raise StoreUnavailableError("the store does not answer", path=self.uri)
 
-    for name in ("read", "read_many", "parse_many", "list", "children", "folders", "stamps"):
+    for name in ("read", "read_many", "parse_many", "list", "children", "folders", "etags"):
         monkeypatch.setattr(ObjectStore, name, wait)
     yield asked, over
     over.set()
