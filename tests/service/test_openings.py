@@ -53,7 +53,7 @@ OPENINGS: Final = {
         "_places: parse_uri": ADMINISTRATOR,
     },
     "service/catalog/change_tokens.py": {
-        "_looks: os.listdir": TIMES,
+        "_stats: os.listdir": TIMES,
     },
     "service/jobs/artifacts.py": {
         "ArtifactRef.open: ObjectStore.open": CONFINED,
@@ -85,7 +85,7 @@ OPENINGS: Final = {
         "Settings.root_uris: parse_uri": ADMINISTRATOR,
     },
     "service/state_folders.py": {
-        "_known: glob": OWN,
+        "_database_folders: glob": OWN,
     },
     "storage/orbax_import/adopt.py": {
         "adopt: parse_uri": GIVEN,

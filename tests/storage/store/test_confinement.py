@@ -121,7 +121,7 @@ OF_OBJECTS = {
     "delete_prefix": lambda objects, rel: objects.delete_prefix(f"{rel}below/"),
     "list": lambda objects, rel: objects.list(f"{rel}below/"),
     "children": lambda objects, rel: objects.children(f"{rel}below"),
-    "stamps": lambda objects, rel: objects.etags(f"{rel}below"),
+    "etags": lambda objects, rel: objects.etags(f"{rel}below"),
     "entries": lambda objects, rel: objects.entries(f"{rel}below"),
     "folders": lambda objects, rel: objects.folders(f"{rel}below"),
 }

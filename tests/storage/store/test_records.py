@@ -103,7 +103,9 @@ def kinds(base=Record):
 
 
 def test_every_kind_of_object_is_tried_here():
-    ours = {kind for kind in kinds() if kind.__module__.startswith("cairn.storage.")}
+    ours = {
+        kind for kind in kinds() if kind.__module__.startswith(("cairn.storage.", "cairn.state."))
+    }
     assert {type(record).__name__ for record in RECORDS} | {"_Announcement", "AttemptRecord"} == {
         kind.__name__ for kind in ours
     }
