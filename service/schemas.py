@@ -482,7 +482,7 @@ class Checkpoint(Response):
 
     @property
     def is_available(self) -> bool:
-        """True if it is listed, damaged or not: it can be read, compared and verified."""
+        """True if the step is listed. A damaged step counts too: it can be read and verified."""
         return self.state in (CheckpointState.LISTED, CheckpointState.DAMAGED)
 
     @field_serializer("metrics")

@@ -400,7 +400,7 @@ def _adopt_step(
 
 
 def _record(name: str, data: bytes) -> ObjectRecord:
-    """Of a file that is to have this content."""
+    """Return the record of a file from its content."""
     content = ContentSum()
     content.update(data)
     crc32c = f"{google_crc32c.value(data):08x}"

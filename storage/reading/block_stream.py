@@ -81,7 +81,7 @@ class BlockPlan:
         return self.order == tuple(range(len(self.window)))
 
     def bands(self) -> Iterator[Box]:
-        """Yield the boxes to keep in memory one after another, in stored coordinates."""
+        """Yield the boxes to read, in stored coordinates; one of them is in memory at a time."""
         order = self.order
         cut = read_boxes(
             [self.window[i].stop - self.window[i].start for i in order],

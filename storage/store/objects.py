@@ -378,7 +378,11 @@ class ObjectStore:
         )
 
     def _is_larger(self, name: str, size: int) -> bool:
-        """Return True if an object still exceeds `size`: in a bucket it may be replaced."""
+        """Return True if an object is larger than `size`.
+
+        On a disk the file that was opened cannot shrink, so it is. In a bucket the object may have
+        been replaced since its size was read.
+        """
         if self._folder is not None:
             return True
         beyond = self._read(name, byte_range=slice(size, size + 1))

@@ -51,6 +51,7 @@ from cairn.storage.store.uri import StoreURI, parse_uri
 __all__ = ["TEMPORARY", "StepWrite", "begin_step", "commit_text", "orbax_folder"]
 
 _TIMEOUT_SECONDS: Final = 3600
+"""Seconds that Orbax waits for a save; our own deadlines end a save long before."""
 
 _ENDING_SECONDS: Final = 10.0
 """Seconds that Orbax may take to end a save whose items failed."""

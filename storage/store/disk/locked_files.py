@@ -87,7 +87,7 @@ def locked_file(path: str) -> Iterator[LockedFile]:
                 next_step="Remove it.",
             ) from exc
         try:
-            while not _is_locked(descriptor):
+            while not _try_lock(descriptor):
                 if progress.seconds_left() <= 0:
                     raise TimeoutError(f"{name}: its lock is held")
                 time.sleep(_LOOK_SECONDS)
@@ -103,8 +103,11 @@ def locked_file(path: str) -> Iterator[LockedFile]:
             os.close(descriptor)
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Try to lock an open file, with a lock that also excludes other threads of this process."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open file unless somebody holds its lock; return True if this call locked it.
+
+    The lock (of the open file description) also excludes other threads of this process.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE)
     except OSError as exc:
