@@ -401,7 +401,7 @@ class CheckpointState(StrEnum):
     UNVERIFIED = "unverified"
     IN_FLIGHT = "in_flight"
     ABANDONED = "abandoned"
-    SET_ASIDE = "set_aside"
+    SUPERSEDED = "superseded"
     TRASHED = "trashed"
     UNJUDGED = "unjudged"
 

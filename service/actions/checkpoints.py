@@ -270,7 +270,7 @@ def _from_store(row: RunColumns, run: Run, step: int, attempt: int | None) -> Ch
         return _body(row, run, run.step(step))  # raises, unless the step was published just now
     deletions = read_deletions(run, [(step, attempt)])
     is_listed = run.step_attempts().get(step) == attempt
-    kept = StepState.LISTED if is_listed else StepState.SET_ASIDE
+    kept = StepState.LISTED if is_listed else StepState.SUPERSEDED
     body = _body(row, run, StepInfo(step, attempt, StepState.TRASHED if deletions else kept))
     tombstone = deletions.get((step, attempt))
     deletion = None if tombstone is None else deletion_body(tombstone)

@@ -14,7 +14,7 @@ from cairn.storage.arrays.leaf_paths import keys_of
 from cairn.storage.store.clock import utc_now
 
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_STATES: Final = {"in_flight": "being written", "set_aside": "set aside", "trashed": "in trash"}
+_STATES: Final = {"in_flight": "being written", "trashed": "in trash"}
 _LARGE: Final = 1e6
 _EXACT: Final = 1e15
 _SMALL: Final = 1e-3

@@ -37,7 +37,7 @@ from cairn.storage.orbax_import.layouts import (
 from cairn.storage.orbax_import.model_map import ModelMap
 from cairn.storage.orbax_import.step_reading import read_step, with_model
 from cairn.storage.runs.records.annotations import Annotation
-from cairn.storage.runs.records.attempts import set_aside
+from cairn.storage.runs.records.attempts import find_superseded
 from cairn.storage.runs.records.layout import MANIFESTS, check_run_name, check_step, step_dir
 from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
 from cairn.storage.runs.run import Run
@@ -221,8 +221,9 @@ def _sorted_out(
     deleted = {number for number, _ in run.trashed()}
     # Of two adoptions at once the later may have begun before a step of the other's.
     went_back = (start for start in run.attempts() if not start.writer.startswith(_WRITER))
-    is_aside = set_aside(went_back, run.published())
-    aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
+    is_superseded = find_superseded(went_back, run.published())
+    superseded = {step for step, attempt in run.published() if is_superseded(step, attempt)}
+    superseded -= numbers
     latest = max(numbers, default=-1)
     new, refused, left = {}, list(contents.problems), list(contents.left)
     names = {parse_uri(source).name for source in sources if source is not None}
@@ -232,7 +233,7 @@ def _sorted_out(
             continue
         if number in deleted:
             left.append(f"{uri.name}: deleted from the run")
-        elif number in aside:
+        elif number in superseded:
             left.append(f"{uri.name}: set aside in the run, which went back before it")
         elif number <= latest:
             refused.append(

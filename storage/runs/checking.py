@@ -136,7 +136,7 @@ class _RunCheck:
         unlisted = [
             step_dir(info.attempt, info.step)
             for info in self._run.unpublished()
-            if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
+            if info.state in (StepState.UNVERIFIED, StepState.SUPERSEDED)
         ]
         unreadable = tuple(sorted(self._unreadable))
         return RunReport(self._records, tuple(lines), unreadable, tuple(unlisted))

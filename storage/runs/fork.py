@@ -336,7 +336,7 @@ def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInf
         state = run.state_of(*key)
         info = next(iter(run.described([(key, state)])), StepInfo(*key, state))
         told = attempt, replace(info, copied=report)
-    if told is None or (told[1].state is StepState.SET_ASIDE and _is_unfinished(run, by=by)):
+    if told is None or (told[1].state is StepState.SUPERSEDED and _is_unfinished(run, by=by)):
         return None  # or another call of this fork has superseded it, and was interrupted
     lease = read_lease(run.objects)
     if lease is not None and not lease.released:

@@ -22,7 +22,7 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.records.attempts import list_attempts, set_aside
+from cairn.storage.runs.records.attempts import find_superseded, list_attempts
 from cairn.storage.runs.records.exports import ExportKey, find_export, left_tries
 from cairn.storage.runs.records.layout import (
     EXPORTS,
@@ -178,8 +178,8 @@ def _covers_older(run: Run) -> Callable[[StepKey], bool]:
     published = run.published()
     attempts = run.attempts()  # after the manifests, so that each one's attempt is among them
     # Overwrites don't supersede here: the overwriting step may be removed next.
-    is_aside = set_aside(attempts, ())
-    older = [key for key in published if not is_aside(*key)]
+    is_superseded = find_superseded(attempts, ())
+    older = [key for key in published if not is_superseded(*key)]
     overwrites = {one.number: one.overwrites for one in attempts}
 
     def covers(key: StepKey) -> bool:

@@ -17,7 +17,7 @@ from cairn.storage.runs.records.attempts import (
     counting,
     highest_number,
     judge_attempts,
-    set_aside,
+    find_superseded,
     told_steps,
 )
 from cairn.storage.runs.records.layout import (
@@ -124,7 +124,7 @@ class History:
             # It counts under the one assumption about unknown attempts, not under the other.
             if len(counts) > 1:
                 return StepState.UNJUDGED
-            return StepState.LISTED if True in counts else StepState.SET_ASIDE
+            return StepState.LISTED if True in counts else StepState.SUPERSEDED
 
         return [(key, state(key)) for key in (self.published if keys is None else keys)]
 
@@ -517,7 +517,7 @@ def _missed(
     missed = set()
     if told:
         counts = counting(published, attempts)
-        is_aside = set_aside(attempts, published)
+        is_superseded = find_superseded(attempts, published)
         overwrites = {one.number: one.overwrites for one in attempts}
 
         def has_overwritten(step: int, number: int) -> bool:
@@ -527,7 +527,7 @@ def _missed(
             later = (one for other, one in counts.items() if other > step)
             return overwrites.get(number) == step and any(one < number for one in later)
 
-        missed = {key for key in told if not is_aside(*key) and has_overwritten(*key)}
+        missed = {key for key in told if not is_superseded(*key) and has_overwritten(*key)}
     if noted is not None and noted not in shown:
         missed.add(noted)
     return missed

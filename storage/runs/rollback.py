@@ -46,13 +46,13 @@ class Rollback:
     Attributes:
         step: the step that is the latest now.
         attempt: the attempt that began with it.
-        set_aside: the steps that counted until then, and are superseded now.
+        superseded: the steps that counted until then, and are superseded now.
         aliases: names of the aliases that point to a superseded step; they keep it.
     """
 
     step: int
     attempt: int
-    set_aside: tuple[int, ...]
+    superseded: tuple[int, ...]
     aliases: tuple[str, ...]
 
 
@@ -104,7 +104,7 @@ def roll_back(
     with contextlib.suppress(StorageError):  # otherwise the lease expires by itself
         release(run.objects, attempt, clock=run.clock)
     try:
-        aside = _set_aside_by(run, attempt)
+        aside = _superseded_by(run, attempt)
         stranded = stranded_aliases(run, number)
     except StorageError as exc:
         raise StoreUnavailableError(
@@ -173,7 +173,7 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
         )
 
 
-def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
+def _superseded_by(run: Run, attempt: Attempt) -> list[int]:
     """Return the steps that counted until `attempt` began; repeated calls give the same."""
     published, deleted = run.published(), run.trashed()
     saved = [key for key in deleted.union(published) if key[1] < attempt.number]

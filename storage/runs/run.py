@@ -541,7 +541,7 @@ class Run:
         committed = [
             step_dir(info.attempt, info.step)
             for info in self._without_manifest(history)
-            if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
+            if info.state in (StepState.UNVERIFIED, StepState.SUPERSEDED)
         ]
         # The lease is lost or names no attempt: a committed step proves that records are missing.
         if committed or problems:

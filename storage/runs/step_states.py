@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from cairn.storage.notebooks import html_table, never_raises, size_cell
-from cairn.storage.runs.records.attempts import Attempt, set_aside
+from cairn.storage.runs.records.attempts import Attempt, find_superseded
 from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     COMMIT_FILE,
@@ -30,7 +30,7 @@ class StepState(StrEnum):
     unverified: committed by Orbax, without a manifest, and nobody is about to write one.
     in_flight: being written now, or committed and about to be published.
     abandoned: half written, and its writer is gone.
-    set_aside: superseded: a later attempt went back before it, or overwrote it.
+    superseded: superseded: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
     unjudged: it may count or not: the record of the run that would decide it is damaged.
     """
@@ -39,7 +39,7 @@ class StepState(StrEnum):
     UNVERIFIED = "unverified"
     IN_FLIGHT = "in_flight"
     ABANDONED = "abandoned"
-    SET_ASIDE = "set_aside"
+    SUPERSEDED = "superseded"
     TRASHED = "trashed"
     UNJUDGED = "unjudged"
 
@@ -103,7 +103,7 @@ def unpublished_steps(
     with contextlib.suppress(*UNREADABLE):
         lease = read_lease(objects)
     writing = lease.attempt if lease and lease.is_alive(now) else None
-    is_aside = set_aside(attempts, published)
+    is_superseded = find_superseded(attempts, published)
     newest = max((attempt.number for attempt in attempts), default=None)
     # Steps only go up within an attempt: a committed one at or below the last published one will
     # not be published any more.
@@ -121,8 +121,8 @@ def unpublished_steps(
             committed = not name.temporary and _is_committed(objects, number, name.step)
             # Only the newest attempt, and only while it holds the lease, may still publish.
             alive = number == writing and newest in (None, number)
-            if committed and is_aside(name.step, number):
-                states[key] = StepState.SET_ASIDE
+            if committed and is_superseded(name.step, number):
+                states[key] = StepState.SUPERSEDED
             elif alive and not (committed and name.step <= last.get(number, -1)):
                 states[key] = StepState.IN_FLIGHT  # if committed, about to be published
             elif committed:

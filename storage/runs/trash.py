@@ -264,7 +264,7 @@ def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None 
     assert attempt is not None
     deleted = run.objects.read(trash_file(step, attempt)) is not None
     if not deleted and run.objects.read(manifest_file(step, attempt)) is not None:
-        return StepInfo(step, attempt, StepState.SET_ASIDE)
+        return StepInfo(step, attempt, StepState.SUPERSEDED)
     found = [f"step {step} of attempt {held} listed"] if held is not None else []
     if deleted:
         run.objects.sync(trash_file(step, attempt))

@@ -42,7 +42,7 @@ from cairn.storage.runs.records.attempts import (
     is_begun,
     judge_attempts,
     run_removed,
-    set_aside,
+    find_superseded,
 )
 from cairn.storage.runs.records.layout import annotation_file, check_step, manifest_file
 from cairn.storage.runs.records.lease import (
@@ -436,7 +436,7 @@ class Writer:
         own = attempt.number, attempt.base_step
         saved = published_steps(self._objects)
         attempts = judge_attempts(self._objects, own).known
-        if set_aside(attempts, saved)(manifest.step, manifest.attempt):
+        if find_superseded(attempts, saved)(manifest.step, manifest.attempt):
             self._fence()
         if not held and attempts[-1].number <= attempt.number:
             self._fenced = FencedError(

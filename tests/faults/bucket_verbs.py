@@ -131,7 +131,7 @@ VERBS = {
     "roll back": Verb(
         saved,
         _of_run(lambda run: roll_back(run, 2, by="me", request="one")),
-        agrees=lambda done: done.set_aside == (3,),
+        agrees=lambda done: done.superseded == (3,),
     ),
     "delete": Verb(
         saved, _of_run(lambda run: delete_step(run, StepInfo(2, 1, StepState.LISTED), by="me"))

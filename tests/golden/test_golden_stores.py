@@ -376,7 +376,7 @@ def test_what_was_rolled_back_stays_aside_and_a_deleted_step_comes_back(store):
         return [
             (info.step, info.attempt)
             for info in store.run.all_states()
-            if info.state is StepState.SET_ASIDE
+            if info.state is StepState.SUPERSEDED
         ]
 
     before = aside()
@@ -460,7 +460,7 @@ def test_an_old_step_can_be_overwritten(store):
     state = EasyDeLState.load_state(f"{store.run.uri}/steps/1", verbose=False)
     state.save_state(str(store.run.uri), step=2, overwrite=True, verbose=False, wait=True)
     assert sorted(store.run.step_attempts()) == [1, 2]
-    aside = [info for info in store.run.all_states() if info.state is StepState.SET_ASIDE]
+    aside = [info for info in store.run.all_states() if info.state is StepState.SUPERSEDED]
     assert (2, 1) in [(info.step, info.attempt) for info in aside]
     assert verify_step(store.run, 2).ok
 

@@ -141,20 +141,20 @@ def test_half_written_step_is_never_listed(http, root):
     assert (body["state"], body["attempt"], body["bytes"]) == ("in_flight", 2, None)
 
 
-def test_step_set_aside_by_a_rollback_can_be_asked_for(http, root):
+def test_step_superseded_by_a_rollback_can_be_asked_for(http, root):
     run = make_run(root / "run", [1, 2, 3])
     assert steps(http) == [3, 2, 1]
     add_steps(run, [2], base_step=1)
     assert steps(http, refresh=True) == [2, 1]
     answer = http.get(CHECKPOINTS, params={"state": "all"}).json()["checkpoints"]
     assert [(entry["step"], entry["attempt"], entry["state"]) for entry in answer] == [
-        (3, 1, "set_aside"),
+        (3, 1, "superseded"),
         (2, 2, "listed"),
-        (2, 1, "set_aside"),
+        (2, 1, "superseded"),
         (1, 1, "listed"),
     ]
     assert http.get(f"{CHECKPOINTS}/2").json()["attempt"] == 2
-    assert http.get(f"{CHECKPOINTS}/3").json()["state"] == "set_aside"
+    assert http.get(f"{CHECKPOINTS}/3").json()["state"] == "superseded"
     assert http.get("/v1/roots/default/runs/run").json()["checkpoint_count"] == 2
 
 

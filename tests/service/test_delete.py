@@ -168,13 +168,13 @@ def test_step_that_is_not_there_is_not_found(http, run):
     assert steps(http) == [9, 3]
 
 
-def test_step_that_was_set_aside_is_deleted_by_its_attempt(http, run):
+def test_step_that_was_superseded_is_deleted_by_its_attempt(http, run):
     add_steps(run, [9], base_step=6)
     assert delete(http, 9, attempt=1).json()["state"] == "trashed"
     assert http.get(f"{STEPS}/9").json()["attempt"] == 2
     answer = delete(http, 9, attempt=1)
     refused(answer, 404, "step-not-found", "found step 9 of attempt 2 listed, it in the trash")
-    assert undelete(http, 9, attempt=1).json()["state"] == "set_aside"
+    assert undelete(http, 9, attempt=1).json()["state"] == "superseded"
 
 
 def test_several_deleted_attempts_at_a_step_are_told_apart(http, run):
@@ -187,7 +187,7 @@ def test_several_deleted_attempts_at_a_step_are_told_apart(http, run):
     assert undelete(http, 9, attempt=2).json()["state"] == "listed"
     assert (
         undelete(http, 9).json()
-        == http.get(STEPS, params={"state": "set_aside"}).json()["checkpoints"][0]
+        == http.get(STEPS, params={"state": "superseded"}).json()["checkpoints"][0]
     )
     assert steps(http, state="trashed") == []
 

@@ -125,10 +125,10 @@ def test_step_in_flight_is_not_promoted(http, run):
     assert run.aliases.list() == []
 
 
-def test_trashed_and_set_aside_steps_are_not_promoted(http, run):
+def test_trashed_and_superseded_steps_are_not_promoted(http, run):
     trash(run, 3)
     add_steps(run, [7], base_step=6)
-    for step, state in ((3, "trashed"), (9, "set_aside")):
+    for step, state in ((3, "trashed"), (9, "superseded")):
         answer = promote(http, step, CREATE)
         assert answer.status_code == 404
         assert state in answer.json()["detail"]

@@ -142,13 +142,13 @@ def test_fork_that_is_asked_for_again_while_it_goes_on_is_the_same_operation(
 def test_rollback_sets_later_steps_aside(http, store):
     run = Run.open(store[0] / "llama")
     operation = done(http, RESTORE.replace("/1:", "/2:"), ROLLBACK, ANY)
-    assert operation["result"]["set_aside"] == [3]
+    assert operation["result"]["superseded"] == [3]
     assert [info.step for info in run.steps()] == [1, 2]
     save_llama(store[0] / "llama", steps=(3,))
     assert [info.step for info in run.steps()] == [1, 2, 3]
 
 
-def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, store, monkeypatch):
+def test_rollback_that_is_taken_up_again_still_names_what_it_superseded(http, store, monkeypatch):
     """It had begun its attempt when the store went away, or the process did."""
     monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
     answers = iter([StoreUnavailableError("no answer", path="lease.json")])
@@ -160,7 +160,7 @@ def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, sto
 
     monkeypatch.setattr("cairn.storage.runs.rollback.release", lose_once)
     operation = done(http, RESTORE, ROLLBACK, ANY)
-    assert operation["result"]["set_aside"] == [2, 3]
+    assert operation["result"]["superseded"] == [2, 3]
     run = Run.open(store[0] / "llama")
     assert [attempt.number for attempt in run.attempts()] == [1, operation["result"]["attempt"]]
 
@@ -173,7 +173,7 @@ def test_rollback_names_the_aliases_it_strands(http):
     check_problem(refused, 409)
     assert refused.json()["aliases"] == ["production"]
     operation = done(http, RESTORE, ROLLBACK | {"strand": ["production"]}, ANY)
-    assert operation["result"]["aliases_set_aside"] == ["production"]
+    assert operation["result"]["aliases_superseded"] == ["production"]
 
 
 def test_rollback_past_what_was_not_seen_is_refused(http, store):
@@ -185,7 +185,7 @@ def test_rollback_past_what_was_not_seen_is_refused(http, store):
     check_problem(refused, 412)
     assert refused.json()["current"]["latest_step"] == 4
     seen = {"If-Match": http.get(run).headers["ETag"]}
-    assert done(http, RESTORE, ROLLBACK, seen)["result"]["set_aside"] == [2, 3, 4]
+    assert done(http, RESTORE, ROLLBACK, seen)["result"]["superseded"] == [2, 3, 4]
 
 
 def test_rollback_that_is_asked_for_again_is_the_same(http):
@@ -225,7 +225,7 @@ def test_impossible_requests_are_refused_at_once(http, store, path, body, status
     assert not (store[0] / "child").exists()
 
 
-def test_rollback_in_the_shell_names_what_it_set_aside(store, tmp_path):
+def test_rollback_in_the_shell_names_what_it_superseded(store, tmp_path):
     (tmp_path / "data").mkdir()
     with running_plane(store[0], tmp_path / "data") as (url, _):
         made = cairn_here("promote", "llama", "3", "production", "--create", url=url)
@@ -235,5 +235,5 @@ def test_rollback_in_the_shell_names_what_it_set_aside(store, tmp_path):
         assert "production (step 3)" in refused.stderr
         arguments = ("llama/steps/1", "--strand", "production", "--watch", "--json")
         last = cairn_here("rollback", *arguments, url=url).stdout.splitlines()[-1]
-    assert json.loads(last)["result"]["set_aside"] == [2, 3]
+    assert json.loads(last)["result"]["superseded"] == [2, 3]
     assert [info.step for info in Run.open(store[0] / "llama").steps()] == [1]

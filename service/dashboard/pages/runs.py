@@ -24,7 +24,7 @@ STATES: Final = (
     ("damaged", "Has damaged steps"),
     ("in_flight", "Writing now"),
     ("abandoned", "Has an abandoned step"),
-    ("set_aside", "Has steps set aside"),
+    ("superseded", "Has superseded steps"),
     ("trashed", "Has steps in trash"),
 )
 ORDERS: Final = (

@@ -109,8 +109,8 @@ def _rollback(context: JobContext, request: Request) -> Result:
         "run": request["run"],
         "step": done.step,
         "attempt": done.attempt,
-        "set_aside": list(done.set_aside),
-        "aliases_set_aside": list(done.aliases),
+        "superseded": list(done.superseded),
+        "aliases_superseded": list(done.aliases),
     }
 
 

@@ -71,7 +71,7 @@ __all__ = [
     "newest_number",
     "run_removed",
     "saved_steps",
-    "set_aside",
+    "find_superseded",
     "told_steps",
 ]
 
@@ -166,15 +166,15 @@ def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> d
         attempts: every attempt of the run.
     """
     saved = list(saved)
-    is_aside = set_aside(attempts, saved)
+    is_superseded = find_superseded(attempts, saved)
     held: dict[int, int] = {}
     for step, attempt in saved:
-        if not is_aside(step, attempt):
+        if not is_superseded(step, attempt):
             held[step] = max(attempt, held.get(step, attempt))
     return dict(sorted(held.items()))
 
 
-def set_aside(
+def find_superseded(
     attempts: Iterable[Attempt], saved: Iterable[tuple[int, int]]
 ) -> Callable[[int, int], bool]:
     """Return a function of (step, attempt) that is True if a later attempt superseded the step.
@@ -196,11 +196,11 @@ def set_aside(
         lowest_from.append(min([last, *lowest_from[-1:]]))
     lowest_from.reverse()
 
-    def is_aside(step: int, attempt: int) -> bool:
+    def is_superseded(step: int, attempt: int) -> bool:
         later = bisect_right(numbers, attempt)
         return attempt in too_late or (later < len(numbers) and lowest_from[later] < step)
 
-    return is_aside
+    return is_superseded
 
 
 def _last_kept(one: Attempt, *, has_saved: bool) -> int:

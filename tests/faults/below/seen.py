@@ -74,7 +74,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         ]  # fmt: skip
     published = set(run.published())
     for info in run.all_states():
-        if info.state is StepState.SET_ASIDE and (info.step, info.attempt) in published:
+        if info.state is StepState.SUPERSEDED and (info.step, info.attempt) in published:
             key = CheckpointReader.open(run.step_uri(info), run.manifest(info)).meta().get(KEY, "")
             if key.startswith("old"):  # else a save that was given up, and is to be tried again
                 facts[f"set aside: {key}"] = info.step

@@ -93,7 +93,7 @@ def checkpoint(step, attempt):
     return SimpleNamespace(step=step, attempt=attempt)
 
 
-def test_steps_that_were_set_aside_are_drawn_by_attempt_and_what_is_much_is_cut():
+def test_steps_that_were_superseded_are_drawn_by_attempt_and_what_is_much_is_cut():
     aside = [checkpoint(step, attempt) for step, attempt in ((9, 1), (7, 2), (5, 1), (7, 1))]
     nodes = _superseded_nodes(aside)
     assert [(one.name, one.note) for one in nodes] == [

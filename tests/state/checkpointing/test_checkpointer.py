@@ -252,7 +252,7 @@ def test_overwrite_replaces_the_step_and_sets_later_ones_aside(checkpointer, run
     assert handle.attempt == 2
     run = Run.open(run_uri)
     assert [(info.step, info.attempt) for info in run.steps()] == [(3, 1), (6, 2)]
-    assert {info.step for info in run.all_states() if info.state is StepState.SET_ASIDE} == {6, 9}
+    assert {info.step for info in run.all_states() if info.state is StepState.SUPERSEDED} == {6, 9}
     expected = state(60)["model"]
     found = ocp.load(handle.uri.orbax_path(), abstract(expected), checkpointable_name="model")
     assert_same(found, expected)
@@ -672,7 +672,7 @@ def test_a_step_that_failed_while_it_was_published_does_not_come_back(gcs, monke
         assert info.attempt == 2
 
 
-def test_a_step_that_failed_while_it_was_published_is_set_aside_at_the_end(gcs, monkeypatch):
+def test_a_step_that_failed_while_it_was_published_is_superseded_at_the_end(gcs, monkeypatch):
     uri = f"{gcs.bucket_uri}/run"
     with Checkpointer(uri, writer_id="job") as made:
         save(made, 1).wait()
@@ -743,7 +743,7 @@ def test_a_step_may_be_an_integer_of_numpy_or_jax(checkpointer, run_uri, kind):
     delete_step(run, deleted, by="me")
     undelete_step(run, kind(3), kind(1))
     done = roll_back(run, kind(3), by="me")
-    assert (done.step, done.set_aside, type(done.step)) == (3, (4,), int)
+    assert (done.step, done.superseded, type(done.step)) == (3, (4,), int)
 
 
 def test_everything_wrong_with_the_leaves_is_said_before_anything_is_written(checkpointer, run_uri):

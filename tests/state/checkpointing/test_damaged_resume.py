@@ -120,7 +120,7 @@ def test_what_is_saved_after_a_skip_goes_on_from_the_newest_sound_step(run, step
         checkpointer.save(step + 1, {"w": restored["w"] + 2}).wait()
     assert listed(run) == [10, 20, step, step + 1]
     assert run.attempts()[-1].base_step == 20
-    assert run.state_of(40, 1).value == "set_aside"
+    assert run.state_of(40, 1).value == "superseded"
 
 
 def test_a_run_that_is_begun_before_the_load_goes_on_from_the_newest_sound_step_too(run):
@@ -143,7 +143,7 @@ def test_a_skip_stays_in_force_if_the_job_ends_before_it_saves(run):
     assert load(run.uri, TARGET)["w"][0] == 20
 
 
-def test_what_was_skipped_is_set_aside_though_it_was_found_sound_meanwhile(run):
+def test_what_was_skipped_is_superseded_though_it_was_found_sound_meanwhile(run):
     with Checkpointer(run.uri) as checkpointer:
         restored = checkpointer.restore(TARGET, damaged="skip")
         for step in (30, 40):
@@ -153,7 +153,7 @@ def test_what_was_skipped_is_set_aside_though_it_was_found_sound_meanwhile(run):
     assert load(run.uri, TARGET)["w"][0] == 21
 
 
-def test_a_sound_step_that_was_saved_meanwhile_is_never_set_aside(run):
+def test_a_sound_step_that_was_saved_meanwhile_is_never_superseded(run):
     load(run.uri, TARGET, damaged="skip")
     with Checkpointer(run.uri) as other:
         other.begin()

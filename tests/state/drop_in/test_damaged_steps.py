@@ -67,7 +67,7 @@ def test_damage_that_is_found_once_the_manager_is_there_is_seen_by_a_restore(fol
     assert [info.step for info in run.steps()] == [1, 2, 3, 5]
 
 
-def test_what_a_loop_skipped_is_set_aside_though_it_was_found_sound_meanwhile(folder):
+def test_what_a_loop_skipped_is_superseded_though_it_was_found_sound_meanwhile(folder):
     run = Run.open(folder)
     with CheckpointManager(folder, damaged="skip") as manager:
         assert manager.restore(None, args=TARGET)["w"][0] == 2

@@ -278,7 +278,7 @@ def goes_back(run, monkeypatch):
 
 def test_a_rollback_since_it_was_judged_keeps_what_the_policy_keeps_now(run, clock, goes_back):
     outcome = apply_retention(run, RetentionPolicy(keep_last=1), by="test", clock=clock)
-    assert goes_back[0].set_aside == (3, 4, 5)
+    assert goes_back[0].superseded == (3, 4, 5)
     assert listed(run) == [2]
     assert outcome.in_use == {(2, 1): "latest, last 1"}
     assert (1, 1) in outcome.deleted

@@ -19,7 +19,7 @@ from cairn.storage.runs.records.attempts import (
     create_attempt,
     ensure_newest,
     list_attempts,
-    set_aside,
+    find_superseded,
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
 from cairn.storage.runs.records.lease import (
@@ -75,7 +75,7 @@ manifests = st.sets(st.tuples(steps, st.integers(1, 9)), max_size=40)
 
 
 @given(manifests, histories)
-def test_counting_never_lists_a_step_that_was_set_aside(published, attempts):
+def test_counting_never_lists_a_step_that_was_superseded(published, attempts):
     held = counting(published, attempts)
     for step, number in held.items():
         assert (step, number) in published
@@ -83,7 +83,7 @@ def test_counting_never_lists_a_step_that_was_set_aside(published, attempts):
 
 
 @given(manifests, histories)
-def test_counting_lists_every_step_that_was_not_set_aside(published, attempts):
+def test_counting_lists_every_step_that_was_not_superseded(published, attempts):
     held = counting(published, attempts)
     for step, number in published:
         if all(one.base_step >= step for one in attempts if one.number > number):
@@ -116,14 +116,14 @@ def test_a_writer_that_wakes_up_after_a_takeover_is_not_seen():
     assert counting(published, [attempt(1, -1), attempt(2, 3)]) == {3: 1, 6: 2}
 
 
-def test_set_aside_looks_at_later_attempts_only():
-    is_aside = set_aside([attempt(1, -1), attempt(2, 5), attempt(4, 7)], ())
-    assert is_aside(6, 1)
-    assert not is_aside(5, 1)
-    assert not is_aside(7, 2)
-    assert is_aside(8, 2)
-    assert is_aside(8, 3)
-    assert not is_aside(100, 4)
+def test_superseded_looks_at_later_attempts_only():
+    is_superseded = find_superseded([attempt(1, -1), attempt(2, 5), attempt(4, 7)], ())
+    assert is_superseded(6, 1)
+    assert not is_superseded(5, 1)
+    assert not is_superseded(7, 2)
+    assert is_superseded(8, 2)
+    assert is_superseded(8, 3)
+    assert not is_superseded(100, 4)
 
 
 def an_overwrite(then=()):

@@ -135,7 +135,7 @@ def test_finished_fork_is_told_again_and_the_run_that_has_gone_on_stays(parent, 
         checkpointer.save(3, items, meta={}, overwrite=True).wait()
         before = contents(child)
         again = fork_run(parent, parent.step(3), child, by=WRITER)
-        assert (again.attempt, again.state) == (1, StepState.SET_ASIDE)
+        assert (again.attempt, again.state) == (1, StepState.SUPERSEDED)
         assert contents(child) == before
         assert Run.open(child).step_attempts() == {3: 2}
         checkpointer.save(4, items, meta={}).wait()

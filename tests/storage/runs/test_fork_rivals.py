@@ -104,7 +104,7 @@ def test_a_fork_whose_lease_another_call_of_it_took_and_lost_goes_on(parent, roo
     assert verify_step(run, 3).ok
 
 
-def test_a_fork_that_is_set_aside_as_it_is_published_is_not_told_as_done(
+def test_a_fork_that_is_superseded_as_it_is_published_is_not_told_as_done(
     parent, root_uri, monkeypatch
 ):
     """Another call had taken the lease, saw nothing to keep, and began its attempt right after."""

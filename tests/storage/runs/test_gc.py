@@ -111,10 +111,10 @@ def test_what_was_overwritten_stays_aside_when_its_successor_is_deleted_and_gone
     delete_step(run, run.step(30), by="me", grace=0, clock=clock)
     for _ in range(2):
         assert run.step_attempts() == {10: first, 20: first}
-        assert states(run)[30, first] == "set_aside"
+        assert states(run)[30, first] == "superseded"
         with pytest.raises(StepNotFoundError):
             run.step(30)
-        assert resolve_step(run, CheckpointRef(run.uri, alias="before")).state.value == "set_aside"
+        assert resolve_step(run, CheckpointRef(run.uri, alias="before")).state.value == "superseded"
         collect(run)
     assert f"attempts/{second}/30/model/data" not in names(run)
     assert manifest_file(30, second) not in names(run)
@@ -233,13 +233,13 @@ def test_a_writer_dead_for_long_is_ended_before_its_halves_go(run, clock):
     assert again.number == 3
 
 
-def test_set_aside_and_unverified_steps_stay(run):
+def test_superseded_and_unverified_steps_stay(run):
     first = begin(run, -1)
     for step in (3, 6):
         save(run, step, first)
     write_data(run, 5, first)
     begin(run, 4)
-    assert states(run) == {(3, 1): "listed", (5, 1): "set_aside", (6, 1): "set_aside"}
+    assert states(run) == {(3, 1): "listed", (5, 1): "superseded", (6, 1): "superseded"}
     assert collect(run) == set()
 
 

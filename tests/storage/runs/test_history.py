@@ -289,7 +289,7 @@ def test_a_promotion_of_what_was_overwritten_with_an_earlier_step_is_refused(run
     saved(writer, run, 20, overwrite=True)
     writer.close()
     for act in (lambda: run.step(30), lambda: promote_step(run, 30, "candidate", expect=None)):
-        with pytest.raises(StepNotFoundError, match="step 30 set_aside"):
+        with pytest.raises(StepNotFoundError, match="step 30 superseded"):
             act()
     assert promote_step(run, 20, "candidate", expect=None).attempt == 3
 

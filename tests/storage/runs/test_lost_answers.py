@@ -31,10 +31,10 @@ def lost(gcs, run):
     return lose(gcs, "attempts/2.json")
 
 
-def test_a_rollback_whose_attempt_was_begun_unheard_tells_what_it_set_aside(run, lost):
+def test_a_rollback_whose_attempt_was_begun_unheard_tells_what_it_superseded(run, lost):
     done = roll_back(run, 2, by="me")
     assert lost.fired == 1
-    assert (done.attempt, done.set_aside) == (2, (3,))
+    assert (done.attempt, done.superseded) == (2, (3,))
     assert len(run.attempts()) == 2
 
 

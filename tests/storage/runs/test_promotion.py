@@ -75,9 +75,9 @@ def test_a_deleted_step_cannot_be_promoted(run, clock):
     assert run.aliases.list() == []
 
 
-def test_a_step_that_was_set_aside_cannot_be_promoted(run):
+def test_a_step_that_was_superseded_cannot_be_promoted(run):
     roll_back(run, 3, by="me")
-    with pytest.raises(StepNotFoundError, match="set_aside"):
+    with pytest.raises(StepNotFoundError, match="superseded"):
         promote(run, 9)
 
 

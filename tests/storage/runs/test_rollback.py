@@ -22,17 +22,17 @@ def listed(run):
     return list(run.step_attempts())
 
 
-def test_later_steps_are_set_aside_and_none_is_deleted(run):
+def test_later_steps_are_superseded_and_none_is_deleted(run):
     promote_step(run, 9, "production", expect=None)
     done = roll_back(run, 3, by="ann")
-    assert (done.step, done.attempt, done.set_aside, done.aliases) == (
+    assert (done.step, done.attempt, done.superseded, done.aliases) == (
         3,
         2,
         (6, 9),
         ("production",),
     )
     assert listed(run) == [3]
-    assert states(run) == {(3, 1): "listed", (6, 1): "set_aside", (9, 1): "set_aside"}
+    assert states(run) == {(3, 1): "listed", (6, 1): "superseded", (9, 1): "superseded"}
     assert read_lease(run.objects).released
 
 
@@ -45,11 +45,11 @@ def test_an_alias_that_nobody_said_may_stay_keeps_all_as_it_is(run):
     assert roll_back(run, 3, by="ann", strand=["production"]).aliases == ("production",)
 
 
-def test_a_deleted_step_that_had_overwritten_another_is_not_told_as_set_aside(run, clock):
+def test_a_deleted_step_that_had_overwritten_another_is_not_told_as_superseded(run, clock):
     save(run, 9, begin(run, 9))
     end(run)
     delete_step(run, run.step(9), by="me", clock=clock)
-    assert roll_back(run, 3, by="ann").set_aside == (6,)
+    assert roll_back(run, 3, by="ann").superseded == (6,)
 
 
 def test_the_same_request_again_tells_what_it_did_and_does_nothing(run):
@@ -70,21 +70,21 @@ def test_an_interrupted_request_goes_on_where_it_was(run, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             roll_back(run, 3, by="ann", request="r1")
     assert not read_lease(run.objects).released
-    assert roll_back(run, 3, by="ann", request="r1").set_aside == (6, 9)
+    assert roll_back(run, 3, by="ann", request="r1").superseded == (6, 9)
     assert len(run.attempts()) == 2
     assert read_lease(run.objects).released
 
 
 def test_every_call_without_a_request_acts(run):
     roll_back(run, 6, by="ann")
-    assert roll_back(run, 3, by="ann").set_aside == (6,)
+    assert roll_back(run, 3, by="ann").superseded == (6,)
     assert listed(run) == [3]
     with pytest.raises(StepNotFoundError):
         roll_back(run, 777, by="ann")
 
 
 def test_a_rollback_by_the_id_of_the_run_s_own_writer_acts(run):
-    assert roll_back(run, 3, by="w").set_aside == (6, 9)
+    assert roll_back(run, 3, by="w").superseded == (6, 9)
     assert listed(run) == [3]
 
 
@@ -126,7 +126,7 @@ def test_a_live_writer_keeps_the_run(run, clock):
     with pytest.raises(LeaseHeldError, match="job"):
         roll_back(run, 3, by="ann")
     writer.close()
-    assert roll_back(run, 3, by="ann").set_aside == (6, 9)
+    assert roll_back(run, 3, by="ann").superseded == (6, 9)
 
 
 def test_a_deletion_while_it_decides_is_refused(run, clock, monkeypatch):
@@ -155,4 +155,4 @@ def test_a_step_that_is_about_to_be_deleted_is_refused(run, clock):
         roll_back(run, 3, by="ann")
     assert listed(run) == [3, 6, 9]
     clock.now += timedelta(seconds=ANNOUNCED_SECONDS)  # whoever that was is dead
-    assert roll_back(run, 3, by="ann").set_aside == (6, 9)
+    assert roll_back(run, 3, by="ann").superseded == (6, 9)

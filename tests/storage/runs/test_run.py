@@ -128,9 +128,9 @@ def test_states_of_steps(run, clock):
         (2, new): "trashed",
         (3, new): "listed",
         (4, new): "unverified",
-        (5, old): "set_aside",
+        (5, old): "superseded",
         (5, new): "listed",
-        (6, old): "set_aside",
+        (6, old): "superseded",
         (6, new): "in_flight",  # committed, and about to be published
         (7, old): "abandoned",
         (7, new): "in_flight",
@@ -175,7 +175,7 @@ def test_rollback_and_its_undo(run):
     assert [info.step for info in run.steps()] == [3]
     save(run, 6, second)
     assert run.step_attempts() == {3: first, 6: second}
-    assert states(run)[(6, first)] == "set_aside"
+    assert states(run)[(6, first)] == "superseded"
 
 
 def test_a_step_in_flight_is_told_as_such(run):
@@ -222,7 +222,7 @@ def test_an_alias_keeps_its_step_after_a_rollback(run):
     AliasWriter(run.objects).move("production", step=6, attempt=attempt, expect=None)
     begin(run, 3)
     info = resolve_checkpoint(f"{run.uri}@production")[1]
-    assert (info.step, info.attempt, info.state) == (6, attempt, StepState.SET_ASIDE)
+    assert (info.step, info.attempt, info.state) == (6, attempt, StepState.SUPERSEDED)
     assert run.manifest(info).step == 6
 
 

@@ -53,7 +53,7 @@ def test_a_step_that_is_published_meanwhile_is_kept_or_its_writer_is_told(run, w
     monkeypatch.setattr(writing, "write_record", late)
     with pytest.raises(FencedError):
         writer.publish(manifest(15, attempt))
-    assert states(run)[15, 2] == "set_aside"
+    assert states(run)[15, 2] == "superseded"
 
 
 def test_a_step_that_was_published_just_before_is_kept(run, writer, monkeypatch):

@@ -66,7 +66,7 @@ def test_a_step_without_a_manifest_is_not_deleted(run, clock, committed):
     write_data(run, 12, 1, committed=committed)
     for step in (12, 15):  # one that has a folder alone, and one that nobody has begun
         with pytest.raises(StepNotFoundError, match="with a manifest"):
-            delete_step(run, StepInfo(step, 1, StepState.SET_ASIDE), by="me", clock=clock)
+            delete_step(run, StepInfo(step, 1, StepState.SUPERSEDED), by="me", clock=clock)
     assert read_tombstones(run.objects) == {}
     assert run.objects.read(intent_file(12, 1)) is None
 

@@ -32,7 +32,7 @@ def lineage_page(caller: Reader, request: RunRequestDependency) -> HTMLResponse:
     run = runs.get_run(request.plane, *request.names, refresh=False)
     ancestry = lineage.run_lineage(request.plane, caller.visible(request.plane.roots), run)
     aside = page_of_checkpoints(
-        request.plane, *request.names, CheckpointState.SET_ASIDE, _STEPS, None
+        request.plane, *request.names, CheckpointState.SUPERSEDED, _STEPS, None
     )
     listed = page_of_checkpoints(request.plane, *request.names, AVAILABLE, _STEPS, None)
     adopted = [step for step in listed.checkpoints if not step.uri.startswith(f"{run.uri}/")]
