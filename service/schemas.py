@@ -1200,7 +1200,7 @@ class RestoreRequest(Request):
     strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=MAX_ALIAS_LENGTH)]] = Field(
         default_factory=list,
         max_length=100,
-        description="rollback: aliases that may go on naming a step that is set aside. fork: none.",
+        description="rollback: aliases that may stay on a superseded step. fork: none.",
     )
     despite_damage: DespiteDamage | None = None
 

@@ -22,11 +22,11 @@ from cairn.storage.errors import (
     StepChangedError,
     StepNotFoundError,
 )
-from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.records.annotations import Annotation, Better
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import deletable_step, delete_step, note_lifted, undelete_step
+from cairn.storage.runs.trash import delete_step, find_deletable_step, note_lifted, undelete_step
 from cairn.storage.store.clock import from_rfc3339
 
 
@@ -208,7 +208,7 @@ def delete_checkpoint(
     stored_run = plane.run(root, run)
     detail = {"step": step, "attempt": attempt, "reason": reason}
     with audited(plane, caller, "checkpoint.delete", root=root, run=run, **detail) as entry:
-        info = deletable_step(stored_run, step, attempt)
+        info = find_deletable_step(stored_run, step, attempt)
         tombstone = delete_step(stored_run, info, by=caller.name, reason=reason, grace=grace)
         entry.complete(attempt=info.attempt, expires=tombstone.expires)
     return get_checkpoint(plane, root, run, info.step, attempt=info.attempt, refresh=True)

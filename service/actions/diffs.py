@@ -21,7 +21,7 @@ from cairn.service.schemas import (
 from cairn.storage.reading import step_diff
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.tensor_parts import TensorPart, json_number
-from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
@@ -67,7 +67,7 @@ class DiffSide:
             StoreUnavailableError: The store does not answer.
         """
         name = name.model_copy(update={"manifest_digest": info.manifest_digest})
-        return cls(name, run, info, run.manifest(info), noted_of(run, info), steps)
+        return cls(name, run, info, run.manifest(info), annotation_of(run, info), steps)
 
     @classmethod
     def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "DiffSide":

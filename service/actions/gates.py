@@ -14,7 +14,7 @@ from typing import Any, Final
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import GateRefusedError
 from cairn.service.settings import Bound, Gate
-from cairn.storage.runs.annotating import noted_of
+from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import published_exports
 from cairn.storage.runs.records.placed import UNREADABLE
@@ -53,7 +53,7 @@ class Candidate:
     @cached_property
     def noted(self) -> Annotation:
         """Labels and metrics of the step, from the store."""
-        return noted_of(self.run, self.info)
+        return annotation_of(self.run, self.info)
 
     def body(self) -> dict[str, Any]:
         """Return the candidate as the request body for a webhook."""

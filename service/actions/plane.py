@@ -13,7 +13,7 @@ from cairn.service.jobs.watches import Watches
 from cairn.service.settings import Settings
 from cairn.storage.arrays.statistics import Statistics
 from cairn.storage.runs.records.placed import UNREADABLE
-from cairn.storage.runs.run import Run, refuse_headless
+from cairn.storage.runs.run import Run, refuse_lost_run_record
 from cairn.storage.store.disk.confinement import safe_join
 from cairn.storage.store.uri import StoreURI
 
@@ -111,6 +111,6 @@ class ControlPlane:
         """
         stored_run = Run(self.place(root, run))
         with contextlib.suppress(*UNREADABLE):  # a lost or damaged `run.json` is allowed here
-            refuse_headless(stored_run)
+            refuse_lost_run_record(stored_run)
             stored_run.info()
         return stored_run

@@ -15,7 +15,7 @@ from cairn.service.catalog import run_health
 from cairn.service.catalog.run_health import SizedStep, Version
 from cairn.service.jobs.policies import stored_policy
 from cairn.service.schemas import RetentionPolicy, Run, ScheduledAction
-from cairn.storage.runs.retention import decide
+from cairn.storage.runs.retention import evaluate_retention
 from cairn.storage.store.clock import utc_now
 
 _HOUR: Final = 3600
@@ -129,7 +129,7 @@ def reclaimable_bytes(
     deleted = {
         (decision.step, decision.attempt)
         for policy in policies
-        for decision in decide(facts, stored_policy(policy), now=now, aliases=aliases)
+        for decision in evaluate_retention(facts, stored_policy(policy), now=now, aliases=aliases)
         if not decision.keep
     }
     return sum(step.nbytes for step in steps if step.facts.key in deleted)

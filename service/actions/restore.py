@@ -100,7 +100,7 @@ def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
         names = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
         raise AliasesStrandedError(
             f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
-            f"that it may stay on one that is set aside; found {names}. "
+            f"that it may stay on one that is superseded; found {names}. "
             "Promote another step first.",
             extra={"aliases": list(stranded)},
         )

@@ -27,7 +27,7 @@ from cairn.storage.errors import (
     RunNotFoundError,
 )
 from cairn.storage.runs import run as run_runs
-from cairn.storage.runs.annotating import annotate_run
+from cairn.storage.runs.annotate import annotate_run
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.run import Run as StoredRun
 from cairn.storage.store.uri import StoreURI

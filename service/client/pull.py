@@ -96,7 +96,7 @@ def pull(
     if attempt is not None and artifact.attempt != attempt:
         raise PullError(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
-            f"{artifact.attempt}: it was set aside meanwhile, and saved anew. Pull again."
+            f"{artifact.attempt}: it was superseded meanwhile, and saved anew. Pull again."
         )
     version = _version(artifact)
     with _alone(folder):

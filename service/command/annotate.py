@@ -120,8 +120,8 @@ def _in_store(
     better: dict[str, Better],
     of_run: bool,
 ) -> dict[str, dict[str, object]]:
-    from cairn.storage.runs.annotating import annotate as annotate_checkpoint
-    from cairn.storage.runs.annotating import annotate_run
+    from cairn.storage.runs.annotate import annotate as annotate_checkpoint
+    from cairn.storage.runs.annotate import annotate_run
     from cairn.storage.runs.records.layout import parse_ref
     from cairn.storage.runs.run import Run
 

@@ -481,7 +481,7 @@ def rollback(
         list[str] | None,
         typer.Option(
             metavar="ALIAS",
-            help="May go on naming a step that is set aside; may be repeated.",
+            help="May go on naming a step that is superseded; may be repeated.",
             autocompletion=completion.aliases,
         ),
     ] = None,
@@ -491,7 +491,7 @@ def rollback(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Go back to a checkpoint; later ones are set aside."""
+    """Go back to a checkpoint; later ones are superseded."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         started = client.roll_back(
@@ -514,7 +514,7 @@ def path(
     """
     if is_in_store(checkpoint):
         from cairn.storage.runs.damage import known_damage
-        from cairn.storage.runs.resolving import resolve_checkpoint
+        from cairn.storage.runs.resolution import resolve_checkpoint
 
         opened, info = resolve_checkpoint(checkpoint, damaged=None)
         folder = opened.orbax_uri(info).orbax_path()

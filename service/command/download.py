@@ -65,7 +65,7 @@ def download_command(
     if attempt_now != attempt:
         raise DownloadError(
             f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
-            f"{attempt_now}: it was set aside meanwhile, and saved anew. Download it again, into "
+            f"{attempt_now}: it was superseded meanwhile, and saved anew. Download it again, into "
             "another folder."
         )
     if json:

@@ -21,8 +21,8 @@ from cairn.service.schemas import (
     TensorValues,
 )
 from cairn.storage.reading.tensor_parts import TensorPart
-from cairn.storage.runs.annotating import noted_of
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.annotate import annotation_of
+from cairn.storage.runs.resolution import resolve_checkpoint
 from cairn.storage.store.clock import from_rfc3339
 
 _STEPS = StepCache()
@@ -41,7 +41,7 @@ class StoredStep:
 
     def noted(self) -> Checkpoint:
         """Return the step's metadata: state, size, aliases, labels, metrics."""
-        manifest, entries = self.run.manifest(self.info), noted_of(self.run, self.info)
+        manifest, entries = self.run.manifest(self.info), annotation_of(self.run, self.info)
         aliases = self.run.aliases.list()
         index = manifest.index
         return Checkpoint(

@@ -6,7 +6,7 @@ from typing import Any
 
 from cairn.service.schemas import RetentionDecision, RetentionPlan, RetentionPolicy
 from cairn.storage.runs import retention
-from cairn.storage.runs.retention import BestSteps, Decision, judge_retention
+from cairn.storage.runs.retention import BestSteps, Decision, plan_retention
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store.clock import from_rfc3339
@@ -54,7 +54,7 @@ def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
         UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias is
             unreadable.
     """
-    return judge_retention(run, stored_policy(policy), now=now)
+    return plan_retention(run, stored_policy(policy), now=now)
 
 
 def plan_body(root: str, run: Run, judged: list[Judged]) -> RetentionPlan:

@@ -261,7 +261,7 @@ def delete_checkpoint(
     reason: Reason = "",
     grace_seconds: Grace = GRACE_SECONDS,
 ) -> Checkpoint:
-    """Delete a listed or superseded (`superseded`) step.
+    """Delete a listed or superseded step.
 
     The step is no longer listed. It can be undeleted until the grace time is over; after that,
     garbage collection removes its bytes. No precondition is needed, since a saved step never
@@ -285,6 +285,6 @@ def undelete_checkpoint(
     """Undo the deletion of a step.
 
     The step is listed again. If the run was rolled back to an earlier step meanwhile, the step is
-    superseded (`superseded`) instead.
+    superseded instead.
     """
     return checkpoints_actions.undelete_checkpoint(plane, caller, root, run, step, body.attempt)

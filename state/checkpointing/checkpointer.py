@@ -54,7 +54,7 @@ from cairn.state.checkpointing.skipped_steps import pop_skipped
 from cairn.storage.arrays.data_files import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError, StorageError
 from cairn.storage.runs.damage import OnDamage, doubtful_steps
-from cairn.storage.runs.history import Look
+from cairn.storage.runs.history import RunListing
 from cairn.storage.runs.records.layout import check_step, step_dir
 from cairn.storage.runs.records.lease import LEASE_TTL_SECONDS
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -624,22 +624,22 @@ class Checkpointer:
 
     def _take_run(self) -> int:
         """Begin an attempt after the latest step, unless one is held; on process 0 only."""
-        look = self._create_run()
+        listing = self._create_run()
         self._skip_damaged()
-        return self._writer.begin(look)
+        return self._writer.begin(listing)
 
     def _claim(self, step: int, overwrite: bool) -> tuple[int, str]:
         """Return the attempt to write `step` in, and a unique name; on process 0 only."""
-        look = self._create_run()
+        listing = self._create_run()
         self._skip_damaged()
-        return self._writer.claim(step, overwrite=overwrite, look=look), secrets.token_hex(8)
+        return self._writer.claim(step, overwrite=overwrite, listing=listing), secrets.token_hex(8)
 
     def _skip_damaged(self) -> None:
         skipped = pop_skipped(self.uri)
         if skipped is not None:
             self._writer.skip_damaged(skipped)
 
-    def _create_run(self) -> Look | None:
+    def _create_run(self) -> RunListing | None:
         self._writer.check()
         if self._writer.attempt is not None:
             return None

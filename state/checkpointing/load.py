@@ -24,7 +24,7 @@ from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.damage import OnDamage, damaged_steps
 from cairn.storage.runs.records.layout import BEST, CheckpointRef, check_step, parse_ref
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.uri import StoreURI

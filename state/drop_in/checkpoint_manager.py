@@ -58,7 +58,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.damage import OnDamage, doubtful_steps, known_damage
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import CheckpointRef, check_step
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import RetentionOutcome, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo

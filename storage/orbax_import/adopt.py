@@ -234,7 +234,7 @@ def _sorted_out(
         if number in deleted:
             left.append(f"{uri.name}: deleted from the run")
         elif number in superseded:
-            left.append(f"{uri.name}: set aside in the run, which went back before it")
+            left.append(f"{uri.name}: superseded in the run, which went back before it")
         elif number <= latest:
             refused.append(
                 f"{uri.name}: the run goes on to step {latest}; adopt it into another run"

@@ -39,7 +39,7 @@ from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.indexed_database import leaf_entries
 from cairn.storage.reading.item_arrays import DigestSource
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.annotating import note_shared_damage, note_verified
+from cairn.storage.runs.annotate import note_shared_damage, note_verified
 from cairn.storage.runs.damage import known_damage, shared_problems
 from cairn.storage.runs.records.annotations import (
     MAX_DAMAGED_LEAVES,

@@ -52,7 +52,7 @@ from cairn.storage.runs.records.run_info import Lineage
 from cairn.storage.runs.records.step_contents import StepContents
 from cairn.storage.runs.records.step_files import file_places, removed_by_owner
 from cairn.storage.runs.records.step_index import StepIndex, whole_contents
-from cairn.storage.runs.run import Run, refuse_headless, refuse_inside_run
+from cairn.storage.runs.run import Run, refuse_inside_run, refuse_lost_run_record
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
@@ -189,7 +189,7 @@ def refuse_taken(target: StoreURI) -> None:
     _refuse_foreign(target)
     run = Run(target)
     try:
-        refuse_headless(run)
+        refuse_lost_run_record(run)
     except CorruptionError as exc:
         raise PreconditionFailedError(
             "the name is taken",

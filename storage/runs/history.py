@@ -15,9 +15,9 @@ from cairn.storage.runs.records.attempts import (
     Attempt,
     AttemptsFound,
     counting,
+    find_superseded,
     highest_number,
     judge_attempts,
-    find_superseded,
     told_steps,
 )
 from cairn.storage.runs.records.layout import (
@@ -44,12 +44,12 @@ from cairn.storage.store.objects import ObjectStore, Versioned
 
 __all__ = [
     "History",
-    "Look",
+    "RunListing",
     "StepKey",
     "certain_holder",
     "history_since",
     "judge_lease",
-    "look_at",
+    "list_records",
     "overwriting",
     "published_steps",
     "read_history",
@@ -278,7 +278,7 @@ def _parsed_lease(
     return lease, {}
 
 
-class Look(NamedTuple):
+class RunListing(NamedTuple):
     """Result of one round of requests about a run.
 
     Attributes:
@@ -300,56 +300,56 @@ class Look(NamedTuple):
 
 
 def seen_in(
-    objects: ObjectStore, look: Look, history: History, latest: StepKey | None
+    objects: ObjectStore, listing: RunListing, history: History, latest: StepKey | None
 ) -> Seen | None:
     """Return the state that a start may use if it takes the lease unchanged; None if it may not.
 
     Args:
         objects: the run's objects.
-        look: the look at the run.
+        listing: the listing of the run.
         history: the history since then, from `history_since`.
         latest: the last listed step.
     """
-    lease, _ = _parsed_lease(objects, look.lease)
-    if lease is None and (history.published or history.attempts.known or look.folders):
+    lease, _ = _parsed_lease(objects, listing.lease)
+    if lease is None and (history.published or history.attempts.known or listing.folders):
         return None  # the lease is lost: a writer that had it may still publish
     newest = [(one.number, one.base_step) for one in history.attempts.known[-1:]]
     return Seen(
         lease,
-        None if look.lease is None else look.lease.generation,
+        None if listing.lease is None else listing.lease.generation,
         newest[0] if newest else (0, -1),
-        highest_number(look.attempts or [], look.folders),
+        highest_number(listing.attempts or [], listing.folders),
         -1 if latest is None else latest,
     )
 
 
-def look_at(objects: ObjectStore) -> Look:
+def list_records(objects: ObjectStore) -> RunListing:
     """Read the lease and list manifests and attempts in one round; nothing is parsed."""
     lease, published, entries = objects.gather(
         lambda: objects.read(LEASE_FILE),
         lambda: published_steps(objects),
         lambda: objects.entries(ATTEMPTS),
     )
-    return Look(lease, published, *entries)
+    return RunListing(lease, published, *entries)
 
 
-def read_history(objects: ObjectStore, look: Look | None = None) -> History:
+def read_history(objects: ObjectStore, listing: RunListing | None = None) -> History:
     """Read the steps of a run, from names, the records of attempts and the lease alone.
 
     Args:
         objects: the run's objects.
-        look: a look taken just now: it saves two rounds of three, for one more request.
+        listing: a listing made just now: it saves two rounds of three, for one more request.
     """
-    if look is None:
+    if listing is None:
         lease, published = objects.gather(
             lambda: objects.read(LEASE_FILE), lambda: published_steps(objects)
         )
-        look = Look(lease, published, None, [])
-    found = history_since(objects, look)
+        listing = RunListing(lease, published, None, [])
+    found = history_since(objects, listing)
     return _in_order(objects) if found is None else found
 
 
-def history_since(objects: ObjectStore, look: Look) -> History | None:
+def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
     """Read the steps of a run that was looked at just now; return None if they must be read anew.
 
     A round sends all requests at once, so their order is undefined. Its result is used only if it
@@ -357,26 +357,28 @@ def history_since(objects: ObjectStore, look: Look) -> History | None:
     include the step that it names; attempts after manifests, because they are listed again and must
     not have changed; tombstones after manifests, because a manifest goes before its tombstone does.
     """
-    lease, problems = _parsed_lease(objects, look.lease)
+    lease, problems = _parsed_lease(objects, listing.lease)
     noted = None if lease is None else lease.durable
     begun = None if lease is None else lease.begun
     # The lease names a step that the listing lacks: it may be lost, or the listing stale.
-    if problems or (noted is not None and noted not in look.published):
+    if problems or (noted is not None and noted not in listing.published):
         return None
     deleted, attempts, again = objects.gather(
         lambda: trashed_steps(objects),
-        lambda: judge_attempts(objects, begun, look.published, look.attempts),
-        lambda: None if look.attempts is None else objects.children(ATTEMPTS),
+        lambda: judge_attempts(objects, begun, listing.published, listing.attempts),
+        lambda: None if listing.attempts is None else objects.children(ATTEMPTS),
     )
-    told = told_steps(attempts.known, look.published if noted is None else [*look.published, noted])
+    told = told_steps(
+        attempts.known, listing.published if noted is None else [*listing.published, noted]
+    )
     if (
-        again != look.attempts
+        again != listing.attempts
         or attempts.problems
         or not {number for _, number in deleted} <= {one.number for one in attempts.known}
-        or _missed(look.published, deleted, attempts.known, told, noted)
+        or _missed(listing.published, deleted, attempts.known, told, noted)
     ):
         return None
-    history = History(tuple(look.published), frozenset(deleted), frozenset(), attempts, {})
+    history = History(tuple(listing.published), frozenset(deleted), frozenset(), attempts, {})
     return _with_doubts(objects, history)
 
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 from cairn.storage.errors import LeaseHeldError, RecordNotLostError
-from cairn.storage.runs.checking import RunReport, check_run, run_ids
 from cairn.storage.runs.history import History, judge_lease, read_history
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
@@ -52,6 +51,7 @@ from cairn.storage.runs.records.placed import (
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.records.step_index import parse_index
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_check import RunReport, check_run, run_ids
 from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
 from cairn.storage.store.bounds import Oversized
 from cairn.storage.store.clock import Clock, rfc3339, utc_now

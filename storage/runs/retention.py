@@ -1,7 +1,7 @@
 """Retention: the decision which steps of a run to keep, and its execution.
 
-`decide` is pure: it is given all facts. `apply_retention` reads the facts, and deletes through the
-trash.
+`evaluate_retention` is pure: it is given all facts. `apply_retention` reads the facts, and
+deletes through the trash.
 
 A step is kept if any rule of the policy keeps it, or if it must stay whatever the policy says: the
 latest step, a step that an alias names, a step in use, and every step whose bytes a kept step
@@ -58,8 +58,8 @@ __all__ = [
     "StepFacts",
     "apply_retention",
     "check_names",
-    "decide",
-    "judge_retention",
+    "evaluate_retention",
+    "plan_retention",
     "ranked",
     "step_facts",
 ]
@@ -247,7 +247,7 @@ class Decision:
         return bool(self.reasons)
 
 
-def decide(
+def evaluate_retention(
     steps: Iterable[StepFacts],
     policy: RetentionPolicy,
     *,
@@ -430,7 +430,7 @@ class _Contradicted:
         return " and ".join(repr(one) for one in sorted(self.noted))
 
 
-def noted_better(facts: Iterable[StepFacts], metric: str) -> set[Better]:
+def metric_directions(facts: Iterable[StepFacts], metric: str) -> set[Better]:
     """Return the directions of a metric that steps note; they may contradict each other."""
     return {one.better[metric] for one in facts if metric in one.better}
 
@@ -450,7 +450,7 @@ def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet
     unmet: list[_Unmet | _Contradicted] = [
         _Contradicted(best, noted)
         for best in policy.keep_best
-        if (noted := noted_better(facts, best.metric)) - {best.mode}
+        if (noted := metric_directions(facts, best.metric)) - {best.mode}
     ]
     unmet += [
         _Unmet("metric", best.metric, metrics)
@@ -555,7 +555,7 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
     return facts
 
 
-def judge_retention(
+def plan_retention(
     run: Run,
     policy: RetentionPolicy,
     *,
@@ -591,7 +591,7 @@ def _judged(
     held: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> tuple[list[StepFacts], list[tuple[StepInfo, Decision]]]:
-    """Judge as `judge_retention` does, and return the facts too.
+    """Judge as `plan_retention` does, and return the facts too.
 
     Instead of raising PolicyError, keep all steps if none has a metric or label of the policy.
     """
@@ -606,7 +606,7 @@ def _judged(
     # Aliases after facts: an alias that moves meanwhile is seen here, or in the look after the
     # tombstones are laid.
     aliases = {one.alias: (one.step, one.attempt) for one in run.aliases.list()}
-    decisions = decide(facts, policy, now=now, aliases=aliases, held=held)
+    decisions = evaluate_retention(facts, policy, now=now, aliases=aliases, held=held)
     return facts, [(infos[one.step, one.attempt], one) for one in decisions]
 
 

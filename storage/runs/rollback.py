@@ -108,7 +108,7 @@ def roll_back(
         stranded = stranded_aliases(run, number)
     except StorageError as exc:
         raise StoreUnavailableError(
-            "the run has gone back, and the store fails to tell what that has set aside",
+            "the run has gone back, and the store fails to tell what that has superseded",
             path=run.uri,
             expected="records of its steps, attempts and aliases",
             found=str(exc),
@@ -165,7 +165,7 @@ def _refuse_other(run: Run, asked: StepInfo | SupportsIndex, listed: StepInfo) -
 def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
     if stranded := stranded_aliases(run, step, accepted):
         raise PreconditionFailedError(
-            "the rollback would set aside what an alias names",
+            "the rollback would supersede what an alias names",
             path=run.uri,
             expected=f"no alias of a step after {step} but those that were said to stay",
             found=", ".join(f"{alias} (step {at})" for alias, at in stranded.items()),

@@ -25,11 +25,11 @@ from cairn.storage.errors import (
 from cairn.storage.notebooks import MAX_ROWS, html_table, never_raises, size_cell
 from cairn.storage.runs.history import (
     History,
-    Look,
+    RunListing,
     StepKey,
     certain_holder,
     judge_lease,
-    look_at,
+    list_records,
     overwriting,
     published_steps,
     read_history,
@@ -88,9 +88,9 @@ __all__ = [
     "create_run",
     "list_runs",
     "no_such_run",
-    "refuse_headless",
     "refuse_inside_checkpoint",
     "refuse_inside_run",
+    "refuse_lost_run_record",
 ]
 
 T = TypeVar("T")
@@ -198,22 +198,22 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:_NAMED_IN_ERRORS]) + more
 
 
-def refuse_headless(run: "Run", look: Look | None = None) -> None:
+def refuse_lost_run_record(run: "Run", listing: RunListing | None = None) -> None:
     """Raise if other records of a run exist without `run.json`: no run may begin there.
 
     Args:
         run: the run.
-        look: a look at the run taken just now, if any.
+        listing: a listing of the run made just now, if any.
 
     Raises:
         CorruptionError: records exist without `run.json`; the error names some of them.
     """
     objects = run.objects
-    if look is None:
-        look = look_at(objects)
-    names = [name for name in look.attempts or [] if parse_attempt_file(name) is not None]
-    names += [manifest_file(*key) for key in look.published]
-    names += [LEASE_FILE] * (look.lease is not None)
+    if listing is None:
+        listing = list_records(objects)
+    names = [name for name in listing.attempts or [] if parse_attempt_file(name) is not None]
+    names += [manifest_file(*key) for key in listing.published]
+    names += [LEASE_FILE] * (listing.lease is not None)
     # If it exists now, another process has created it meanwhile.
     if not names or objects.read(RUN_FILE) is not None:
         return
@@ -227,7 +227,7 @@ def refuse_headless(run: "Run", look: Look | None = None) -> None:
     )
 
 
-def _refuse_remains(run: "Run", look: Look, entries: Iterable[FileEntry]) -> None:
+def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry]) -> None:
     """Raise if records of steps exist without any attempt: a start would reuse their numbers.
 
     If a run was removed or restored in part, the remaining records would say of new steps with the
@@ -235,18 +235,18 @@ def _refuse_remains(run: "Run", look: Look, entries: Iterable[FileEntry]) -> Non
 
     Args:
         run: the run, which may exist already.
-        look: a look at the run.
+        listing: a listing of the run.
         entries: the entries of its folder.
 
     Raises:
         CorruptionError: there are such records.
     """
     folders = {f"{one.name}/" for one in entries if one.is_dir}.intersection(_OF_STEPS)
-    if not look.is_empty or not folders:
+    if not listing.is_empty or not folders:
         return
     names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
     # If it is not empty now, another process has begun here meanwhile.
-    if not names or not look_at(run.objects).is_empty:
+    if not names or not list_records(run.objects).is_empty:
         return
     raise CorruptionError(
         "the run has lost its attempts",
@@ -331,7 +331,7 @@ class Run:
         self.objects = ObjectStore.open(uri) if objects is None else objects
         self.aliases = Aliases(self.objects)
         self.clock = clock
-        self._look: Look | None = None
+        self._look: RunListing | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.uri)!r})"
@@ -395,7 +395,7 @@ class Run:
         """
         run = cls(uri, clock=clock)
         _, run._look = run.objects.gather(
-            run.info, lambda: _unless_absent(lambda: look_at(run.objects))
+            run.info, lambda: _unless_absent(lambda: list_records(run.objects))
         )
         return run
 
@@ -437,8 +437,8 @@ class Run:
     @classmethod
     def begin(
         cls, uri: StoreURI, *, environment: Mapping[str, Any], clock: Clock = utc_now
-    ) -> tuple["Run", Look | None]:
-        """Create or open the run `uri`; also return the look taken at it, or None if that failed.
+    ) -> tuple["Run", RunListing | None]:
+        """Create or open the run `uri`; also return the listing made of it or None.
 
         Raises:
             InvalidURIError: no run can begin there, see `create`.
@@ -456,29 +456,29 @@ class Run:
         exist_ok: bool,
         clock: Clock,
         probed: bool = False,
-    ) -> tuple["Run", Look | None]:
+    ) -> tuple["Run", RunListing | None]:
         """Create or open the run; `probed`: check the store once nothing speaks against a run."""
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
         # One round, before anything is written.
-        _, known, look, entries, recalled = run.objects.gather(
+        _, known, listing, entries, recalled = run.objects.gather(
             lambda: refuse_inside_checkpoint(uri),
             lambda: read_run_info(run.objects),
-            lambda: _unless_absent(lambda: look_at(run.objects)),
+            lambda: _unless_absent(lambda: list_records(run.objects)),
             lambda: _unless_absent(open_files(uri).list),
             lambda: read_cached_record(uri) if probed else None,
         )
-        if look is not None and entries is not None:
-            _refuse_remains(run, look, entries)
+        if listing is not None and entries is not None:
+            _refuse_remains(run, listing, entries)
         if exist_ok and known is not None:
             if probed:
                 begin_probe(uri, recalled)
             else:  # otherwise the publication of a step syncs it
                 run.objects.sync(RUN_FILE)
-            return run, look
+            return run, listing
         try:
-            if look is not None:
-                refuse_headless(run, look)
+            if listing is not None:
+                refuse_lost_run_record(run, listing)
             if entries is not None:
                 refuse_plain_steps(uri, entries)
         except (CorruptionError, InvalidURIError):
@@ -500,7 +500,7 @@ class Run:
                     next_step="Choose another name.",
                     current=current,
                 ) from exc
-        return run, look
+        return run, listing
 
     def info(self) -> RunInfo:
         """Read `run.json`.
@@ -512,7 +512,7 @@ class Run:
         found = read_run_info(self.objects)
         if found is None:
             with contextlib.suppress(NotFoundError, StoreUnavailableError):  # no right to look
-                refuse_headless(self)
+                refuse_lost_run_record(self)
             raise no_such_run(self.uri)
         return found
 
@@ -528,7 +528,7 @@ class Run:
             InvalidURIError: it is not a run, and there are other checkpoints.
         """
         if read_run_info(self.objects) is None:
-            refuse_headless(self)
+            refuse_lost_run_record(self)
             refuse_inside_checkpoint(self.uri)
             refuse_plain_steps(self.uri)
             return False
@@ -574,8 +574,8 @@ class Run:
 
     def history(self) -> History:
         """Read the steps as the records show them, with the errors of damaged records."""
-        look, self._look = self._look, None  # a look is used only once: it gets old
-        return read_history(self.objects, look)
+        listing, self._look = self._look, None  # a listing is used only once: it gets old
+        return read_history(self.objects, listing)
 
     def published(self) -> list[StepKey]:
         """List (step, attempt) of every manifest, by step; from names alone."""

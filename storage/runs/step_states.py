@@ -30,7 +30,7 @@ class StepState(StrEnum):
     unverified: committed by Orbax, without a manifest, and nobody is about to write one.
     in_flight: being written now, or committed and about to be published.
     abandoned: half written, and its writer is gone.
-    superseded: superseded: a later attempt went back before it, or overwrote it.
+    superseded: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
     unjudged: it may count or not: the record of the run that would decide it is damaged.
     """

@@ -83,9 +83,9 @@ __all__ = [
     "begin_removal",
     "clear_announcements",
     "declare",
-    "deletable_step",
     "delete_step",
     "end_removal",
+    "find_deletable_step",
     "held",
     "lay_tombstone",
     "lift",
@@ -240,7 +240,9 @@ class RunUse(NamedTuple):
         ]
 
 
-def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None = None) -> StepInfo:
+def find_deletable_step(
+    run: Run, step: SupportsIndex, attempt: SupportsIndex | None = None
+) -> StepInfo:
     """Find the step to delete: a listed one, or one that was superseded.
 
     It is judged from names alone, so that a step with a damaged manifest can be deleted too.
@@ -285,7 +287,7 @@ def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None 
         path=run.uri,
         expected=f"step {step} of attempt {attempt}, with a manifest",
         found=", ".join(found) or "none",
-        next_step="Choose a listed step, or one that was set aside; collecting garbage removes "
+        next_step="Choose a listed step, or one that was superseded; collecting garbage removes "
         "abandoned ones.",
     )
 
@@ -307,7 +309,7 @@ def delete_step(
 
     Args:
         run: the run.
-        info: one of its steps; `deletable_step` finds it.
+        info: one of its steps; `find_deletable_step` finds it.
         by: who asks.
         reason: why.
         grace: seconds during which it can be undeleted.
@@ -337,7 +339,7 @@ def delete_step(
             run.objects.sync(trash_file(*key))
             return deleted[0]
         # Judged again: the step that the caller saw in flight may be published by now.
-        info = deletable_step(run, *key)
+        info = find_deletable_step(run, *key)
         _refuse_in_use(run, info, needed_by, clock)
         generation = lay_tombstone(run, key, tombstone)
         if isinstance(generation, Tombstone):

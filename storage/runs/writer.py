@@ -27,9 +27,9 @@ from cairn.storage.errors import (
 from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.history import (
     History,
-    Look,
+    RunListing,
     history_since,
-    look_at,
+    list_records,
     published_steps,
     read_history,
     seen_in,
@@ -39,10 +39,10 @@ from cairn.storage.runs.records.attempts import (
     Attempt,
     Kept,
     ensure_newest,
+    find_superseded,
     is_begun,
     judge_attempts,
     run_removed,
-    find_superseded,
 )
 from cairn.storage.runs.records.layout import annotation_file, check_step, manifest_file
 from cairn.storage.runs.records.lease import (
@@ -134,11 +134,11 @@ class Writer:
         """Attempt to write in; None before the first and after one was given up."""
         return None if self._given_up else self._attempt
 
-    def begin(self, look: Look | None = None) -> int:
+    def begin(self, listing: RunListing | None = None) -> int:
         """Take the run now, not with the first step; return the number of the attempt that is held.
 
         Args:
-            look: a look at the run taken just now, if any.
+            listing: a listing of the run made just now, if any.
 
         Raises:
             LeaseHeldError: another writer holds the run.
@@ -151,7 +151,7 @@ class Writer:
             return self._begin(self._last_to_keep).number
         if held is not None:
             return held.number
-        return self._begin(self._last_to_keep, seen=self._looked(look)).number
+        return self._begin(self._last_to_keep, seen=self._looked(listing)).number
 
     def skip_damaged(self, skipped: Collection[tuple[int, int]] = ()) -> None:
         """Resume from the newest step that is not known to be damaged, in an attempt of its own.
@@ -165,14 +165,14 @@ class Writer:
         self._skipped = skipped
 
     def claim(
-        self, step: SupportsIndex, *, overwrite: bool = False, look: Look | None = None
+        self, step: SupportsIndex, *, overwrite: bool = False, listing: RunListing | None = None
     ) -> int:
         """Return the attempt to write `step` in; this replaces an earlier claim.
 
         Args:
             step: above the latest listed step, unless `overwrite`.
             overwrite: if the step or later ones exist, supersede them once it is published.
-            look: a look at the run taken just now, if any.
+            listing: a listing of the run made just now, if any.
 
         Raises:
             InvalidURIError: `step` is not a step number.
@@ -184,14 +184,14 @@ class Writer:
         self.check()
         step = check_step(step)
         self._claimed = None
-        number = self._attempt_for(step, overwrite, look)
+        number = self._attempt_for(step, overwrite, listing)
         self._claimed = step, number
         return number
 
-    def _attempt_for(self, step: int, overwrite: bool, look: Look | None) -> int:
+    def _attempt_for(self, step: int, overwrite: bool, listing: RunListing | None) -> int:
         skips = self._skipped is not None  # then `base_step` finds the latest step
         held = None if skips else self.attempt
-        seen = self._looked(look) if held is None and not skips else None
+        seen = self._looked(listing) if held is None and not skips else None
         below = not skips and self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
@@ -342,18 +342,18 @@ class Writer:
         self._thread.start()
         return self._attempt
 
-    def _looked(self, look: Look | None) -> Seen | None:
+    def _looked(self, listing: RunListing | None) -> Seen | None:
         """Find the latest step and return the state for a start; None: use `_last_to_keep`.
 
         Args:
-            look: a look at the run taken just now, if any.
+            listing: a listing of the run made just now, if any.
         """
-        if look is None:
-            look = look_at(self._objects)
-        if look.is_empty and self._attempt is None:
+        if listing is None:
+            listing = list_records(self._objects)
+        if listing.is_empty and self._attempt is None:
             self._latest = None
             return Seen(None, None, newest=(0, -1), highest=0, kept=-1)
-        history = history_since(self._objects, look)
+        history = history_since(self._objects, listing)
         if history is None or self._unsettled is not None:
             latest, history = self._settled_history().latest(), None
         else:
@@ -361,7 +361,7 @@ class Writer:
         self._latest = None if latest is None else latest[0]
         if history is None or self._attempt is not None:
             return None
-        return seen_in(self._objects, look, history, latest)
+        return seen_in(self._objects, listing, history, latest)
 
     def _last_to_keep(self) -> Kept:
         """Return the latest step that is listed now."""

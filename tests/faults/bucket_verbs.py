@@ -28,7 +28,7 @@ from cairn import (
     roll_back,
     undelete_step,
 )
-from cairn.storage.runs.annotating import annotate_step, noted_of
+from cairn.storage.runs.annotate import annotate_step, annotation_of
 from tests.storage.runs.test_writer import manifest
 from tests.storage.stored_runs import write_data
 
@@ -177,6 +177,6 @@ def seen(uri: StoreURI, attempts: int = 1) -> dict[str, Any]:
             f"{name}: latest": run.latest_step(),
             f"{name}: deleted": sorted(step for step, _ in run.trashed()),
             f"{name}: aliases": {one.alias: (one.step, one.attempt) for one in run.aliases.list()},
-            f"{name}: labels": [dict(noted_of(run, one).labels) for one in steps],
+            f"{name}: labels": [dict(annotation_of(run, one).labels) for one in steps],
         }
     return {key: fact for key, fact in facts.items() if fact not in ([], {}, None)}

@@ -39,11 +39,11 @@ from cairn.storage.runs.records.lease import Lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
-from cairn.storage.runs.trash import Tombstone, deletable_step, delete_step
+from cairn.storage.runs.trash import Tombstone, delete_step, find_deletable_step
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, RecordLocation
 from cairn.storage.store.uri import StoreURI
@@ -129,7 +129,7 @@ class Template:
             put_record(run.objects, name, Annotation(metrics={"loss": loss}))
         self._job((65, False), (70, False))
         for step in (10, 65):
-            delete_step(run, deletable_step(run, step), by="me")
+            delete_step(run, find_deletable_step(run, step), by="me")
         self._look()
         self.answers = answers(run)
         latest = (70, run.step(70).attempt)

@@ -32,11 +32,12 @@ PUBLIC = [
     "TrainStep", "TreeMismatchError", "TreeStructureError", "UnknownModelError",
     "UnsupportedFormatError", "UnsupportedLeafError", "VerifyReport", "Writer", "adopt", "annotate",
     "annotate_run", "annotate_step", "apply_retention", "best_step", "check_run", "collect_garbage",
-    "create_app", "create_run", "decide", "deletable_step", "delete_alias", "delete_step",
-    "find_garbage", "fork_run", "judge_retention", "list_runs", "load", "load_balancing_loss",
+    "create_app", "create_run", "delete_alias", "delete_step", "evaluate_retention",
+    "find_deletable_step", "find_garbage", "fork_run", "list_runs", "load", "load_balancing_loss",
     "make_mesh", "make_optimizer", "model_map", "open_files", "optimizer_from_description",
-    "parse_ref", "parse_uri", "plan_shards", "promote_step", "repair_run", "resolve_checkpoint",
-    "roll_back", "safe_join", "undelete_step", "verify_step", "write_index", "write_shard",
+    "parse_ref", "parse_uri", "plan_retention", "plan_shards", "promote_step", "repair_run",
+    "resolve_checkpoint", "roll_back", "safe_join", "undelete_step", "verify_step", "write_index",
+    "write_shard",
 ]  # fmt: skip
 
 

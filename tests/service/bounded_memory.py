@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 from cairn.service.app import create_app
 from cairn.service.http import limiters
 from cairn.service.settings import Settings
-from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.index_writer import make_index
 from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file, step_dir

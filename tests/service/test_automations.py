@@ -16,7 +16,7 @@ from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run

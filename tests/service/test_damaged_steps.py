@@ -12,7 +12,7 @@ from cairn.service.client.pull import pull
 from cairn.service.errors import ProblemResponseError
 from cairn.service.settings import Settings
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.rollback import roll_back

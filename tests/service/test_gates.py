@@ -14,7 +14,7 @@ from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
-from cairn.storage.runs.annotating import annotate_step, note_verified
+from cairn.storage.runs.annotate import annotate_step, note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.records.layout import annotation_file

@@ -15,7 +15,7 @@ from cairn.service.settings import Settings
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.layout import alias_file, trash_file
-from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
+from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
 from cairn.storage.store.clock import utc_now
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.dashboard.test_other_attempts import FORM, fields_of
@@ -191,7 +191,7 @@ def test_what_was_damaged_meanwhile_is_remembered(http, run, root):
 
 
 def delete(run, step, **options):
-    return delete_step(run, deletable_step(run, step), by="ann", **options)
+    return delete_step(run, find_deletable_step(run, step), by="ann", **options)
 
 
 def test_a_lost_tombstone_is_a_problem_until_the_step_is_deleted_again(http, run):

@@ -154,7 +154,7 @@ OPENINGS: Final = {
         "_StepCheck._read: ObjectStore": CONFINED,
         "_read_again: open_files": CONFINED,
     },
-    "storage/runs/checking.py": {
+    "storage/runs/run_check.py": {
         "_RunCheck._adopted: open_files": CONFINED,
     },
     "storage/runs/fork.py": {

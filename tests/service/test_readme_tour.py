@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.run import Run
 from tests.service.jobs import save_llama
 from tests.service.planes import running_plane

@@ -208,9 +208,11 @@ def test_step_that_is_promoted_meanwhile_stays_and_is_named(jobs, run, monkeypat
         AliasWriter(run.objects).move("production", step=4, attempt=1, expect=None)
         return [Decision(one.step, one.attempt, one.reasons) for one in decisions]
 
-    decide = retention.decide
+    decide = retention.evaluate_retention
     monkeypatch.setattr(
-        retention, "decide", lambda *args, **more: promoted_after(decide(*args, **more))
+        retention,
+        "evaluate_retention",
+        lambda *args, **more: promoted_after(decide(*args, **more)),
     )
     result = applied(jobs, keep_last=5)["result"]
     assert [one["step"] for one in result["deleted"]] == [1, 2, 3, 5]

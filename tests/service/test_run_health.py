@@ -10,7 +10,7 @@ from cairn.service.actions.failures import failures_of
 from cairn.service.actions.reclaimable import reclaimable_bytes
 from cairn.service.catalog.run_health import SizedStep
 from cairn.service.schemas import KeepBest, RetentionPolicy
-from cairn.storage.runs.annotating import annotate_step, note_verified
+from cairn.storage.runs.annotate import annotate_step, note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.retention import StepFacts

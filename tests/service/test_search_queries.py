@@ -19,7 +19,7 @@ from cairn.service.filters.order import parse_order
 from cairn.service.filters.quotes import quote
 from cairn.service.schemas import Checkpoint
 from cairn.service.settings import Settings
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.trash import delete_step
 from tests.service.conftest import BASE_URL, PEER
@@ -51,7 +51,7 @@ def served(request, tmp_path_factory):
     AliasWriter(run.objects).move("best", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("old", step=3, attempt=1, expect=None)
     trash(run, 5)
-    add_steps(run, [24], base_step=23)  # the first attempt at it is set aside
+    add_steps(run, [24], base_step=23)  # the first attempt at it is superseded
     begin_saving(run, 30)
     served = Settings(
         root=str(folder / "store"), data_dir=folder / "data", database_url=url, scan_seconds=0

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import is_data_file
-from cairn.storage.runs.annotating import annotate_step, note_verified, noted_of
+from cairn.storage.runs.annotate import annotate_step, annotation_of, note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import annotation_file, manifest_file
 from cairn.storage.runs.run import Run
@@ -262,7 +262,7 @@ def test_steps_that_share_what_is_damaged_are_told_with_the_one_that_was_verifie
     assert ran.returncode == 7
     for step in (1, 3):
         assert f"assets/steps/{step} is damaged too: it shares files with step 2" in ran.stderr
-        assert noted_of(run, run.step(step)).damaged is not None
+        assert annotation_of(run, run.step(step)).damaged is not None
     assert "newest sound" not in ran.stderr
 
 
@@ -277,11 +277,11 @@ def test_a_step_says_when_it_was_last_found_sound(http, root):
     found = http.get(step).json()  # known once the operation has ended
     assert found["verified"] > found["created"]
     annotate_step(run, 2, metrics={"loss": 1.0})
-    noted = noted_of(run, run.step(2))
+    noted = annotation_of(run, run.step(2))
     assert (noted.verified is not None, noted.labels["kept"]) == (True, "yes")
     assert http.get(f"{step.removesuffix('2')}1").json()["verified"] is None
 
     (Path(run.step_uri(run.step(2)).local_path) / "model" / "_METADATA").unlink()
     assert ended(http, f"{step}:verify")["state"] == "failed"
     assert http.get(step).json()["verified"] is None
-    assert noted_of(run, run.step(2)).metrics == {"loss": 1.0}
+    assert annotation_of(run, run.step(2)).metrics == {"loss": 1.0}

@@ -110,7 +110,7 @@ async def _aliased(client: AsyncClient, address: Address, name: str, root: str) 
     if listed.attempt != alias.attempt:
         raise NoCheckpointError(
             f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
-            f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
+            f"alias was moved, found that of attempt {listed.attempt}: it was superseded, and "
             "saved anew. Promote the new one, or read the old one in the store by its alias."
         )
     return listed

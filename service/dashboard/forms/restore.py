@@ -54,7 +54,7 @@ def rollback_form(
     if current.latest_step != form.number("latest"):
         raise InvalidRequestError(
             f"{request.run}: expected step {form.text('latest')} as the latest, as the page "
-            f"showed, found {current.latest_step}. Reload the page to see what would be set aside."
+            f"showed, found {current.latest_step}. Reload the page to see what would be superseded."
         )
     seen = Seen(frozenset({body_etag(current)}))
     started = restore.restore_checkpoint(

@@ -9,8 +9,8 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result, ope
 from cairn.service.jobs.errors import DamagedError
 from cairn.storage.errors import StepNotFoundError, StorageError
 from cairn.storage.reading.verify import VerifyReport, verify_step
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.uri import StoreURI
 

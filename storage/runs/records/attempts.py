@@ -63,6 +63,7 @@ __all__ = [
     "counting",
     "create_attempt",
     "ensure_newest",
+    "find_superseded",
     "free_number",
     "highest_number",
     "is_begun",
@@ -71,7 +72,6 @@ __all__ = [
     "newest_number",
     "run_removed",
     "saved_steps",
-    "find_superseded",
     "told_steps",
 ]
 

@@ -7,12 +7,12 @@ from typing import Any
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotating import noted_of
-from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.annotate import annotation_of
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.exports import exports_of_run
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import read_tombstones
 from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX
@@ -67,7 +67,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         facts[f"step {info.step}"] = key
         if problems := verify_step(run, info).problems:
             facts[f"step {info.step} is damaged"] = list(problems)
-        noted = noted_of(run, info)
+        noted = annotation_of(run, info)
         facts[f"notes of {info.step}"] = [
             dict(noted.labels), dict(noted.metrics), noted.verified is not None,
             noted.damaged is not None,

@@ -28,7 +28,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotating import annotate_run, annotate_step, note_verified
+from cairn.storage.runs.annotate import annotate_run, annotate_step, note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step

@@ -30,7 +30,7 @@ from cairn.state.sharding.mesh import make_mesh
 from cairn.state.states.easydel_state import EasyDeLState
 from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.resolution import resolve_checkpoint
 from tests.state.checkpointing.restores.elsewhere import devices_elsewhere
 
 P = PartitionSpec

@@ -19,7 +19,7 @@ from cairn.interop.weights.export import export_sources
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.resolution import resolve_checkpoint
 from cairn.storage.safetensors.writer import plan_shards, write_index, write_shard
 from cairn.storage.store.open_files import open_files
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
@@ -90,7 +90,7 @@ def test_export_needs_no_jax(stored):
         "import sys\n"
         "from cairn.interop.weights.export import export_sources\n"
         "from cairn.storage.reading.reader import CheckpointReader\n"
-        "from cairn.storage.runs.resolving import resolve_checkpoint\n"
+        "from cairn.storage.runs.resolution import resolve_checkpoint\n"
         f"run, step = resolve_checkpoint({str(run)!r})\n"
         "manifest = run.manifest(step)\n"
         "reader = CheckpointReader.open(run.step_uri(step), manifest)\n"

@@ -13,7 +13,7 @@ import pytest
 from cairn.service.client.client import Client
 from cairn.service.command.cli import app
 from cairn.service.command.failures import MEANINGS, ExitStatus
-from cairn.storage.runs.annotating import annotate_step, note_verified
+from cairn.storage.runs.annotate import annotate_step, note_verified
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step

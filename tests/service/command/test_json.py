@@ -106,7 +106,7 @@ def test_an_alias_that_went_back_is_named_with_the_command_that_puts_it_right(ur
 
 
 def repairs_of(run: Run) -> dict:
-    from cairn.storage.runs.checking import check_run
+    from cairn.storage.runs.run_check import check_run
 
     report = check_run(run)
     return {

@@ -19,7 +19,7 @@ from cairn.service.client.lookup import find_checkpoint
 from cairn.service.client.pull import pull
 from cairn.service.command import pull as pull_module
 from cairn.service.errors import PullError
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run
 from tests.bad_input.disks import can_mount, on_small_disk

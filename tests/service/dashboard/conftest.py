@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, CDPSession, Page, expect, sync_playwright
 
-from cairn.storage.runs.annotating import annotate_run, annotate_step
+from cairn.storage.runs.annotate import annotate_run, annotate_step
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.run import Run

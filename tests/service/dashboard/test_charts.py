@@ -97,8 +97,8 @@ def test_steps_that_were_superseded_are_drawn_by_attempt_and_what_is_much_is_cut
     aside = [checkpoint(step, attempt) for step, attempt in ((9, 1), (7, 2), (5, 1), (7, 1))]
     nodes = _superseded_nodes(aside)
     assert [(one.name, one.note) for one in nodes] == [
-        ("step 7", "set aside, attempt 2"),
-        ("steps 5 to 9", "set aside, attempt 1"),
+        ("step 7", "superseded, attempt 2"),
+        ("steps 5 to 9", "superseded, attempt 1"),
     ]
     many = _shorten([Node(str(at), "", None, kind="export") for at in range(40)])
     assert (len(many), many[-1].name, many[-1].kind) == (12, "29 more", "export")

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from cairn.service.app import create_app
 from cairn.service.client.client import Client
 from cairn.service.settings import Settings
-from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.run import Run
 from tests.service.dashboard.conftest import opened
 from tests.service.jobs import PATIENCE, Hold, save_llama
@@ -120,7 +120,7 @@ def test_end_of_a_job_is_told_by_what_it_has_changed(page):
     page.goto(f"{RUN}/storage?keep_last=1")
     page.get_by_role("button", name="Delete 1 steps").click()
     expect(page.locator("#kept")).to_contain_text("It would keep all 1 steps")
-    expect(page.locator("#by-step .state")).to_have_text(["set aside", "listed", "in trash"])
+    expect(page.locator("#by-step .state")).to_have_text(["superseded", "listed", "in trash"])
 
 
 def test_page_of_a_job_tells_that_it_runs_and_what_came_of_it(page, monkeypatch, url):

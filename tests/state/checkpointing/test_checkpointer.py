@@ -31,12 +31,12 @@ from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
+from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store import deadlines
 from cairn.storage.store.objects import ObjectStore
@@ -738,7 +738,7 @@ def test_a_step_may_be_an_integer_of_numpy_or_jax(checkpointer, run_uri, kind):
     alias = promote_step(run, kind(2), "best", expect=None)
     assert resolve_step(run, CheckpointRef(run.uri, alias="best")).step == alias.step == 2
     assert resolve_step(run, CheckpointRef(run.uri, step=kind(3))).step == 3
-    deleted = deletable_step(run, kind(3), kind(1))
+    deleted = find_deletable_step(run, kind(3), kind(1))
     assert (deleted.step, deleted.attempt, type(deleted.step)) == (3, 1, int)
     delete_step(run, deleted, by="me")
     undelete_step(run, kind(3), kind(1))

@@ -27,12 +27,12 @@ from cairn.storage.errors import (
 )
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.records.layout import iterator_file, manifest_file
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_check import check_run
 from tests.storage.counting import Loader, Numbers
 from tests.storage.states import raws
 

@@ -14,7 +14,7 @@ from cairn.interop.weights.export import adapter_sources, export_sources
 from cairn.state.models.decoder.decoder import DecoderForCausalLM
 from cairn.state.paths import named_leaves
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.resolution import resolve_checkpoint
 from cairn.storage.safetensors.writer import plan_shards, write_shard
 from cairn.storage.store.open_files import open_files
 from tests.interop.families.known import (

@@ -40,7 +40,7 @@ from cairn.storage.errors import (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run, create_run
 from tests.state.forward import outputs_of

@@ -36,14 +36,14 @@ from cairn.storage.orbax_import.adopt import adopt
 from cairn.storage.orbax_import.model_map import ModelMap
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.manifest import ModelInfo
-from cairn.storage.runs.resolving import best_step
+from cairn.storage.runs.resolution import best_step
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.open_files import open_files
@@ -614,7 +614,7 @@ def test_steps_that_the_run_went_back_before_stay_aside(tmp_path):
     run = Run.open(report.run)
     roll_back(run, run.step(5), by="me")
     again = adopt(tmp_path / "old")
-    assert again.left == ("10: set aside in the run, which went back before it",)
+    assert again.left == ("10: superseded in the run, which went back before it",)
     assert run.latest_step() == 5
 
 

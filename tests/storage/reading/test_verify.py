@@ -26,7 +26,7 @@ from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotating import note_verified, noted_of
+from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.damage import newest_sound
 from cairn.storage.runs.records.layout import (
     INDEX_FILE,
@@ -728,7 +728,7 @@ def test_steps_that_share_a_damaged_file_are_damaged_until_they_are_verified(tmp
     note = verify_step(run, 2).note(run, by="ann", job="op-7")
     assert note.damaged.leaves == ("model: frozen",)
     for step in (1, 3):
-        damage = noted_of(run, run.step(step)).damaged
+        damage = annotation_of(run, run.step(step)).damaged
         assert (damage.by, damage.job, damage.loads) == ("ann", "op-7", False)
         (problem,) = damage.problems
         assert problem.startswith(f"model/d/{shared.name}: crc32c ")
@@ -738,7 +738,7 @@ def test_steps_that_share_a_damaged_file_are_damaged_until_they_are_verified(tmp
     assert newest_sound(run, run.history()) is None
     assert verify_step(run, 1).note(run).damaged.leaves == ("model: frozen",)
     assert verify_step(run, 2).note(run).damaged.leaves == ("model: frozen",)
-    assert noted_of(run, run.step(1)).damaged.leaves == ("model: frozen",)  # and no less
+    assert annotation_of(run, run.step(1)).damaged.leaves == ("model: frozen",)  # and no less
     flip(shared, 99)
     for step in (1, 2, 3, 4):
         assert verify_step(run, step).note(run).damaged is None

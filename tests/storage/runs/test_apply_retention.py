@@ -14,7 +14,7 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import retention
-from cairn.storage.runs.annotating import note_verified, noted_of
+from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.annotations import Annotation, Damage
@@ -26,7 +26,7 @@ from cairn.storage.runs.retention import (
     RetentionPolicy,
     apply_retention,
     check_names,
-    judge_retention,
+    plan_retention,
 )
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -83,14 +83,14 @@ def test_labels_metrics_and_aliases_keep_their_steps(run, clock):
 
 
 def test_a_step_that_is_promoted_while_retention_decides_stays(run, clock, monkeypatch):
-    decide = retention.decide
+    decide = retention.evaluate_retention
 
     def promoted_meanwhile(*args, **kwargs):
         decisions = decide(*args, **kwargs)
         AliasWriter(run.objects).move("production", step=1, attempt=1, expect=None)
         return decisions
 
-    monkeypatch.setattr(retention, "decide", promoted_meanwhile)
+    monkeypatch.setattr(retention, "evaluate_retention", promoted_meanwhile)
     outcome = apply_retention(run, RetentionPolicy(keep_last=3), by="job", clock=clock)
     assert outcome.deleted == ((2, 1),)
     assert outcome.in_use == {(1, 1): "alias production"}
@@ -139,7 +139,7 @@ def test_a_step_found_damaged_while_its_deletion_is_declared_says_so_if_it_stays
     intent = retention.declare(run, (5, 1), by="me", reason="", now=clock())
     note_verified(run, run.step(5), damage=damage)
     retention.withdraw(run, (5, 1), intent)
-    assert noted_of(run, run.step(5)).damaged == damage
+    assert annotation_of(run, run.step(5)).damaged == damage
 
     doubtful = retention.doubtful_steps
 
@@ -245,7 +245,7 @@ def test_what_is_asked_for_during_a_pass_is_done_in_one_more(run, clock, monkeyp
 
 def test_a_step_that_became_the_latest_since_it_was_judged_stays(run, clock, monkeypatch):
     """A writer goes back, or somebody deletes the latest, while old steps are being deleted."""
-    judged = retention.decide
+    judged = retention.evaluate_retention
 
     def then_the_latest_goes(*args, **options):
         decisions = list(judged(*args, **options))
@@ -253,7 +253,7 @@ def test_a_step_that_became_the_latest_since_it_was_judged_stays(run, clock, mon
             delete_step(run, run.step(5), by="user", reason="diverged", clock=clock)
         return decisions
 
-    monkeypatch.setattr(retention, "decide", then_the_latest_goes)
+    monkeypatch.setattr(retention, "evaluate_retention", then_the_latest_goes)
     outcome = apply_retention(run, RetentionPolicy(keep_last=1), by="test", clock=clock)
     assert listed(run) == [4]
     assert outcome.deleted == ((1, 1), (2, 1), (3, 1))
@@ -263,7 +263,7 @@ def test_a_step_that_became_the_latest_since_it_was_judged_stays(run, clock, mon
 @pytest.fixture
 def goes_back(run, monkeypatch):
     """Somebody rolls the run back to step 2 once it was judged, before anything is deleted."""
-    judged = retention.decide
+    judged = retention.evaluate_retention
     calls = []
 
     def then_the_run_goes_back(*args, **options):
@@ -272,7 +272,7 @@ def goes_back(run, monkeypatch):
             calls.append(roll_back(run, 2, by="somebody"))
         return decisions
 
-    monkeypatch.setattr(retention, "decide", then_the_run_goes_back)
+    monkeypatch.setattr(retention, "evaluate_retention", then_the_run_goes_back)
     return calls
 
 
@@ -408,7 +408,7 @@ def test_a_policy_that_names_what_no_step_carries_is_refused_with_the_nearest(
 ):
     for judge in (
         lambda: apply_retention(measured, policy, by="job", clock=clock),
-        lambda: judge_retention(measured, policy, now=clock()),
+        lambda: plan_retention(measured, policy, now=clock()),
         lambda: check_names(measured, policy),
     ):
         with pytest.raises(PolicyError) as caught:
@@ -446,7 +446,7 @@ def test_a_rollback_to_before_the_metric_brings_all_back_that_was_deleted_for_it
     run, clock, monkeypatch
 ):
     annotate(run, 5, metrics={"loss": 0.1})
-    judged = retention.decide
+    judged = retention.evaluate_retention
 
     def then_the_run_goes_back(*args, **options):
         decisions = list(judged(*args, **options))
@@ -454,7 +454,7 @@ def test_a_rollback_to_before_the_metric_brings_all_back_that_was_deleted_for_it
             roll_back(run, 3, by="somebody")
         return decisions
 
-    monkeypatch.setattr(retention, "decide", then_the_run_goes_back)
+    monkeypatch.setattr(retention, "evaluate_retention", then_the_run_goes_back)
     apply_retention(run, best("loss"), by="job", clock=clock)
     assert listed(run) == [1, 2, 3]
 

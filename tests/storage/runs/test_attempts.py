@@ -18,8 +18,8 @@ from cairn.storage.runs.records.attempts import (
     counting,
     create_attempt,
     ensure_newest,
-    list_attempts,
     find_superseded,
+    list_attempts,
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
 from cairn.storage.runs.records.lease import (
@@ -258,7 +258,7 @@ def test_the_base_step_is_asked_for_once_the_lease_is_held(objects, clock):
 
 
 def test_a_start_that_comes_second_asks_again_what_to_keep(objects, clock):
-    """What the first one saved meanwhile must not be set aside by what the second saw before."""
+    """What the first one saved meanwhile must not be superseded by what the second saw before."""
     asked = []
 
     def base_step():

@@ -10,8 +10,7 @@ import pytest
 
 from cairn.storage.arrays.ocdbt import ValueRef
 from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
-from cairn.storage.runs.annotating import annotate_step, noted_of
-from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.annotate import annotate_step, annotation_of
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records import annotations, manifest, step_index
 from cairn.storage.runs.records.annotations import LONGEST_LABEL, MOST_LABELS, Annotation
@@ -24,6 +23,7 @@ from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.records.step_index import open_contents, parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.store.bounds import MAX_FREE_JSON_BYTES, bound_of
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, RecordLocation, canonical_json, sha256_of
@@ -73,9 +73,9 @@ def test_an_annotation_above_its_bound_is_named_and_the_step_stays_listed(run):
     annotate_step(run, 6, labels={"a": "b"})
     oversize(run, name)
     with pytest.raises(CorruptionError, match=rf"larger than any annotation: .*{name}"):
-        noted_of(run, run.step(6))
+        annotation_of(run, run.step(6))
     assert [info.step for info in run.steps()] == [3, 6, 9]
-    assert noted_of(run, run.step(9)) == Annotation()
+    assert annotation_of(run, run.step(9)) == Annotation()
 
 
 def test_an_alias_above_its_bound_hides_no_other(run):
@@ -129,7 +129,7 @@ def test_entries_beyond_what_can_be_noted_are_damaged_and_refused(run, entries):
     record = Annotation.parse(run.objects.read(name).value, name)
     run.objects.write(name, sealed(record, **entries))
     with pytest.raises(CorruptionError, match=f"the annotation holds more than it may: .*{name}"):
-        noted_of(run, run.step(6))
+        annotation_of(run, run.step(6))
     with pytest.raises(UnsupportedFormatError, match="can't be kept"):
         Annotation.of(entries.get("labels"), entries.get("metrics"), entries.get("better"))
 

@@ -17,8 +17,7 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.annotating import annotate_step
-from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.promotion import promote_step
@@ -34,6 +33,7 @@ from cairn.storage.runs.records.layout import (
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.run import Run, create_run, list_runs
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.runs.usage import run_usage
 from cairn.storage.store.objects import ObjectStore

@@ -3,7 +3,7 @@
 import pytest
 
 from cairn.storage.errors import CorruptionError, StepDamagedError
-from cairn.storage.runs.annotating import note_verified, noted_of
+from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.records.layout import annotation_file
@@ -77,4 +77,4 @@ def test_a_run_goes_back_to_a_damaged_step_only_for_a_reason(run, reason):
         roll_back(run, 3, by="ann", despite_damage=reason)
     assert [info.step for info in run.steps()] == [3, 6, 9]
     assert roll_back(run, 3, by="ann", despite_damage="only leaf b, which is frozen").step == 3
-    assert noted_of(run, run.step(3)).damaged == DAMAGE
+    assert annotation_of(run, run.step(3)).damaged == DAMAGE

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from cairn.storage.errors import StorageError
-from cairn.storage.runs.annotating import annotate_step
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back

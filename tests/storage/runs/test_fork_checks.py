@@ -17,7 +17,7 @@ from cairn.storage.errors import (
     StoreFullError,
 )
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotating import note_verified, noted_of
+from cairn.storage.runs.annotate import annotation_of, note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.annotations import Damage
@@ -286,9 +286,9 @@ def test_a_damaged_step_is_forked_only_for_a_reason_which_the_copy_keeps(parent,
     child = Run.open(fork(parent, root_uri, despite_damage="files are back") and root_uri / "child")
     made = child.step(3)
     assert child.manifest(made).environment["despite_damage"] == "files are back"
-    assert noted_of(child, made).damaged == damage
+    assert annotation_of(child, made).damaged == damage
     note_verified(child, made, damage=verify_step(child, made).damage(at=utc_now()))
-    assert noted_of(child, made).damaged is None
+    assert annotation_of(child, made).damaged is None
 
 
 def test_no_reason_has_files_copied_that_are_not_what_was_saved(parent, root_uri):

@@ -17,11 +17,11 @@ from cairn.storage.runs.records.lease import (
     release,
     renew,
 )
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import (
-    deletable_step,
     delete_step,
+    find_deletable_step,
     read_tombstones,
     undelete_step,
 )
@@ -132,7 +132,7 @@ def test_the_tombstone_of_an_overwrite_goes_once_what_it_overwrote_is_gone(run, 
     end(run)
     delete_step(run, run.step(30), by="me", grace=0, clock=clock)
     collect(run)
-    delete_step(run, deletable_step(run, 30, first), by="me", grace=0, clock=clock)
+    delete_step(run, find_deletable_step(run, 30, first), by="me", grace=0, clock=clock)
     collect(run)
     assert run.step_attempts() == {}
     collect(run)

@@ -19,8 +19,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.annotating import annotate_step
-from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.annotate import annotate_step
 from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import (
@@ -43,11 +42,12 @@ from cairn.storage.runs.records.layout import (
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
-from cairn.storage.runs.resolving import resolve_step
+from cairn.storage.runs.resolution import resolve_step
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention, step_facts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run, list_runs
-from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
+from cairn.storage.runs.run_check import check_run
+from cairn.storage.runs.trash import delete_step, find_deletable_step, undelete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
@@ -227,7 +227,7 @@ def test_an_overwrite_without_a_manifest_of_its_own_and_an_attempt_brings_nothin
 
 def test_a_tombstone_of_another_place_does_not_stand_for_a_lost_manifest(run):
     job(run, 10, 20, 30)
-    delete_step(run, deletable_step(run, 10), by="me")
+    delete_step(run, find_deletable_step(run, 10), by="me")
     run.objects.write(trash_file(30, 1), run.objects.read(trash_file(10, 1)).value)
     lose(run, manifest_file(30, 1))
     with pytest.raises(CorruptionError, match=r"manifests/30\.1\.json"):
@@ -242,7 +242,7 @@ def test_an_overwrite_that_was_removed_with_what_it_had_overwritten_is_not_lost(
     writer.close()
     job(run, 50)
     for key in ((20, 2), (20, 1), (30, 1)):
-        delete_step(run, deletable_step(run, *key), by="me", grace=0)
+        delete_step(run, find_deletable_step(run, *key), by="me", grace=0)
         collect_garbage(run, by="me")
         assert check_run(run).ok, check_run(run).problems
         with pytest.raises(StepNotFoundError):
@@ -304,7 +304,7 @@ STRAYS = {
 def test_no_start_goes_on_beside_what_an_attempt_without_a_record_has_saved(run, stray):
     for step in (1, 2, 3):
         job(run, step)
-    delete_step(run, deletable_step(run, 1), by="me")
+    delete_step(run, find_deletable_step(run, 1), by="me")
     source, name = STRAYS[stray]
     run.objects.write(name, run.objects.read(source).value)
     for act in (
@@ -398,7 +398,7 @@ def test_no_start_makes_a_history_of_a_record_that_is_lost_or_as_it_was(long_run
             try:
                 run, look = Run.begin(run.uri, environment={})
                 writer = Writer(run, writer="job")
-                number = writer.claim(60, look=look)
+                number = writer.claim(60, listing=look)
                 writer.close()
                 job(run, 60)
             except CorruptionError:
@@ -441,7 +441,7 @@ VERBS = {
         lambda run: run.aliases.require("production").step == 20,
     ),
     "a deletion": (
-        lambda run, _: delete_step(run, deletable_step(run, 10), by="me"),
+        lambda run, _: delete_step(run, find_deletable_step(run, 10), by="me"),
         lambda run: run.trashed() == {(10, 1)},
     ),
     "a rollback": (lambda run, _: roll_back(run, 10, by="me"), lambda run: run.latest_step() == 10),
@@ -535,7 +535,7 @@ def test_an_overwrite_that_failed_and_was_not_given_up_is_not_missed(run):
 
 def test_a_step_that_was_deleted_and_removed_is_not_lost(run):
     job(run, 10, 20, 30)
-    delete_step(run, deletable_step(run, 30), by="me", grace=0)
+    delete_step(run, find_deletable_step(run, 30), by="me", grace=0)
     assert run.latest_step() == 20
     assert [one.step for one in collect_garbage(run, by="me")] == [30]
     assert run.objects.read(trash_file(30, 1)) is None
@@ -684,7 +684,7 @@ def test_a_record_of_another_run_is_refused(run, root_uri, name):
 
 def test_a_tombstone_in_the_place_of_another_deletes_nothing(run):
     job(run, 10, 20, 30)
-    delete_step(run, deletable_step(run, 10), by="me", grace=0)
+    delete_step(run, find_deletable_step(run, 10), by="me", grace=0)
     run.objects.write(trash_file(20, 1), run.objects.read(trash_file(10, 1)).value)
     with pytest.raises(CorruptionError, match="the tombstone of another place"):
         collect_garbage(run, by="me")
@@ -707,7 +707,7 @@ def test_a_run_that_has_lost_its_record_is_listed_and_says_so(run):
 @pytest.mark.parametrize("stray", [30, 20])
 def test_a_tombstone_in_the_place_of_another_does_not_hide_a_step(run, stray):
     job(run, 10, 20, 30)
-    delete_step(run, deletable_step(run, 10), by="me")
+    delete_step(run, find_deletable_step(run, 10), by="me")
     run.objects.write(trash_file(stray, 1), run.objects.read(trash_file(10, 1)).value)
     with pytest.raises(CorruptionError, match=rf"trash/{stray}\.1\.json.*the record trash/10"):
         run.step(stray)
@@ -726,7 +726,7 @@ def test_the_damaged_tombstone_of_the_last_step_blocks_no_load(run):
     writer = Writer(run, writer="job")
     saved(writer, run, 30)
     writer.close()
-    delete_step(run, deletable_step(run, 30), by="me")
+    delete_step(run, find_deletable_step(run, 30), by="me")
     flip(run, trash_file(30, 2))
     assert run.latest_step() == 20
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs.annotating import annotate_run, annotate_step
+from cairn.storage.runs.annotate import annotate_run, annotate_step
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.records.assets import put_assets
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import deletable_step, delete_step
+from cairn.storage.runs.trash import delete_step, find_deletable_step
 from tests.storage.forks import WRITER
 from tests.storage.held_names import HeldNames
 
@@ -34,7 +34,7 @@ def see_that_it_is_deleted(run):
     if 6 in run.step_attempts():
         delete(run)
     with pytest.raises(StepNotFoundError, match="in the trash already"):
-        deletable_step(run, 6, 1)
+        find_deletable_step(run, 6, 1)
     return "trash/6.1.json"
 
 

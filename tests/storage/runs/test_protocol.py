@@ -35,7 +35,7 @@ from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import deletable_step, delete_step
+from cairn.storage.runs.trash import delete_step, find_deletable_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.records import RecordLocation
@@ -316,7 +316,7 @@ def an_overwrite(switches):
 def a_deletion(switches):
     """Somebody promotes the step that another deletes, and the collector runs."""
     made = world_after((1, 2), switches, closed=True, kills=2)
-    going = deletable_step(made.run(), 1)
+    going = find_deletable_step(made.run(), 1)
 
     def promoting():
         promote_step(made.run(), 1, "production", by="p", expect=None)

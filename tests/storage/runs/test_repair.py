@@ -16,7 +16,6 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import repair
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
@@ -36,7 +35,8 @@ from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import Hold, Intent, deletable_step, delete_step
+from cairn.storage.runs.run_check import check_run
+from cairn.storage.runs.trash import Hold, Intent, delete_step, find_deletable_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
@@ -68,7 +68,7 @@ def make_run(uri):
     job(made, 40)
     promote_step(made, 20, "production", expect=None)
     promote_step(made, 40, "candidate", expect=None)
-    delete_step(made, deletable_step(made, 10), by="me")
+    delete_step(made, find_deletable_step(made, 10), by="me")
     put_record(made.objects, annotation_file(40, 3), Annotation(metrics={"loss": 1.0}))
     at = "2026-11-21T12:00:00Z"
     put_record(made.objects, intent_file(20, 1), Intent(at=at, by="me", token="0" * 16))

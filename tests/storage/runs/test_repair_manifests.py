@@ -9,7 +9,6 @@ from cairn.storage.errors import PreconditionFailedError, RecordNotLostError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs import repair
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import (
@@ -23,6 +22,7 @@ from cairn.storage.runs.records.layout import (
 from cairn.storage.runs.records.step_index import parse_index
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_check import check_run
 from cairn.storage.runs.trash import begin_removal, delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.objects import ObjectStore

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import PolicyError
-from cairn.storage.runs.retention import BestSteps, RetentionPolicy, StepFacts, decide
+from cairn.storage.runs.retention import BestSteps, RetentionPolicy, StepFacts, evaluate_retention
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -18,7 +18,7 @@ def facts(step, *, age=0.0, attempt=1, needs=(), labels=None, **metrics):
 
 
 def kept(steps, policy, *, aliases=None, held=()):
-    decisions = decide(steps, policy, now=NOW, aliases=aliases or {}, held=held)
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases or {}, held=held)
     return [one.step for one in decisions if one.keep]
 
 
@@ -96,10 +96,10 @@ def test_damaged_steps_stay_and_stand_for_none_of_those_that_a_rule_keeps(policy
         replace(facts(step, age=100.0 - step, **told), damaged=step in broken)
         for step in range(1, 11)
     ]
-    decisions = decide(steps, policy, now=NOW, aliases={}, held=())
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases={}, held=())
     for one in decisions:
         assert (one.reasons == ("damaged",)) == (one.step in broken)
-    assert [one for one in decisions if one.step not in broken] == decide(
+    assert [one for one in decisions if one.step not in broken] == evaluate_retention(
         [one for one in steps if not one.damaged], policy, now=NOW, aliases={}, held=()
     )
 
@@ -117,7 +117,7 @@ def test_what_a_kept_step_refers_to_stays_with_it():
         facts(4),
         facts(5, needs={(3, 1)}),
     ]
-    decisions = decide(steps, RetentionPolicy(keep_last=1), now=NOW, aliases={})
+    decisions = evaluate_retention(steps, RetentionPolicy(keep_last=1), now=NOW, aliases={})
     assert [one.step for one in decisions if one.keep] == [1, 2, 3, 5]
     assert decisions[0].reasons == ("holds bytes of step 2.1",)
 
@@ -211,7 +211,7 @@ alias_maps = st.dictionaries(st.sampled_from(["production", "best"]), keys)
 
 @given(step_sets, policies, alias_maps, st.frozensets(keys, max_size=3), st.randoms())
 def test_no_policy_deletes_what_must_stay(steps, policy, aliases, held, random):
-    decisions = decide(steps, policy, now=NOW, aliases=aliases, held=held)
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases, held=held)
     by_key = {(one.step, one.attempt): one for one in decisions}
     assert sorted(by_key) == sorted(one.key for one in steps)
     if steps:
@@ -221,7 +221,7 @@ def test_no_policy_deletes_what_must_stay(steps, policy, aliases, held, random):
         if by_key[one.key].keep:
             assert all(by_key[key].keep for key in one.needs if key in by_key)
     random.shuffle(steps)
-    again = decide(steps, policy, now=NOW, aliases=aliases, held=held)
+    again = evaluate_retention(steps, policy, now=NOW, aliases=aliases, held=held)
     assert again == decisions
 
 
@@ -249,7 +249,7 @@ def test_more_rules_never_delete_more(steps, policy, more):
 )
 def test_a_metric_or_label_that_no_step_carries_deletes_nothing(rule, reason):
     steps = [facts(1, labels={"final": "", "stage": "first"}, loss=0.1, diverged=math.nan), *TEN]
-    decisions = decide(steps, RetentionPolicy(keep_last=1, **rule), now=NOW, aliases={})
+    decisions = evaluate_retention(steps, RetentionPolicy(keep_last=1, **rule), now=NOW, aliases={})
     assert all(reason in one.reasons for one in decisions)
 
 

@@ -26,7 +26,7 @@ from cairn.storage.runs.records.layout import (
 )
 from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.resolving import resolve_checkpoint, resolve_step
+from cairn.storage.runs.resolution import resolve_checkpoint, resolve_step
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.open_files import open_files

@@ -3,7 +3,6 @@
 import pytest
 
 from cairn.storage.errors import CorruptionError, StorageError
-from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.layout import (
@@ -18,7 +17,8 @@ from cairn.storage.runs.records.layout import (
     trash_file,
 )
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import deletable_step, delete_step
+from cairn.storage.runs.run_check import check_run
+from cairn.storage.runs.trash import delete_step, find_deletable_step
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from tests.storage.runs.test_history import flip, job, lose
@@ -57,7 +57,7 @@ def refuses(uri):
 
     def delete():
         run = opened(uri)
-        delete_step(run, deletable_step(run, 30, 1), by="me")
+        delete_step(run, find_deletable_step(run, 30, 1), by="me")
 
     asked = {"delete": delete, "gc": lambda: collect_garbage(opened(uri), by="me"), "save": save}
     refused = set()

@@ -104,7 +104,7 @@ def _superseded_nodes(aside: Sequence[Checkpoint]) -> list[Node]:
     for attempt, group in groupby(by_attempt, key=lambda checkpoint: checkpoint.attempt):
         steps = [checkpoint.step for checkpoint in group]
         name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        nodes.append(Node(name, f"set aside, attempt {attempt}", None, kind="aside"))
+        nodes.append(Node(name, f"superseded, attempt {attempt}", None, kind="aside"))
     return nodes
 
 

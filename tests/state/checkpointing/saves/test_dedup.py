@@ -20,7 +20,7 @@ from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step

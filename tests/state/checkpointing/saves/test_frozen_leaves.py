@@ -22,7 +22,7 @@ from cairn.state.checkpointing.saves import saves, tree_writer
 from cairn.state.checkpointing.saves.dedup_policy import DedupPolicy
 from cairn.state.checkpointing.saves.host_arrays import DeferredLeaf, Transfers
 from cairn.storage.errors import SaveError
-from cairn.storage.runs.annotating import note_verified
+from cairn.storage.runs.annotate import note_verified
 from cairn.storage.runs.records.annotations import Damage
 from cairn.storage.runs.run import Run
 from tests.state.checkpointing.saves.arrays import numbers, put_by_program

@@ -15,7 +15,7 @@ from cairn.storage.runs import trash
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.aliases import AliasWriter
-from cairn.storage.runs.trash import deletable_step, delete_step, held
+from cairn.storage.runs.trash import delete_step, find_deletable_step, held
 from tests.storage.runs.test_protocol import actor, problems, world_after
 
 LOOKS = 3
@@ -41,12 +41,12 @@ def promoting(made):
 
 def removing(made):
     """The step is deleted, and its bytes may go."""
-    delete_step(made.run(), deletable_step(made.run(), 1), by="d", grace=0, clock=made.clock)
+    delete_step(made.run(), find_deletable_step(made.run(), 1), by="d", grace=0, clock=made.clock)
     return actor("collector", lambda: collect_garbage(made.run(), by="gc", clock=made.clock))
 
 
 def deleting(made):
-    going = deletable_step(made.run(), 1)
+    going = find_deletable_step(made.run(), 1)
 
     def body():
         delete_step(made.run(), going, by="d", grace=0, clock=made.clock)

@@ -14,18 +14,18 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.annotating import annotate, annotate_run, annotate_step, noted_of
+from cairn.storage.runs.annotate import annotate, annotate_run, annotate_step, annotation_of
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, trash_file
 from cairn.storage.runs.records.placed import put_record, read_record
-from cairn.storage.runs.resolving import best_step, resolve_checkpoint
+from cairn.storage.runs.resolution import best_step, resolve_checkpoint
 from cairn.storage.runs.retention import (
     BestSteps,
     RetentionPolicy,
     apply_retention,
     check_names,
-    judge_retention,
+    plan_retention,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
@@ -146,9 +146,9 @@ def test_note_of_an_alias_is_of_what_it_names_though_its_step_was_saved_anew(run
     annotate(f"{run.uri}@candidate", labels={"eval": "passed"})
     assert noted(run).labels == {"eval": "passed"}
     assert run.step(6).attempt == again
-    assert noted_of(run, run.step(6)).labels == {}
+    assert annotation_of(run, run.step(6)).labels == {}
     annotate(f"{run.uri}/steps/6", labels={"eval": "failed"})
-    assert noted_of(run, run.step(6)).labels == {"eval": "failed"}
+    assert annotation_of(run, run.step(6)).labels == {"eval": "failed"}
     assert noted(run).labels == {"eval": "passed"}
 
 
@@ -226,7 +226,7 @@ def test_a_policy_that_contradicts_what_steps_say_deletes_nothing(run):
         annotate_step(run, step, metrics={"acc": value}, better={"acc": "max"})
     wrong = RetentionPolicy(keep_best=[BestSteps(metric="acc", mode="min")])
     for refused in (
-        lambda: judge_retention(run, wrong, now=run.clock()),
+        lambda: plan_retention(run, wrong, now=run.clock()),
         lambda: apply_retention(run, wrong, by="ann", clock=run.clock),
         lambda: check_names(run, wrong, for_later=True),
     ):

@@ -43,7 +43,7 @@ from cairn.storage.runs.records.manifest import AssetRecord, Manifest, PlainStep
 from cairn.storage.runs.records.placed import UNREADABLE, judge_records, parse_record, read_run_info
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.records.step_files import removed_by_owner
-from cairn.storage.runs.run import Run, refuse_headless
+from cairn.storage.runs.run import Run, refuse_lost_run_record
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store.disk.confinement import source_folder
@@ -146,7 +146,7 @@ class _RunCheck:
         found = self._objects.read(RUN_FILE)
         try:
             if found is None:
-                refuse_headless(self._run)
+                refuse_lost_run_record(self._run)
                 return True
             info = RunInfo.parse(
                 found.value, self._run.uri / RUN_FILE, RecordLocation(None, RUN_FILE)

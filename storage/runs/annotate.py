@@ -12,7 +12,7 @@ from cairn.storage.runs.records.annotations import Annotation, Better, Damage
 from cairn.storage.runs.records.layout import RUN_FILE, annotation_file, manifest_file, trash_file
 from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.resolution import resolve_checkpoint
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
@@ -23,9 +23,9 @@ __all__ = [
     "annotate",
     "annotate_run",
     "annotate_step",
+    "annotation_of",
     "note_shared_damage",
     "note_verified",
-    "noted_of",
 ]
 
 
@@ -102,7 +102,7 @@ def annotate_step(
     """
     info = step if isinstance(step, StepInfo) else run.step(step)
     # Refuse what can't be kept before anything is written.
-    noted_of(run, info).changed(labels, metrics, better)
+    annotation_of(run, info).changed(labels, metrics, better)
 
     def change(before: Annotation) -> Annotation:
         if check is not None:
@@ -214,7 +214,7 @@ def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotatio
             continue  # another process was faster: merge into its version
 
 
-def noted_of(run: Run, info: StepInfo) -> Annotation:
+def annotation_of(run: Run, info: StepInfo) -> Annotation:
     """Return the annotation of a step as it is now.
 
     Raises:

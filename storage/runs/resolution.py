@@ -18,7 +18,7 @@ from cairn.storage.runs.damage import (
 from cairn.storage.runs.history import StepKey
 from cairn.storage.runs.records.annotations import Better, Damage
 from cairn.storage.runs.records.layout import CheckpointRef, manifest_file, parse_ref
-from cairn.storage.runs.retention import StepFacts, noted_better, ranked, step_facts
+from cairn.storage.runs.retention import StepFacts, metric_directions, ranked, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.store.uri import StoreURI
@@ -108,7 +108,7 @@ def best_step(
     """
     steps = {(info.step, info.attempt): info for info in run.steps()}
     facts = step_facts(run, steps.values())
-    best = ranked(facts, metric, _better(run, metric, mode, noted_better(facts, metric)))
+    best = ranked(facts, metric, _better(run, metric, mode, metric_directions(facts, metric)))
     if not best:
         raise _no_value(run, metric, facts)
     broken = {one.key for one in facts if one.damaged}
