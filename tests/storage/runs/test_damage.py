@@ -45,14 +45,14 @@ def test_a_damaged_step_is_never_promoted_and_the_refusal_says_what_to_take_inst
 
 def test_damage_that_is_noted_while_a_step_is_promoted_is_seen(run):
     """Up to the last look before the alias moves: the promotion holds the step by then."""
-    at_once, rounds = run.objects.at_once, []
+    gather, rounds = run.objects.gather, []
 
     def noting(*calls):
         rounds.append(len(calls))
         if len(rounds) == 3:  # the look at a held step; before it nothing is noted
             monkeypatch.undo()
             damage(run, 9)
-        return at_once(*calls)
+        return gather(*calls)
 
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(run.objects, "gather", noting)

@@ -754,7 +754,7 @@ def test_what_is_written_without_a_run_file_is_of_the_run_that_the_lease_names(r
     again = Run(run.uri, objects=ObjectStore(run.uri))
     promote_step(again, 10, "production", expect=None)
     run.objects.write(RUN_FILE, run_file)
-    assert run.aliases.require("production").place.run == known
+    assert run.aliases.require("production").location.run == known
     assert check_run(run).ok
 
 

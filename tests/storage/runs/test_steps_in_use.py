@@ -87,7 +87,7 @@ def carried_out(goes, needs, order, switches):
 
 def at_once(made, order):
     """Have the looks begin in this order."""
-    asked = made.store.at_once
+    asked = made.store.gather
 
     def in_order(*calls):
         if not made.scheduler.current.startswith("who"):
@@ -98,7 +98,7 @@ def at_once(made, order):
         found = dict(zip(whole, asked(*(calls[at] for at in whole)), strict=True))
         return [found[at] for at in range(len(calls))]
 
-    made.store.at_once = in_order
+    made.store.gather = in_order
 
 
 @pytest.mark.parametrize(
