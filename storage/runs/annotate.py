@@ -199,15 +199,15 @@ def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotatio
     """Change the annotation of a held step by compare-and-swap, and return it."""
     name = annotation_file(info.step, info.attempt)
     while True:
-        found = read_record(run.objects, name, Annotation)
-        before = Annotation() if found is None else found[0]
+        stored = read_record(run.objects, name, Annotation)
+        before = Annotation() if stored is None else stored[0]
         after = change(before)
         if after == before:
             # The caller is told that this is durable, and its writer may have died before the
             # fsync.
             run.objects.sync(name)
             return before
-        generation = None if found is None else found[1]
+        generation = None if stored is None else stored[1]
         try:
             return write_record(run.objects, name, after, generation=generation)[0]
         except PreconditionFailedError:
@@ -221,8 +221,8 @@ def annotation_of(run: Run, info: StepInfo) -> Annotation:
         UnsupportedFormatError, CorruptionError: it can't be read.
         StoreUnavailableError: the store gives no answer.
     """
-    found = read_record(run.objects, annotation_file(info.step, info.attempt), Annotation)
-    return Annotation() if found is None else found[0]
+    stored = read_record(run.objects, annotation_file(info.step, info.attempt), Annotation)
+    return Annotation() if stored is None else stored[0]
 
 
 def annotate_run(
@@ -248,11 +248,11 @@ def annotate_run(
     """
     Annotation().changed(labels)  # refuse what can't be kept before any request
     while True:
-        found = read_record(run.objects, RUN_FILE, RunInfo)
-        if found is None:
+        stored = read_record(run.objects, RUN_FILE, RunInfo)
+        if stored is None:
             run.info()  # raises an error that says what exists instead
             continue
-        before, generation = found
+        before, generation = stored
         if check is not None:
             check(before)
         changed = Annotation(labels=before.labels).changed(labels)

@@ -50,8 +50,8 @@ def damage_of(run: Run, key: StepKey) -> Damage | None:
         UnsupportedFormatError, CorruptionError: the annotation can't be read.
         StoreUnavailableError: the store gives no answer.
     """
-    found = read_record(run.objects, annotation_file(*key), Annotation)
-    return None if found is None else found[0].damaged
+    stored = read_record(run.objects, annotation_file(*key), Annotation)
+    return None if stored is None else stored[0].damaged
 
 
 def known_damage(run: Run, key: StepKey) -> Damage | None:
@@ -169,7 +169,7 @@ def _told(run: Run, keys: Iterable[StepKey]) -> tuple[set[StepKey], set[StepKey]
     """Return the steps with noted damage, and those whose annotation can't be read."""
     names = {annotation_file(*key): key for key in keys}
     notes, unreadable = judge_records(run.objects, names, Annotation.parse)
-    damaged = {names[name] for name, one in notes.items() if one.damaged is not None}
+    damaged = {names[name] for name, note in notes.items() if note.damaged is not None}
     return damaged, {names[name] for name in unreadable}
 
 
@@ -187,30 +187,34 @@ def shared_problems(
         assets: the problem of each of its damaged assets, by SHA-256.
     """
     try:
-        listed = {one for one in run.step_attempts().items() if one != key}
+        listed = {other for other in run.step_attempts().items() if other != key}
     except UNREADABLE:  # a later verification of those steps will find the problems
         return {}
-    problems: dict[StepKey, list[str]] = {one: [] for one in listed}
+    problems: dict[StepKey, list[str]] = {other: [] for other in listed}
     # In a bucket each step has files of its own.
     if files and run.uri.scheme == "file":
         folders = {step_dir(attempt, step): (step, attempt) for step, attempt in (*listed, key)}
-        held = []
+        entries = []
         for file in run.files.usage(ATTEMPTS):
             *folder, name = f"{ATTEMPTS}{file.name}".split("/", 3)
             if file.identity is not None and "/".join(folder) in folders:
-                held.append((folders["/".join(folder)], name, file.identity))
-        wrong = {identity: name for owner, name, identity in held if owner == key and name in files}
-        for owner, name, identity in sorted(held):
+                entries.append((folders["/".join(folder)], name, file.identity))
+        wrong = {
+            identity: name for owner, name, identity in entries if owner == key and name in files
+        }
+        for owner, name, identity in sorted(entries):
             if owner != key and identity in wrong:
-                found = files[wrong[identity]].removeprefix(f"{wrong[identity]}: ")
-                problems[owner].append(f"{name}: {found} (the same file as that of step {key[0]})")
+                problem = files[wrong[identity]].removeprefix(f"{wrong[identity]}: ")
+                problems[owner].append(
+                    f"{name}: {problem} (the same file as that of step {key[0]})"
+                )
     if assets:
         manifests, _ = judge_records(
-            run.objects, {manifest_file(*one): one for one in listed}, Manifest.parse
+            run.objects, {manifest_file(*other): other for other in listed}, Manifest.parse
         )
-        for one in listed:
-            manifest = manifests.get(manifest_file(*one))
+        for other in listed:
+            manifest = manifests.get(manifest_file(*other))
             if manifest is not None:
                 used = {asset.sha256 for asset in manifest.assets}
-                problems[one] += [assets[name] for name in sorted(used & assets.keys())]
-    return {one: tuple(lines) for one, lines in problems.items() if lines}
+                problems[other] += [assets[name] for name in sorted(used & assets.keys())]
+    return {other: tuple(lines) for other, lines in problems.items() if lines}

@@ -122,9 +122,9 @@ def fork_run(
         manifest_digest=manifest.digest(),
     )
     if damage is not None:
-        known = _finished_earlier(target, lineage, manifest, by=by, clock=clock)
-        if known is not None:  # the damage was noted after that fork
-            return known
+        earlier = _finished_earlier(target, lineage, manifest, by=by, clock=clock)
+        if earlier is not None:  # the damage was noted after that fork
+            return earlier
     refuse_damaged(source, step, despite_damage=despite_damage, damage=damage)
     contents = whole_contents(source.objects, manifest)
     run, finished = _create(source, target, lineage, manifest, by=by, clock=clock)
@@ -320,30 +320,30 @@ def _finished_earlier(
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
     """Return the step that this fork published earlier, whatever happened to it since."""
-    told = None
-    for attempt in itertools.takewhile(lambda one: one.writer == by, run.attempts()):
+    last = None
+    for attempt in itertools.takewhile(lambda attempt: attempt.writer == by, run.attempts()):
         key = manifest.step, attempt.number
         deleted = run.objects.read(trash_file(*key)) is not None
-        found = read_record(run.objects, manifest_file(*key), Manifest)
-        if found is None and not deleted:
+        stored = read_record(run.objects, manifest_file(*key), Manifest)
+        if stored is None and not deleted:
             continue
         report = None
-        if found is not None:
-            own = found[0]
+        if stored is not None:
+            own = stored[0]
             if _told_of_files(own) != _told_of_files(manifest):
                 break  # a job of the same id has saved this step
             report = CopyReport.of(own.environment)
         state = run.state_of(*key)
         info = next(iter(run.described([(key, state)])), StepInfo(*key, state))
-        told = attempt, replace(info, copied=report)
-    if told is None or (told[1].state is StepState.SUPERSEDED and _is_unfinished(run, by=by)):
+        last = attempt, replace(info, copied=report)
+    if last is None or (last[1].state is StepState.SUPERSEDED and _is_unfinished(run, by=by)):
         return None  # or another call of this fork has superseded it, and was interrupted
     lease = read_lease(run.objects)
     if lease is not None and not lease.released:
         # This fork was interrupted right before; no-op if the lease is another's.
-        release(run.objects, told[0], clock=clock)
+        release(run.objects, last[0], clock=clock)
     run.objects.sync(MANIFESTS)
-    return told[1]
+    return last[1]
 
 
 def _told_of_files(manifest: Manifest) -> tuple[object, ...]:
@@ -415,8 +415,8 @@ def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
     """Return the attempt that an interrupted fork began, if it has the lease, or a new one."""
     begun, lease = run.attempts(), read_lease(run.objects)
     if begun and lease is not None:
-        held = lease.writer, lease.attempt, lease.instance
-        if held == (by, begun[-1].number, ""):
+        holder = lease.writer, lease.attempt, lease.instance
+        if holder == (by, begun[-1].number, ""):
             return begun[-1]
 
     def base_step() -> int:
@@ -446,6 +446,6 @@ def _copy_small(
     for asset in manifest.assets:
         put_assets(run.objects, {asset.name: read_asset(source.objects, asset)})
         read_asset(run.objects, asset)
-    found = read_record(source.objects, annotation_file(step.step, step.attempt), Annotation)
-    if found is not None:
-        put_record(run.objects, annotation_file(step.step, attempt.number), found[0])
+    stored = read_record(source.objects, annotation_file(step.step, step.attempt), Annotation)
+    if stored is not None:
+        put_record(run.objects, annotation_file(step.step, attempt.number), stored[0])

@@ -96,8 +96,8 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     run.history().require_whole()
     now = clock()
     trash = [*_trash(run, now)]
-    going = {(one.step, one.attempt) for one in trash}
-    exports = [one for one in _exports(run, now) if (one.step, one.attempt) not in going]
+    going = {(entry.step, entry.attempt) for entry in trash}
+    exports = [entry for entry in _exports(run, now) if (entry.step, entry.attempt) not in going]
     return _sized(run, [*trash, *_abandoned(run, _ended_attempts(run, now)), *exports])
 
 
@@ -180,7 +180,7 @@ def _covers_older(run: Run) -> Callable[[StepKey], bool]:
     # Overwrites don't supersede here: the overwriting step may be removed next.
     is_superseded = find_superseded(attempts, ())
     older = [key for key in published if not is_superseded(*key)]
-    overwrites = {one.number: one.overwrites for one in attempts}
+    overwrites = {attempt.number: attempt.overwrites for attempt in attempts}
 
     def covers(key: StepKey) -> bool:
         last = MAX_NUMBER if overwrites.get(key[1]) == key[0] else key[0]
@@ -268,8 +268,8 @@ def _export_key(manifest: str) -> ExportKey | None:
 
 def _numbers(folder: FileEntry) -> tuple[int | None, int | None]:
     step, _, attempt = folder.name.partition(".")
-    known = step.isdecimal() and attempt.isdecimal()
-    return (int(step), int(attempt)) if known else (None, None)
+    is_step = step.isdecimal() and attempt.isdecimal()
+    return (int(step), int(attempt)) if is_step else (None, None)
 
 
 def _ended_attempts(run: Run, now: datetime) -> set[int]:
@@ -298,13 +298,15 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
         release(run.objects, begun, clock=clock)
 
 
-def _sized(run: Run, found: list[Garbage]) -> list[Garbage]:
+def _sized(run: Run, garbage: list[Garbage]) -> list[Garbage]:
     """Set the bytes of each entry."""
     if run.uri.scheme != "file":  # a bucket has no links, and listing the whole run would be slow
-        sizes = [sum(_bytes_below(run, place) for place in _places(one)) for one in found]
+        sizes = [sum(_bytes_below(run, place) for place in _places(entry)) for entry in garbage]
     else:
-        sizes = _unlinked(run.files.usage(), [_places(one) for one in found]) if found else []
-    return [replace(one, nbytes=size) for one, size in zip(found, sizes, strict=True)]
+        sizes = (
+            _unlinked(run.files.usage(), [_places(entry) for entry in garbage]) if garbage else []
+        )
+    return [replace(entry, nbytes=size) for entry, size in zip(garbage, sizes, strict=True)]
 
 
 def _places(garbage: Garbage) -> list[str]:
@@ -316,23 +318,23 @@ def _places(garbage: Garbage) -> list[str]:
     return [garbage.name]
 
 
-def _unlinked(held: Collection[FileUsage], places: Sequence[Collection[str]]) -> list[int]:
+def _unlinked(files: Collection[FileUsage], places: Sequence[Collection[str]]) -> list[int]:
     """Return, for each group of places, the bytes of files without a name outside of all groups.
 
     A file with names in several groups counts for the group in which it is found first. Pure.
     """
     owners = {place: at for at, some in enumerate(places) for place in some}
-    names = Counter(one.identity for one in held)
+    names = Counter(file.identity for file in files)
     sizes = [0] * len(places)
     first: dict[object, int] = {}
-    for one in held:
-        owner = next((owners[up] for up in _upwards(one.name) if up in owners), None)
+    for file in files:
+        owner = next((owners[up] for up in _upwards(file.name) if up in owners), None)
         if owner is None:
             continue
-        names[one.identity] -= 1
-        owner = first.setdefault(one.identity, owner)
-        if names[one.identity] == 0:
-            sizes[owner] += one.size
+        names[file.identity] -= 1
+        owner = first.setdefault(file.identity, owner)
+        if names[file.identity] == 0:
+            sizes[owner] += file.size
     return sizes
 
 
@@ -346,6 +348,6 @@ def _upwards(name: str) -> Iterator[str]:
 def _bytes_below(run: Run, name: str) -> int:
     files = run.files
     with contextlib.suppress(StorageError):
-        found = files.walk(name)
-        return sum(entry.size for entry in found) if found else files.stat(name).size
+        entries = files.walk(name)
+        return sum(entry.size for entry in entries) if entries else files.stat(name).size
     return 0

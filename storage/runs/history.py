@@ -99,7 +99,7 @@ class History:
                 expected="every record that steps are judged by, as it was written",
                 found=f"{len(self.problems)} that are not",
                 next_step="See what `cairn repair` can do, or restore them from a backup.",
-                problems=[str(one) for one in self.problems.values()],
+                problems=[str(problem) for problem in self.problems.values()],
             ) from error
 
     def states(
@@ -140,7 +140,7 @@ class History:
 
     def without(self, key: StepKey | None) -> "History":
         """Return the history as if the step `key` had never been published."""
-        published = tuple(one for one in self.published if one != key)
+        published = tuple(other for other in self.published if other != key)
         return replace(self, published=published, lost=self.lost - {key})
 
     def latest(self) -> StepKey | None:
@@ -172,11 +172,11 @@ class History:
         for key in self.doubted:
             if key[0] == step:
                 raise self.problems[trash_file(*key)]
-        for held in (least, most):
-            if (step, held.get(step)) in self.lost:
-                raise self.problems[manifest_file(step, held[step])]
+        for holders in (least, most):
+            if (step, holders.get(step)) in self.lost:
+                raise self.problems[manifest_file(step, holders[step])]
         if least.get(step) != most.get(step):
-            raise next(self.problems[attempt_file(one)] for one in self.attempts.unknown)
+            raise next(self.problems[attempt_file(number)] for number in self.attempts.unknown)
 
     def _holders(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return the holders of steps if unknown attempts superseded nothing, and if all they can.
@@ -184,14 +184,14 @@ class History:
         Where both agree, the result is certain whatever the unknown attempts did.
         """
         saved = self.deleted.union(self.published, self.lost)
-        known, unknown = self.attempts.known, self.attempts.unknown
+        attempts, unknown = self.attempts.known, self.attempts.unknown
         if not unknown:
-            held = counting(saved, known)
-            return held, held
+            holders = counting(saved, attempts)
+            return holders, holders
         # With the one base the unknown attempts supersede nothing, with the other every earlier
         # step.
         least, most = (
-            counting(saved, [*known, *(Attempt(one, base, "", "") for one in unknown)])
+            counting(saved, [*attempts, *(Attempt(number, base, "", "") for number in unknown)])
             for base in (MAX_NUMBER, -1)
         )
         return least, most
@@ -213,9 +213,9 @@ def overwriting(key: StepKey, attempts: Iterable[Attempt]) -> set[StepKey]:
     """Return (step, attempt) of lower steps whose publication would supersede `key` too."""
     step, attempt = key
     return {
-        (one.overwrites, one.number)
-        for one in attempts
-        if one.overwrites is not None and one.number > attempt and one.overwrites < step
+        (later.overwrites, later.number)
+        for later in attempts
+        if later.overwrites is not None and later.number > attempt and later.overwrites < step
     }
 
 
@@ -252,11 +252,11 @@ def certain_holder(
     attempt = counting(published, attempts.known).get(step)
     if attempt is None:
         return None
-    later = {(step, one.number) for one in attempts.known if one.number >= attempt}
+    later = {(step, other.number) for other in attempts.known if other.number >= attempt}
     gone = later.intersection(deleted)
-    told = told_steps(attempts.known, published if noted is None else [*published, noted])
+    saved = told_steps(attempts.known, published if noted is None else [*published, noted])
     needed = later | overwriting((step, attempt), attempts.known)
-    if told.intersection(needed).difference(published, gone):
+    if saved.intersection(needed).difference(published, gone):
         return None  # a step that had overwritten this one is lost
     # Deleting a step does not bring back what it had overwritten.
     holder = counting([*published, *gone], attempts.known).get(step)
@@ -313,7 +313,7 @@ def seen_in(
     lease, _ = _parsed_lease(objects, listing.lease)
     if lease is None and (history.published or history.attempts.known or listing.folders):
         return None  # the lease is lost: a writer that had it may still publish
-    newest = [(one.number, one.base_step) for one in history.attempts.known[-1:]]
+    newest = [(attempt.number, attempt.base_step) for attempt in history.attempts.known[-1:]]
     return Seen(
         lease,
         None if listing.lease is None else listing.lease.generation,
@@ -345,8 +345,8 @@ def read_history(objects: ObjectStore, listing: RunListing | None = None) -> His
             lambda: objects.read(LEASE_FILE), lambda: published_steps(objects)
         )
         listing = RunListing(lease, published, None, [])
-    found = history_since(objects, listing)
-    return _in_order(objects) if found is None else found
+    history = history_since(objects, listing)
+    return _in_order(objects) if history is None else history
 
 
 def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
@@ -368,14 +368,14 @@ def history_since(objects: ObjectStore, listing: RunListing) -> History | None:
         lambda: judge_attempts(objects, begun, listing.published, listing.attempts),
         lambda: None if listing.attempts is None else objects.children(ATTEMPTS),
     )
-    told = told_steps(
+    saved = told_steps(
         attempts.known, listing.published if noted is None else [*listing.published, noted]
     )
     if (
         again != listing.attempts
         or attempts.problems
-        or not {number for _, number in deleted} <= {one.number for one in attempts.known}
-        or _missed(listing.published, deleted, attempts.known, told, noted)
+        or not {number for _, number in deleted} <= {attempt.number for attempt in attempts.known}
+        or _missed(listing.published, deleted, attempts.known, saved, noted)
     ):
         return None
     history = History(tuple(listing.published), frozenset(deleted), frozenset(), attempts, {})
@@ -402,18 +402,18 @@ def _in_order(objects: ObjectStore) -> History:
         # deletion.
         if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
             deleted.discard(noted)
-        told = told_steps(attempts.known, published if noted is None else [*published, noted])
-        told.update(_left_by(attempts, published, objects))
-        attempts = _with_what_steps_tell(attempts, told | deleted.union(published), objects)
-        for key in sorted(_missed(published, deleted, attempts.known, told, noted)):
+        saved = told_steps(attempts.known, published if noted is None else [*published, noted])
+        saved.update(_left_by(attempts, published, objects))
+        attempts = _with_what_steps_tell(attempts, saved | deleted.union(published), objects)
+        for key in sorted(_missed(published, deleted, attempts.known, saved, noted)):
             # Read them by name before calling them lost: a store's listing may be stale.
             manifest, trash, forgotten = manifest_file(*key), trash_file(*key), forgotten_file(*key)
-            found = objects.read_many([manifest, trash, forgotten])
-            if found[manifest] is not None:
+            records = objects.read_many([manifest, trash, forgotten])
+            if records[manifest] is not None:
                 published = sorted([*published, key])
-            elif found[trash] is not None and misplaced(objects, trash) is None:
+            elif records[trash] is not None and misplaced(objects, trash) is None:
                 deleted.add(key)
-            elif key == noted or found[forgotten] is None:
+            elif key == noted or records[forgotten] is None:
                 lost.add(key)
                 problems[manifest] = _lost(objects, key)
         problems.update(attempts.problems)
@@ -438,9 +438,9 @@ def _hidden(history: History) -> Iterator[StepKey]:
     if not history.deleted:
         return
     published = set(history.published)
-    held = counting(history.deleted | published, history.attempts.known)
+    steps = counting(history.deleted | published, history.attempts.known)
     # From the highest step down, until one that is not deleted.
-    for key in reversed(held.items()):
+    for key in reversed(steps.items()):
         if key not in history.deleted:
             return
         if key in published:
@@ -461,11 +461,11 @@ def _left_by(
         if number is None or number not in last:
             continue
         for folder in objects.folders(attempt_dir(number)):
-            found = parse_step_folder(folder.rpartition("/")[2])
-            if found is None or found.temporary or found.step >= last[number]:
+            step_folder = parse_step_folder(folder.rpartition("/")[2])
+            if step_folder is None or step_folder.temporary or step_folder.step >= last[number]:
                 continue
             if objects.read(f"{folder}/{COMMIT_FILE}") is not None:
-                yield found.step, number
+                yield step_folder.step, number
 
 
 def _with_what_steps_tell(
@@ -479,17 +479,21 @@ def _with_what_steps_tell(
     saved. Then nothing shows what the attempt has overwritten, and it counts as unknown.
     """
 
-    def filled(one: Attempt) -> Attempt | None:
-        if attempt_file(one.number) not in attempts.problems:
-            return one
-        own = sorted(step for step, number in saved if number == one.number)
-        first = next((step for step in own if step <= one.base_step), None)
-        if first is not None and not _is_in_place(objects, (first, one.number)):
+    def filled(attempt: Attempt) -> Attempt | None:
+        if attempt_file(attempt.number) not in attempts.problems:
+            return attempt
+        own = sorted(step for step, number in saved if number == attempt.number)
+        first = next((step for step in own if step <= attempt.base_step), None)
+        if first is not None and not _is_in_place(objects, (first, attempt.number)):
             return None
-        kept = [number for step, number in saved if step == one.base_step and number < one.number]
-        return replace(one, overwrites=first, base_attempt=max(kept, default=None))
+        kept = [
+            number
+            for step, number in saved
+            if step == attempt.base_step and number < attempt.number
+        ]
+        return replace(attempt, overwrites=first, base_attempt=max(kept, default=None))
 
-    completed = {one.number: filled(one) for one in attempts.known}
+    completed = {attempt.number: filled(attempt) for attempt in attempts.known}
     ambiguous = [number for number, attempt in completed.items() if attempt is None]
     return attempts._replace(
         known=[attempt for attempt in completed.values() if attempt is not None],
@@ -506,7 +510,7 @@ def _missed(
     published: list[StepKey],
     deleted: set[StepKey],
     attempts: list[Attempt],
-    told: set[StepKey],
+    saved: set[StepKey],
     noted: StepKey | None,
 ) -> set[StepKey]:
     """Return steps that were published, that no listing shows, and whose loss matters.
@@ -515,21 +519,21 @@ def _missed(
     `end_removal`. Other steps may leave no trace, so their absence is no loss.
     """
     shown = deleted.union(published)
-    told = told - shown
+    saved = saved - shown
     missed = set()
-    if told:
+    if saved:
         counts = counting(published, attempts)
         is_superseded = find_superseded(attempts, published)
-        overwrites = {one.number: one.overwrites for one in attempts}
+        overwrites = {attempt.number: attempt.overwrites for attempt in attempts}
 
         def has_overwritten(step: int, number: int) -> bool:
             """Return True if another step would count if this one had never been published."""
             if counts.get(step, number) < number:
                 return True
-            later = (one for other, one in counts.items() if other > step)
-            return overwrites.get(number) == step and any(one < number for one in later)
+            later = (holder for other, holder in counts.items() if other > step)
+            return overwrites.get(number) == step and any(holder < number for holder in later)
 
-        missed = {key for key in told if not is_superseded(*key) and has_overwritten(*key)}
+        missed = {key for key in saved if not is_superseded(*key) and has_overwritten(*key)}
     if noted is not None and noted not in shown:
         missed.add(noted)
     return missed

@@ -195,21 +195,21 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
     later = [(look.step, number) for number in sorted(numbers) if number >= key[1]]
     described, manifests, tombstones, attempts, names = objects.gather(
         lambda: run.described([(key, StepState.LISTED)]),
-        lambda: objects.existing(manifest_file(*one) for one in later if one != key),
-        lambda: objects.existing(trash_file(*one) for one in later),
+        lambda: objects.existing(manifest_file(*other) for other in later if other != key),
+        lambda: objects.existing(trash_file(*other) for other in later),
         lambda: judge_attempts(objects, lease.begun, listed=look.attempts),
         lambda: _attempts(run),
     )
-    known = {one.number for one in attempts.known}
+    known_numbers = {attempt.number for attempt in attempts.known}
     # A record appeared between the looks, or a later copy exists: nothing is certain.
-    if names != look.attempts or known != numbers or manifests:
+    if names != look.attempts or known_numbers != numbers or manifests:
         return None
-    deleted = [one for one in later if trash_file(*one) in tombstones]
+    deleted = [other for other in later if trash_file(*other) in tombstones]
     # Most steps have no such keys: then this takes no request.
     published = look.published.union(saved_among(objects, overwriting(key, attempts.known)))
     holder = certain_holder(look.step, lease, attempts, published, deleted)
-    found = [one for one in described if one.problem is None and one.attempt == holder]
-    return found[0] if found else None
+    infos = [info for info in described if info.problem is None and info.attempt == holder]
+    return infos[0] if infos else None
 
 
 def delete_alias(

@@ -148,7 +148,9 @@ def repair_run(
     repairs = [fix.repair for fix in fixes if fix is not None]
     _refuse_forgetting(run, forget, repairs)
     if dry_run:
-        return repairs + _left(checked, {one.name for one in repairs if one.action is not None})
+        return repairs + _left(
+            checked, {repair.name for repair in repairs if repair.action is not None}
+        )
     done: list[Repair] = []
     while names:
         name = names.pop(0)
@@ -180,11 +182,11 @@ def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
         checked: the report of the check.
         mended: names of records that will be repaired; contradictions that name them will vanish.
     """
-    told = [problem.partition(": ") for problem in checked.problems]
+    lines = [problem.partition(": ") for problem in checked.problems]
     return [
         Repair(name, None, f"{text}. Restore what is lost from a backup, or delete this.")
-        for name, _, text in told
-        if name not in checked.unreadable and not any(one in text for one in mended)
+        for name, _, text in lines
+        if name not in checked.unreadable and not any(other in text for other in mended)
     ]
 
 
@@ -198,7 +200,7 @@ def _in_order(names: Collection[str]) -> list[str]:
 
 
 def _refuse_forgetting(run: Run, forget: Collection[str], repairs: list[Repair]) -> None:
-    lost = {one.name for one in repairs if one.action in (None, _FORGET)}
+    lost = {repair.name for repair in repairs if repair.action in (None, _FORGET)}
     forgettable = {name for name in lost if _can_be_forgotten(name)}
     wrong = sorted(set(forget) - forgettable)
     if wrong:
@@ -254,10 +256,12 @@ class _Mender:
         return _Fix(Repair(name, None, "Restore it from a backup."))
 
     def _run_file(self) -> _Fix:
-        found = run_ids(self._run)
-        run_id, count = found.most_common(1)[0] if found else ("", 0)
-        if found and 2 * count <= found.total():
-            hint = f"Other records are of the runs {', '.join(found)}: take those out that are not."
+        counts = run_ids(self._run)
+        run_id, count = counts.most_common(1)[0] if counts else ("", 0)
+        if counts and 2 * count <= counts.total():
+            hint = (
+                f"Other records are of the runs {', '.join(counts)}: take those out that are not."
+            )
             return _Fix(Repair(RUN_FILE, None, hint))
         times = self._times()
         info = RunInfo(
@@ -282,42 +286,46 @@ class _Mender:
         attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
         published = [manifest_file(*key) for key in self._run.published()]
         manifests, _ = judge_records(self._objects, published, ManifestSummary.parse)
-        times = [one.at for one in attempts.values()]
-        return times + [one.created for one in manifests.values()]
+        times = [attempt.at for attempt in attempts.values()]
+        return times + [manifest.created for manifest in manifests.values()]
 
     def _attempt(self, name: str, number: int) -> _Fix | None:
         history = read_history(self._objects)
         if self._found is None and name not in history.problems:
             return None  # the record that named it was forgotten
-        known = {one.number: one for one in history.attempts.known}
-        if number not in known:
-            own = [one for one in _untold(history) if one.endswith(f".{number}.json")]
+        attempts = {attempt.number: attempt for attempt in history.attempts.known}
+        if number not in attempts:
+            own = [other for other in _untold(history) if other.endswith(f".{number}.json")]
             hint = (
                 "Restore it from a backup: no other record tells its base step. Or have "
                 f"{', '.join(own) or 'it'} forgotten: the run goes on as if this attempt had "
                 "saved nothing, and what it had overwritten or gone back before is listed again."
             )
             return _Fix(Repair(name, None, hint))
-        base = known[number].base_step
-        earlier = [one for one in history.attempts.known if one.number < number]
+        base = attempts[number].base_step
+        earlier = [attempt for attempt in history.attempts.known if attempt.number < number]
         previous = (earlier[-1].number, earlier[-1].base_step) if earlier else (0, -1)
-        lost = [one for one in history.attempts.unknown if previous[0] < one < number]
+        lost = [other for other in history.attempts.unknown if previous[0] < other < number]
         if lost:  # the rebuilt record would claim that this attempt never existed
             return _Fix(Repair(name, None, f"Restore {attempt_file(lost[-1])} first."))
         own = [manifest_file(*key) for key in history.published if key[1] == number]
         manifests, _ = judge_records(self._objects, own, Manifest.parse)
-        after = [one.at for one in history.attempts.known if one.number > number and one.at]
+        after = [
+            attempt.at
+            for attempt in history.attempts.known
+            if attempt.number > number and attempt.at
+        ]
         lease, _ = judge_lease(self._objects)
-        writers = [one.writer for one in manifests.values()]
+        writers = [manifest.writer for manifest in manifests.values()]
         writers += [lease.writer] if lease is not None and lease.attempt == number else []
-        times = sorted(one.created for one in manifests.values()) + after
+        times = sorted(manifest.created for manifest in manifests.values()) + after
         record = AttemptRecord(
             base_step=base,
             writer=(*writers, "")[0],
             at=(*times, rfc3339(self._clock()))[0],
             previous=previous,
-            base_attempt=known[number].base_attempt,
-            overwrites=known[number].overwrites,
+            base_attempt=attempts[number].base_attempt,
+            overwrites=attempts[number].overwrites,
         )
         action = f"rebuild it: base step {base}, writer {record.writer!r}, after {previous[0]}"
         return _Fix(Repair(name, action), partial(self._write, name, record))
@@ -370,8 +378,8 @@ class _Mender:
         """Rebuild it from the step's index, written with it; else it can only be forgotten."""
         key = parse_manifest_file(name)
         assert key is not None
-        found = self._objects.read(name)
-        if found is None and key not in read_history(self._objects).lost:
+        current = self._objects.read(name)
+        if current is None and key not in read_history(self._objects).lost:
             hint = "Nothing is to be done: its step was deleted meanwhile."
             return _Fix(Repair(name, None, hint))
         index = f"{step_dir(key[1], key[0])}/{INDEX_FILE}"
@@ -389,7 +397,7 @@ class _Mender:
             self._keep(name)
             # Only if the store still has what was seen: a removal of the step begins with its
             # manifest.
-            generation = None if found is None else found.generation
+            generation = None if current is None else current.generation
             write_record(self._objects, name, manifest, generation=generation)
 
         return _Fix(Repair(name, action), write)
@@ -459,7 +467,7 @@ class _Mender:
             return False
         if isinstance(record, Lease):
             attempts = read_history(self._objects).attempts.known
-            return all(one.number <= record.attempt for one in attempts)
+            return all(attempt.number <= record.attempt for attempt in attempts)
         return True
 
     def _is_own_run_file(self, stored: Versioned) -> bool:

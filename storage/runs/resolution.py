@@ -111,7 +111,7 @@ def best_step(
     best = ranked(facts, metric, _better(run, metric, mode, metric_directions(facts, metric)))
     if not best:
         raise _no_value(run, metric, facts)
-    broken = {one.key for one in facts if one.damaged}
+    broken = {step.key for step in facts if step.damaged}
     if damaged is None or best[0] not in broken:
         return steps[best[0]]
     sound = next((key for key in best if key not in broken), None)
@@ -216,13 +216,13 @@ def _better(run: Run, metric: str, mode: Better | None, noted: Collection[Better
 
 
 def _no_value(run: Run, metric: str, facts: Iterable[StepFacts]) -> StepNotFoundError:
-    known = sorted({name for one in facts for name in one.metrics})
-    near = get_close_matches(metric, known, n=1)
+    names = sorted({name for step in facts for name in step.metrics})
+    near = get_close_matches(metric, names, n=1)
     return StepNotFoundError(
         "no step has a value of this metric",
         path=run.uri,
         expected=f"a listed step with a number as {metric!r}",
-        found=f"steps with {', '.join(map(repr, known))}" if known else "steps without metrics",
+        found=f"steps with {', '.join(map(repr, names))}" if names else "steps without metrics",
         next_step=f"Did you mean {near[0]!r}?"
         if near
         else "Give one of these, or the number of a step.",

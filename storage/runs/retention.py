@@ -117,11 +117,11 @@ class RetentionPolicy:
         best_steps: tuple[Any, ...] = () if problems else tuple(self.keep_best)
         labels: tuple[Any, ...] = () if problems else tuple(self.keep_labelled)
         problems += [
-            f"keep_best has {one!r}, expected a BestSteps"
-            for one in best_steps
-            if not isinstance(one, BestSteps)
+            f"keep_best has {best!r}, expected a BestSteps"
+            for best in best_steps
+            if not isinstance(best, BestSteps)
         ]
-        bests: list[Any] = [one for one in best_steps if isinstance(one, BestSteps)]
+        bests: list[Any] = [best for best in best_steps if isinstance(best, BestSteps)]
         problems += [
             f"{name} is {value!r}, expected an integer of 1 or more"
             for name, value in [
@@ -168,12 +168,12 @@ class RetentionPolicy:
             PolicyError: there are rules that this release does not know, or can't apply.
         """
         try:
-            best = [BestSteps(**one) for one in rules.get("keep_best", ())]
+            best = [BestSteps(**entry) for entry in rules.get("keep_best", ())]
             return cls(**{**rules, "keep_best": best})
         except TypeError as exc:
             raise PolicyError(
                 "an unknown retention policy",
-                expected=f"the rules {', '.join(one.name for one in fields(cls))}",
+                expected=f"the rules {', '.join(rule.name for rule in fields(cls))}",
                 found=str(exc),
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             ) from exc
@@ -190,11 +190,11 @@ class RetentionPolicy:
         return bool(self.keep_best or self.keep_labelled)
 
 
-def _not_lists(name: str, given: object, of: str) -> list[str]:
+def _not_lists(name: str, rule: object, of: str) -> list[str]:
     """Return the problem if a rule is not a list; in a text each letter would count as an entry."""
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+    if isinstance(rule, Iterable) and not isinstance(rule, str | bytes | Mapping):
         return []
-    return [f"{name} is {given!r}, expected a list of {of}"]
+    return [f"{name} is {rule!r}, expected a list of {of}"]
 
 
 @dataclass(frozen=True)
@@ -271,17 +271,17 @@ def evaluate_retention(
         PolicyError: an entry of `held` is not (step, attempt): it would protect nothing.
     """
     _check_held(held)
-    facts = sorted(steps, key=lambda one: one.key)
-    reasons: dict[StepKey, list[str]] = {one.key: [] for one in facts}
+    facts = sorted(steps, key=lambda step: step.key)
+    reasons: dict[StepKey, list[str]] = {step.key: [] for step in facts}
 
     def keep(keys: Iterable[StepKey], reason: str) -> None:
         for key in keys:
             if key in reasons:
                 reasons[key].append(reason)
 
-    sound = [one for one in facts if not one.damaged]
-    keep([one.key for one in sound[-1:]], "latest")
-    keep([one.key for one in facts if one.damaged], "damaged")
+    sound = [step for step in facts if not step.damaged]
+    keep([step.key for step in sound[-1:]], "latest")
+    keep([step.key for step in facts if step.damaged], "damaged")
     for alias, key in sorted(aliases.items()):
         keep([key], f"alias {alias}")
     keep(sorted(set(held)), "in use")
@@ -290,14 +290,14 @@ def evaluate_retention(
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
     # A misspelt name would delete the steps that it should keep.
-    for one in _unmet(facts, policy):
-        keep(list(reasons), one.short)
-    _keep_needed({one.key: one.needs for one in facts}, reasons)
+    for unmet in _unmet(facts, policy):
+        keep(list(reasons), unmet.short)
+    _keep_needed({step.key: step.needs for step in facts}, reasons)
     return [Decision(*key, tuple(texts)) for key, texts in reasons.items()]
 
 
 def _check_held(held: Any) -> None:
-    odd = [one for one in held if not _is_key(one)] if isinstance(held, Collection) else [held]
+    odd = [key for key in held if not _is_key(key)] if isinstance(held, Collection) else [held]
     if odd:
         raise PolicyError(
             "the steps that are held can't be told",
@@ -308,25 +308,25 @@ def _check_held(held: Any) -> None:
         )
 
 
-def _is_key(one: object) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and all(type(number) is int for number in one)
+def _is_key(key: object) -> bool:
+    return isinstance(key, tuple) and len(key) == 2 and all(type(number) is int for number in key)
 
 
 def _by_rules(
     facts: Sequence[StepFacts], policy: RetentionPolicy, now: datetime
 ) -> Iterable[tuple[StepKey, str]]:
     if policy.keep_last is not None:
-        for one in facts[-policy.keep_last :]:
-            yield one.key, f"last {policy.keep_last}"
-    for one in facts:
-        if policy.keep_every is not None and one.step % policy.keep_every == 0:
-            yield one.key, f"every {policy.keep_every}"
+        for step in facts[-policy.keep_last :]:
+            yield step.key, f"last {policy.keep_last}"
+    for step in facts:
+        if policy.keep_every is not None and step.step % policy.keep_every == 0:
+            yield step.key, f"every {policy.keep_every}"
         within = policy.keep_within
-        if within is not None and one.created >= now - timedelta(seconds=within):
-            yield one.key, f"within {within:g} s"
+        if within is not None and step.created >= now - timedelta(seconds=within):
+            yield step.key, f"within {within:g} s"
         for label in policy.keep_labelled:
-            if _has_label(one, label):
-                yield one.key, f"label {label}"
+            if _has_label(step, label):
+                yield step.key, f"label {label}"
     for best in policy.keep_best:
         for key in ranked(facts, best.metric, best.mode)[: best.count]:
             yield key, f"best {best.count} by {best.metric} ({best.mode})"
@@ -336,20 +336,20 @@ def ranked(facts: Iterable[StepFacts], metric: str, mode: Literal["min", "max"])
     """Rank the steps that have a value of a metric, best first; of equal values the later first."""
     sign = 1.0 if mode == "min" else -1.0
     values = sorted(
-        (sign * one.metrics[metric], -one.step, one.key)
-        for one in facts
-        if _has_metric(one, metric)
+        (sign * step.metrics[metric], -step.step, step.key)
+        for step in facts
+        if _has_metric(step, metric)
     )
     return [key for _, _, key in values]
 
 
-def _has_metric(one: StepFacts, metric: str) -> bool:
-    return not math.isnan(one.metrics.get(metric, math.nan))
+def _has_metric(step: StepFacts, metric: str) -> bool:
+    return not math.isnan(step.metrics.get(metric, math.nan))
 
 
-def _has_label(one: StepFacts, label: str) -> bool:
+def _has_label(step: StepFacts, label: str) -> bool:
     name, wants_value, value = label.partition("=")
-    return name in one.labels and (not wants_value or one.labels[name] == value)
+    return name in step.labels and (not wants_value or step.labels[name] == value)
 
 
 @dataclass(frozen=True)
@@ -398,8 +398,8 @@ class _Unmet:
     def nearest(self, likeness: float) -> str | None:
         """Return the known name that is most similar, if any is similar enough."""
         names = {name.casefold(): name for name in sorted(self.known) if name != self.name}
-        found = difflib.get_close_matches(self.name.casefold(), names, n=1, cutoff=likeness)
-        return names[found[0]] if found else None
+        matches = difflib.get_close_matches(self.name.casefold(), names, n=1, cutoff=likeness)
+        return names[matches[0]] if matches else None
 
 
 @dataclass(frozen=True)
@@ -427,12 +427,12 @@ class _Contradicted:
 
     @property
     def _said(self) -> str:
-        return " and ".join(repr(one) for one in sorted(self.noted))
+        return " and ".join(repr(direction) for direction in sorted(self.noted))
 
 
 def metric_directions(facts: Iterable[StepFacts], metric: str) -> set[Better]:
     """Return the directions of a metric that steps note; they may contradict each other."""
-    return {one.better[metric] for one in facts if metric in one.better}
+    return {step.better[metric] for step in facts if metric in step.better}
 
 
 def _letters(name: str) -> str:
@@ -446,7 +446,7 @@ def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet
     """
     if not facts:
         return []
-    metrics = {name for one in facts for name in one.metrics}
+    metrics = {name for step in facts for name in step.metrics}
     unmet: list[_Unmet | _Contradicted] = [
         _Contradicted(best, noted)
         for best in policy.keep_best
@@ -455,14 +455,14 @@ def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet
     unmet += [
         _Unmet("metric", best.metric, metrics)
         for best in policy.keep_best
-        if not any(_has_metric(one, best.metric) for one in facts)
+        if not any(_has_metric(step, best.metric) for step in facts)
     ]
-    names = {name for one in facts for name in one.labels}
+    names = {name for step in facts for name in step.labels}
     for label in policy.keep_labelled:
-        if any(_has_label(one, label) for one in facts):
+        if any(_has_label(step, label) for step in facts):
             continue
         name, _, _ = label.partition("=")
-        values = {f"{name}={one.labels[name]}" for one in facts if name in one.labels}
+        values = {f"{name}={step.labels[name]}" for step in facts if name in step.labels}
         unmet.append(_Unmet("label", label, values) if values else _Unmet("label", name, names))
     return unmet
 
@@ -475,7 +475,7 @@ def _refuse(run: Run, unmet: Collection[_Unmet | _Contradicted]) -> None:
             expected="metrics and labels of the run's steps, as they have them",
             found=f"{len(unmet)} that none has so, and nothing is deleted",
             next_step="Correct these, leave their rules out, or wait until a step has them.",
-            problems=[one.problem for one in unmet],
+            problems=[entry.problem for entry in unmet],
         )
 
 
@@ -536,10 +536,10 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
             problems=[f"{info.problem}" for info in damaged],
         )
     names = {annotation_file(info.step, info.attempt): info for info in steps}
-    found = read_records(run.objects, names, Annotation.parse)
+    annotations = read_records(run.objects, names, Annotation.parse)
     facts = []
     for name, info in names.items():
-        notes = found.get(name) or Annotation()
+        notes = annotations.get(name) or Annotation()
         created = from_rfc3339(info.created or "")
         facts.append(
             StepFacts(
@@ -605,9 +605,9 @@ def _judged(
     facts = step_facts(run, infos.values())
     # Aliases after facts: an alias that moves meanwhile is seen here, or in the look after the
     # tombstones are laid.
-    aliases = {one.alias: (one.step, one.attempt) for one in run.aliases.list()}
+    aliases = {alias.alias: (alias.step, alias.attempt) for alias in run.aliases.list()}
     decisions = evaluate_retention(facts, policy, now=now, aliases=aliases, held=held)
-    return facts, [(infos[one.step, one.attempt], one) for one in decisions]
+    return facts, [(infos[decision.step, decision.attempt], decision) for decision in decisions]
 
 
 def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -> None:
@@ -627,7 +627,7 @@ def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -
         return
     with contextlib.suppress(RunNotFoundError):
         unmet = _unmet(step_facts(Run.open(run.uri)), policy)
-        _refuse(run, [one for one in unmet if one.is_wrong_for_good or not for_later])
+        _refuse(run, [entry for entry in unmet if entry.is_wrong_for_good or not for_later])
 
 
 def apply_retention(
@@ -663,14 +663,14 @@ def apply_retention(
             (step, attempt); nothing was deleted.
         StorageError: the facts could not be read; every deletion so far is still right.
     """
-    one = _Pass(run, policy, by, reason, held, grace, clock)
-    _refuse(run, _unmet(one.judge(), policy))
-    while batch := one.next_batch():
-        one.report(progress)
-        one.delete(batch)
-    one.look_at_judged()
-    one.report(progress)
-    return one.outcome()
+    deletion = _Pass(run, policy, by, reason, held, grace, clock)
+    _refuse(run, _unmet(deletion.judge(), policy))
+    while batch := deletion.next_batch():
+        deletion.report(progress)
+        deletion.delete(batch)
+    deletion.look_at_judged()
+    deletion.report(progress)
+    return deletion.outcome()
 
 
 class _Pass:
@@ -788,7 +788,11 @@ class _Pass:
 
     def _kept(self) -> dict[StepKey, tuple[str, ...]]:
         """Return the reasons of each kept step."""
-        return {(one.step, one.attempt): one.reasons for _, one in self._judged if one.keep}
+        return {
+            (decision.step, decision.attempt): decision.reasons
+            for _, decision in self._judged
+            if decision.keep
+        }
 
     def _look_back(self, kept: Mapping[StepKey, tuple[str, ...]]) -> None:
         """Lift tombstones of steps that the policy keeps now, or that came into use.
@@ -870,16 +874,16 @@ class PolicyJudge:
             return False
         replaced = [] if overwrites is None else [(overwrites, number)]
         has_overwritten = bool(saved_among(self._run.objects, replaced))
-        known = canonical_json(tombstone.policy), number, has_overwritten
-        if known not in self._kept:
-            self._kept[known] = self._judged(RetentionPolicy.from_json(tombstone.policy))
-        return key in self._kept[known]
+        cache_key = canonical_json(tombstone.policy), number, has_overwritten
+        if cache_key not in self._kept:
+            self._kept[cache_key] = self._judged(RetentionPolicy.from_json(tombstone.policy))
+        return key in self._kept[cache_key]
 
     def _judged(self, policy: RetentionPolicy) -> set[StepKey]:
         undeleted = [
             key
-            for key, one in read_tombstones(self._run.objects).items()
-            if one.policy is not None and not one.removing
+            for key, tombstone in read_tombstones(self._run.objects).items()
+            if tombstone.policy is not None and not tombstone.removing
         ]
         _, judged = _judged(self._run, policy, now=self._clock(), undeleted=undeleted)
-        return {(one.step, one.attempt) for _, one in judged if one.keep}
+        return {(decision.step, decision.attempt) for _, decision in judged if decision.keep}

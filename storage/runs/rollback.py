@@ -119,24 +119,24 @@ def roll_back(
 
 def stranded_aliases(run: Run, step: int, accepted: Collection[str] = ()) -> dict[str, int]:
     """Return the aliases that point to steps after `step`, with these; without `accepted` ones."""
-    found = {one.alias: one.step for one in run.aliases.list() if one.step > step}
-    return {alias: found[alias] for alias in sorted(found) if alias not in accepted}
+    stranded = {alias.alias: alias.step for alias in run.aliases.list() if alias.step > step}
+    return {alias: stranded[alias] for alias in sorted(stranded) if alias not in accepted}
 
 
 def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
     """Return the attempt that an earlier call with the same request began, or None."""
-    found = next((one for one in run.attempts() if one.writer == writer), None)
-    if found is not None and found.base_step != step:
+    attempt = next((attempt for attempt in run.attempts() if attempt.writer == writer), None)
+    if attempt is not None and attempt.base_step != step:
         raise PreconditionFailedError(
             "the request was used for another step",
             path=run.uri,
-            expected=f"step {found.base_step}, to which request {request!r} went back",
+            expected=f"step {attempt.base_step}, to which request {request!r} went back",
             found=f"step {step}",
             next_step="Give each rollback a request of its own, or none.",
         )
-    if found is not None:
-        run.objects.sync(attempt_file(found.number))
-    return found
+    if attempt is not None:
+        run.objects.sync(attempt_file(attempt.number))
+    return attempt
 
 
 def _begin(run: Run, listed: StepInfo, writer: str, strand: Collection[str] | None) -> Attempt:
@@ -150,13 +150,13 @@ def _begin(run: Run, listed: StepInfo, writer: str, strand: Collection[str] | No
     return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock)
 
 
-def _refuse_other(run: Run, asked: StepInfo | SupportsIndex, listed: StepInfo) -> None:
-    if not isinstance(asked, StepInfo) or asked.attempt == listed.attempt:
+def _refuse_other(run: Run, step: StepInfo | SupportsIndex, listed: StepInfo) -> None:
+    if not isinstance(step, StepInfo) or step.attempt == listed.attempt:
         return
     raise StepNotFoundError(
         "the step was saved anew",
-        path=run.step_uri(asked),
-        expected=f"step {asked.step} of attempt {asked.attempt}",
+        path=run.step_uri(step),
+        expected=f"step {step.step} of attempt {step.attempt}",
         found=f"that of attempt {listed.attempt}",
         next_step="Look at the new one, and roll back to it if it is what you want.",
     )
@@ -217,12 +217,12 @@ def take_over(run: Run, attempt: int, *, by: str) -> TakeOver:
     """
     lease = read_lease(run.objects)
     if lease is None or not lease.is_alive(run.clock()) or lease.attempt != attempt:
-        held = lease is not None and lease.is_alive(run.clock())
+        is_held = lease is not None and lease.is_alive(run.clock())
         raise PreconditionFailedError(
             "the run is not held as it was seen",
             path=run.uri,
             expected=f"a writer that holds it by attempt {attempt}",
-            found=f"{lease.writer}, by attempt {lease.attempt}" if lease and held else "none",
+            found=f"{lease.writer}, by attempt {lease.attempt}" if lease and is_held else "none",
             next_step="Look again who holds it; where nobody does, a job may begin at once.",
         )
     begun = begin_attempt(

@@ -151,8 +151,8 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
     Raises:
         InvalidURIError: it is.
     """
-    found = ObjectStore.open(folder).read_many([STEP_METADATA, TREE_METADATA])
-    if any(value is not None for value in found.values()):
+    records = ObjectStore.open(folder).read_many([STEP_METADATA, TREE_METADATA])
+    if any(value is not None for value in records.values()):
         raise _no_run_begins(folder, "the folder of a checkpoint", _CHECKPOINT_NEXT)
 
 
@@ -241,7 +241,7 @@ def _refuse_remains(run: "Run", listing: RunListing, entries: Iterable[FileEntry
     Raises:
         CorruptionError: there are such records.
     """
-    folders = {f"{one.name}/" for one in entries if one.is_dir}.intersection(_OF_STEPS)
+    folders = {f"{entry.name}/" for entry in entries if entry.is_dir}.intersection(_OF_STEPS)
     if not listing.is_empty or not folders:
         return
     names = [name for folder in sorted(folders) for name in run.objects.list(folder)]
@@ -276,7 +276,7 @@ def refuse_plain_steps(folder: StoreURI, entries: Iterable[FileEntry] | None = N
     # Older releases of Orbax put markers only into the items, whose names can be anything.
     if not plain:
         steps = [name for name in folders if _PLAIN_STEP.match(name)][-_NAMED_IN_ERRORS:]
-        items = {name: [one.name for one in files.list(name) if one.is_dir] for name in steps}
+        items = {name: [entry.name for entry in files.list(name) if entry.is_dir] for name in steps}
         plain = _having(
             folder,
             {
@@ -340,7 +340,9 @@ class Run:
     def _repr_html_(self) -> str:
         with deadline_after(_SHOWN_SECONDS):
             info = self.info()
-            listed = [one for one in self.history().states() if one[1] is StepState.LISTED]
+            listed = [
+                (key, state) for key, state in self.history().states() if state is StepState.LISTED
+            ]
             newest = self.described(listed[-MAX_ROWS:])[::-1]
             aliases = self.aliases.judge()[0]
         named: dict[StepKey, list[str]] = {}
@@ -357,9 +359,9 @@ class Run:
             ],
             ("step", "attempt", "created", "size", "aliases"),
             [
-                (*key, one.created, size_cell(one.nbytes), ", ".join(named.get(key, [])))
-                for one in newest
-                for key in [(one.step, one.attempt)]
+                (*key, step.created, size_cell(step.nbytes), ", ".join(named.get(key, [])))
+                for step in newest
+                for key in [(step.step, step.attempt)]
             ],
             more=len(listed) - len(newest),
         )
@@ -461,7 +463,7 @@ class Run:
         run = cls(uri, clock=clock)
         refuse_inside_run(uri)
         # One round, before anything is written.
-        _, known, listing, entries, recalled = run.objects.gather(
+        _, existing, listing, entries, recalled = run.objects.gather(
             lambda: refuse_inside_checkpoint(uri),
             lambda: read_run_info(run.objects),
             lambda: _unless_absent(lambda: list_records(run.objects)),
@@ -470,7 +472,7 @@ class Run:
         )
         if listing is not None and entries is not None:
             _refuse_remains(run, listing, entries)
-        if exist_ok and known is not None:
+        if exist_ok and existing is not None:
             if probed:
                 begin_probe(uri, recalled)
             else:  # otherwise the publication of a step syncs it
@@ -509,12 +511,12 @@ class Run:
             RunNotFoundError: there is no `run.json`, nor any other record of a run.
             UnsupportedFormatError, CorruptionError: it can't be read, or is lost.
         """
-        found = read_run_info(self.objects)
-        if found is None:
+        info = read_run_info(self.objects)
+        if info is None:
             with contextlib.suppress(NotFoundError, StoreUnavailableError):  # no right to look
                 refuse_lost_run_record(self)
             raise no_such_run(self.uri)
-        return found
+        return info
 
     def has_saved(self) -> bool:
         """Return True if a job that starts here has a step to resume from.
@@ -602,7 +604,7 @@ class Run:
     def steps(self) -> list[StepInfo]:
         """List all listed steps, by number; one whose manifest can't be read has a `problem`."""
         judged = self.history().states()
-        return self.described([one for one in judged if one[1] is StepState.LISTED])
+        return self.described([(key, state) for key, state in judged if state is StepState.LISTED])
 
     def latest_step(self) -> int | None:
         """Return the number of the latest listed step, or None; from names alone.
@@ -635,14 +637,14 @@ class Run:
                 damaged or lost, or the step's manifest can't be read.
         """
         number = check_step(number)
-        found = self._listed(number)
-        if found is not None:
-            return found
+        step = self._listed(number)
+        if step is not None:
+            return step
         history = self.history()
         history.require_judged(number)
-        held = history.listed()
-        if number in held:
-            return self.describe((number, held[number]))
+        attempts = history.listed()
+        if number in attempts:
+            return self.describe((number, attempts[number]))
         others = {info.state: info for info in self._other_states(number)}
         if StepState.TRASHED in others:
             self._require_own_tombstone(others[StepState.TRASHED])
@@ -659,17 +661,17 @@ class Run:
             path=self.uri,
             expected=f"step {number}",
             found=", ".join(f"step {number} {state.value}" for state in others)
-            or _steps_text(list(held)),
+            or _steps_text(list(attempts)),
             next_step="Choose a listed step, or leave the step out for the latest."
-            + (f" Listed: {_steps_text(list(held))}." if others else ""),
+            + (f" Listed: {_steps_text(list(attempts))}." if others else ""),
         )
 
     def all_states(self) -> list[StepInfo]:
         """List every step in any state, by step and attempt."""
         history = self.history()
-        found = self.described(history.states())
-        found += self._without_manifest(history)
-        return sorted(found, key=lambda info: (info.step, info.attempt))
+        steps = self.described(history.states())
+        steps += self._without_manifest(history)
+        return sorted(steps, key=lambda info: (info.step, info.attempt))
 
     def unpublished(self, history: History | None = None) -> list[StepInfo]:
         """List every step that has a folder and no manifest, by step and attempt.
@@ -677,8 +679,8 @@ class Run:
         Args:
             history: the run's history, if it was read just now.
         """
-        found = self._without_manifest(self.history() if history is None else history)
-        return sorted(found, key=lambda info: (info.step, info.attempt))
+        steps = self._without_manifest(self.history() if history is None else history)
+        return sorted(steps, key=lambda info: (info.step, info.attempt))
 
     def manifest(self, info: StepInfo) -> Manifest:
         """Read the manifest of a step.
@@ -689,8 +691,8 @@ class Run:
             CorruptionError: it is not the one that `info` was made from.
         """
         key = manifest_file(info.step, info.attempt)
-        found = self.objects.read(key)
-        if found is None:
+        stored = self.objects.read(key)
+        if stored is None:
             raise StepNotFoundError(
                 "the step has no manifest",
                 path=self.uri / key,
@@ -698,7 +700,7 @@ class Run:
                 found=f"none (the step is {info.state.value})",
                 next_step="Choose a listed step.",
             )
-        manifest = parse_record(self.objects, key, Manifest, found)
+        manifest = parse_record(self.objects, key, Manifest, stored)
         if (manifest.step, manifest.attempt) != (info.step, info.attempt):
             raise CorruptionError(
                 "a manifest under another's name",
@@ -707,12 +709,12 @@ class Run:
                 found=f"step {manifest.step}, attempt {manifest.attempt}",
                 next_step="Restore the object from a backup, or delete the step.",
             )
-        if info.manifest_digest not in (None, sha256_of(found.value)):
+        if info.manifest_digest not in (None, sha256_of(stored.value)):
             raise CorruptionError(
                 "the manifest changed",
                 path=self.uri / key,
                 expected=info.manifest_digest,
-                found=sha256_of(found.value),
+                found=sha256_of(stored.value),
                 next_step="Manifests never change: restore the object from a backup.",
             )
         return manifest
@@ -739,8 +741,8 @@ class Run:
         lease, problems = judge_lease(self.objects)
         begun = None if lease is None else lease.begun
         names = {
-            manifest_file(number, one.number): one.number
-            for one in judge_attempts(self.objects, begun).known
+            manifest_file(number, attempt.number): attempt.number
+            for attempt in judge_attempts(self.objects, begun).known
         }
         # Manifests that do not count are not read: only their existence matters.
         stored = self.objects.existing(names)
@@ -750,7 +752,9 @@ class Run:
         # After the manifests, so that the attempt of each is among them.
         attempts = judge_attempts(self.objects, begun)
         newest = max(published)
-        later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
+        later = [
+            (number, attempt.number) for attempt in attempts.known if attempt.number >= newest[1]
+        ]
         tombstones = self.objects.existing(trash_file(*key) for key in later)
         deleted = [key for key in later if trash_file(*key) in tombstones]
         published += saved_among(self.objects, overwriting(min(published), attempts.known))
@@ -769,8 +773,8 @@ class Run:
         """Find the copies of a step that is not listed, in any state."""
         history = self.history()
         judged = history.states(key for key in history.published if key[0] == number)
-        found = [StepInfo(*key, state) for key, state in judged]
-        return found + [info for info in self._without_manifest(history) if info.step == number]
+        copies = [StepInfo(*key, state) for key, state in judged]
+        return copies + [info for info in self._without_manifest(history) if info.step == number]
 
     def described(self, steps: Iterable[tuple[StepKey, StepState]]) -> list[StepInfo]:
         """Add to each step what its manifest says; a step deleted meanwhile is left out.
@@ -875,6 +879,6 @@ def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str]
     unknown = [name for name in names if name not in known]
     begun = objects.existing(f"{name}/{RUN_FILE}" for name in unknown)
     others = [name for name in unknown if f"{name}/{RUN_FILE}" not in begun]
-    held = objects.existing(f"{name}/{LEASE_FILE}" for name in others)
-    no_runs = {name for name in others if f"{name}/{LEASE_FILE}" not in held}
+    leases = objects.existing(f"{name}/{LEASE_FILE}" for name in others)
+    no_runs = {name for name in others if f"{name}/{LEASE_FILE}" not in leases}
     return sorted(set(names) - no_runs)

@@ -108,12 +108,12 @@ def run_ids(run: Run) -> Counter[str]:
     names += [manifest_file(*key) for key in run.published()]
     names += [name for name in objects.list(ALIASES) if parse_alias_file(name)]
     names.append(LEASE_FILE)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _, stored in objects.read_each(names):
         place = None if stored is None else stored_location(stored.value)
         if place is not None and place.run is not None:
-            found[place.run] += 1
-    return found
+            counts[place.run] += 1
+    return counts
 
 
 class _RunCheck:
@@ -143,13 +143,13 @@ class _RunCheck:
 
     def run_file(self) -> bool:
         """Check `run.json`; return False if it is that of another run."""
-        found = self._objects.read(RUN_FILE)
+        stored = self._objects.read(RUN_FILE)
         try:
-            if found is None:
+            if stored is None:
                 refuse_lost_run_record(self._run)
                 return True
             info = RunInfo.parse(
-                found.value, self._run.uri / RUN_FILE, RecordLocation(None, RUN_FILE)
+                stored.value, self._run.uri / RUN_FILE, RecordLocation(None, RUN_FILE)
             )
             self._records += 1
         except StorageError as exc:
@@ -189,7 +189,7 @@ class _RunCheck:
 
     def manifests(self) -> None:
         """Check every manifest, with its attempt, its folder and its assets."""
-        numbers = {one.number for one in self._history.attempts.known}
+        numbers = {attempt.number for attempt in self._history.attempts.known}
         numbers.update(self._history.attempts.unknown)
         published = self._history.published
         markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in published}
@@ -284,8 +284,8 @@ class _RunCheck:
                 self._check_export(name, export)
 
     def _check_export(self, name: str, export: ExportManifest) -> None:
-        made_of = self._manifests.get((export.step, export.attempt))
-        if made_of is not None and made_of != export.source:
+        source = self._manifests.get((export.step, export.attempt))
+        if source is not None and source != export.source:
             self._say(name, f"made of another {manifest_file(export.step, export.attempt)}")
         key = ExportKey.of(
             step=export.step,
@@ -302,15 +302,15 @@ class _RunCheck:
         present = {entry.name: entry.size for entry in self._run.files.walk(folder)}
         for file in export.files:
             if present.get(file.name) != file.size:
-                found = present.get(file.name, "none")
-                self._say(name, f"{folder}/{file.name} has {file.size} bytes, found {found}")
+                size = present.get(file.name, "none")
+                self._say(name, f"{folder}/{file.name} has {file.size} bytes, found {size}")
 
     def _read(self, names: Iterable[str], kind: type[R]) -> dict[str, R]:
-        found, unreadable = judge_records(self._objects, names, kind.parse)
-        self._records += len(found)
+        records, unreadable = judge_records(self._objects, names, kind.parse)
+        self._records += len(records)
         for name, error in unreadable.items():
             self._add(name, error)
-        return found
+        return records
 
     def _add(self, name: str, error: StorageError) -> None:
         self._unreadable.add(name)

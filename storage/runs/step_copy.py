@@ -57,11 +57,11 @@ class CopyReport:
 
     def with_others(self, others: "Iterable[CopyReport]") -> "CopyReport":
         """Return the sum of this report and those of other folders of the same step."""
-        found = [self, *others]
+        reports = [self, *others]
         return CopyReport(
-            files=sum(one.files for one in found),
-            nbytes=sum(one.nbytes for one in found),
-            how="; ".join(dict.fromkeys(one.how for one in found)),
+            files=sum(report.files for report in reports),
+            nbytes=sum(report.nbytes for report in reports),
+            how="; ".join(dict.fromkeys(report.how for report in reports)),
         )
 
     @classmethod
@@ -104,16 +104,16 @@ def copy_step_files(
     """
     listed = {entry.name: entry for entry in origin.walk()}
     problems = listed_problems(listed, records)
-    wanted = [record for record in records if record.name not in problems]
-    done, total = 0, sum(record.size for record in wanted)
+    sound = [record for record in records if record.name not in problems]
+    done, total = 0, sum(record.size for record in sound)
     copy = _Copy(origin, target, damaged=bool(problems))
     on_disk = origin.uri.scheme == target.uri.scheme == "file"
     pool = ThreadPoolExecutor(
         _DISK_THREADS if on_disk else _NETWORK_THREADS, thread_name_prefix="cairn-copy"
     )
     try:
-        for together in _in_order(wanted):
-            for record, future in [(one, pool.submit(copy.file, one)) for one in together]:
+        for together in _in_order(sound):
+            for record, future in [(record, pool.submit(copy.file, record)) for record in together]:
                 while not wait([future], _TOLD_SECONDS).done:
                     tell(done, total)
                 problem = future.result()
@@ -150,7 +150,7 @@ def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
         parts = record.name.split("/")
         return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
 
-    ordered = sorted(records, key=lambda one: (marks(one), -one.size, one.name))
+    ordered = sorted(records, key=lambda record: (marks(record), -record.size, record.name))
     return [list(together) for _, together in itertools.groupby(ordered, marks)]
 
 

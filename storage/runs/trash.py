@@ -128,9 +128,9 @@ class Tombstone(Record):
     by: str = ""
     reason: str = ""
     removing: bool = False
-    policy: FreeJson | None = Field(default=None, exclude_if=lambda one: one is None)
-    judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
-    removed: bool = Field(default=False, exclude_if=lambda one: not one)
+    policy: FreeJson | None = Field(default=None, exclude_if=lambda field: field is None)
+    judged: int | None = Field(default=None, exclude_if=lambda field: field is None)
+    removed: bool = Field(default=False, exclude_if=lambda field: not field)
 
     def is_due(self, now: datetime) -> bool:
         """Return True if there are bytes that may be removed."""
@@ -182,8 +182,8 @@ def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
     names = {
         name: key for name in objects.list(TRASH) if (key := parse_trash_file(name)) is not None
     }
-    found = read_records(objects, names, Tombstone.parse)
-    return {names[name]: tombstone for name, tombstone in found.items()}
+    tombstones = read_records(objects, names, Tombstone.parse)
+    return {names[name]: tombstone for name, tombstone in tombstones.items()}
 
 
 class RunUse(NamedTuple):
@@ -213,8 +213,8 @@ class RunUse(NamedTuple):
                 needs.setdefault(key, []).append(
                     f"{hold.by or 'somebody'}, who is to {hold.reason}"
                 )
-        for one in run.aliases.list():
-            needs.setdefault((one.step, one.attempt), []).append(f"alias {one.alias}")
+        for alias in run.aliases.list():
+            needs.setdefault((alias.step, alias.attempt), []).append(f"alias {alias.alias}")
         lease, attempts = read_lease(run.objects), run.attempts()
         alive = lease is not None and lease.is_alive(now)
         return cls(needs, lease, attempts, run.latest_step() if alive else None, now)
@@ -258,19 +258,19 @@ def find_deletable_step(
         StepInFlightError: it is being written.
     """
     step, attempt = check_step(step), None if attempt is None else check_attempt(attempt)
-    held = run.step_attempts().get(step)
-    if attempt is None and held is None:
+    listed = run.step_attempts().get(step)
+    if attempt is None and listed is None:
         return run.step(step)  # raises, unless it was published just now
-    if held is not None and attempt in (None, held):
-        return StepInfo(step, held, StepState.LISTED)
+    if listed is not None and attempt in (None, listed):
+        return StepInfo(step, listed, StepState.LISTED)
     assert attempt is not None
     deleted = run.objects.read(trash_file(step, attempt)) is not None
     if not deleted and run.objects.read(manifest_file(step, attempt)) is not None:
         return StepInfo(step, attempt, StepState.SUPERSEDED)
-    found = [f"step {step} of attempt {held} listed"] if held is not None else []
+    states = [f"step {step} of attempt {listed} listed"] if listed is not None else []
     if deleted:
         run.objects.sync(trash_file(step, attempt))
-        found.append("it in the trash already")
+        states.append("it in the trash already")
     for info in run.unpublished():
         if info.step == step:
             if info.attempt == attempt and info.state is StepState.IN_FLIGHT:
@@ -281,12 +281,12 @@ def find_deletable_step(
                     found="a save in flight",
                     next_step="Try again once it is done.",
                 )
-            found.append(f"step {step} of attempt {info.attempt} {info.state.value}")
+            states.append(f"step {step} of attempt {info.attempt} {info.state.value}")
     raise StepNotFoundError(
         "no such step",
         path=run.uri,
         expected=f"step {step} of attempt {attempt}, with a manifest",
-        found=", ".join(found) or "none",
+        found=", ".join(states) or "none",
         next_step="Choose a listed step, or one that was superseded; collecting garbage removes "
         "abandoned ones.",
     )
@@ -376,10 +376,10 @@ def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> b
     name = intent_file(*key)
     intent = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
     while True:
-        known, generation = read_record(run.objects, name, Intent) or (None, None)
+        previous, generation = read_record(run.objects, name, Intent) or (None, None)
         with contextlib.suppress(PreconditionFailedError):  # another process was faster
             written = _announce(run, name, intent, generation)
-            return written if known is None or not known.is_alive(now) else None
+            return written if previous is None or not previous.is_alive(now) else None
 
 
 def withdraw(run: Run, key: StepKey, generation: bytes | None) -> None:
@@ -449,8 +449,8 @@ def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
     names = {
         name: key for name in run.objects.list(within) if (key := parse_hold_file(name)) is not None
     }
-    found = read_records(run.objects, names, Hold.parse)
-    return [(names[name], hold) for name, hold in found.items()]
+    holds = read_records(run.objects, names, Hold.parse)
+    return [(names[name], hold) for name, hold in holds.items()]
 
 
 def _is_going(run: Run, key: StepKey, beside: Callable[[], Any] | None) -> tuple[bool, Any]:
@@ -479,11 +479,11 @@ def clear_announcements(run: Run, *, now: datetime) -> None:
         if lifted is not None and run.objects.read(manifest_file(*lifted)) is None:
             run.objects.delete(name)
         kind = Intent if parse_intent_file(name) else Hold if parse_hold_file(name) else None
-        found = None if kind is None else read_record(run.objects, name, kind)
-        if found is None or found[0].is_alive(now):
+        stored = None if kind is None else read_record(run.objects, name, kind)
+        if stored is None or stored[0].is_alive(now):
             continue
         with contextlib.suppress(PreconditionFailedError):
-            run.objects.delete_if(name, generation=found[1])
+            run.objects.delete_if(name, generation=stored[1])
 
 
 def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
@@ -508,9 +508,9 @@ def lift(run: Run, key: StepKey, generation: bytes) -> None:
     If the store does not answer, the tombstone stays, and the step can be undeleted.
     """
     with contextlib.suppress(StorageError):
-        found = read_record(run.objects, trash_file(*key), Tombstone)
-        if found is not None and found[1] == generation:
-            _take_back(run, key, *found)
+        stored = read_record(run.objects, trash_file(*key), Tombstone)
+        if stored is not None and stored[1] == generation:
+            _take_back(run, key, *stored)
 
 
 def _take_back(run: Run, key: StepKey, tombstone: Tombstone, generation: bytes) -> None:
@@ -527,8 +527,8 @@ def note_lifted(run: Run, key: StepKey, tombstone: Tombstone) -> None:
 def read_lifted(run: Run, keys: Iterable[StepKey]) -> dict[StepKey, Tombstone]:
     """Return the tombstone that was taken back last of each of these steps, if any was."""
     names = {lifted_file(*key): key for key in keys}
-    found, _ = judge_records(run.objects, names, Tombstone.parse)
-    return {names[name]: one for name, one in found.items()}
+    tombstones, _ = judge_records(run.objects, names, Tombstone.parse)
+    return {names[name]: tombstone for name, tombstone in tombstones.items()}
 
 
 def undelete_step(run: Run, step: int, attempt: int) -> None:
@@ -539,8 +539,8 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
     """
     key = trash_file(step, attempt)
     for _ in range(2):  # the tombstone can change once, when removal begins
-        found = read_record(run.objects, key, Tombstone)
-        if found is None:
+        stored = read_record(run.objects, key, Tombstone)
+        if stored is None:
             raise StepNotFoundError(
                 "no such deleted step",
                 path=run.uri / key,
@@ -548,10 +548,10 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
                 found="none",
                 next_step="See the run's steps: it was never deleted, or is gone.",
             )
-        if found[0].removing:
+        if stored[0].removing:
             break
         try:
-            _take_back(run, (step, attempt), *found)
+            _take_back(run, (step, attempt), *stored)
         except PreconditionFailedError:
             continue
         return
@@ -580,10 +580,10 @@ def begin_removal(
         policy keeps it. In the last two cases the tombstone is lifted.
     """
     name = trash_file(*key)
-    found = read_record(run.objects, name, Tombstone)
-    if found is None:
+    stored = read_record(run.objects, name, Tombstone)
+    if stored is None:
         return False
-    tombstone, generation = found
+    tombstone, generation = stored
     if tombstone.removing:
         return True
     if not tombstone.has_expired(now):
@@ -622,12 +622,12 @@ def end_removal(run: Run, key: StepKey, *, stays: bool, now: datetime) -> None:
         forget_durable(run.objects, key)
         run.objects.delete(name)
         return
-    found = read_record(run.objects, name, Tombstone)
-    if found is None:
+    stored = read_record(run.objects, name, Tombstone)
+    if stored is None:
         return
-    removed = found[0].model_copy(update={"removed": True})
+    removed = stored[0].model_copy(update={"removed": True})
     with contextlib.suppress(PreconditionFailedError):  # another collection was faster
-        write_record(run.objects, name, removed, generation=found[1], same_is_success=False)
+        write_record(run.objects, name, removed, generation=stored[1], same_is_success=False)
 
 
 def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey], clock: Clock) -> None:

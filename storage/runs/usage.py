@@ -77,74 +77,74 @@ def run_usage(run: Run) -> RunUsage:
             is lost.
         StoreUnavailableError: the store gives no answer.
     """
-    known = {(info.step, info.attempt): info for info in run.all_states()}
-    held = run.files.usage()
+    infos = {(info.step, info.attempt): info for info in run.all_states()}
+    all_files = run.files.usage()
     of_step: dict[StepKey, list[FileUsage]] = {}
-    for one in held:
-        key = _step_of(one.name)
+    for file in all_files:
+        key = _step_of(file.name)
         if key is not None:
-            of_step.setdefault(key, []).append(one)
-    steps = _steps(of_step, known)
+            of_step.setdefault(key, []).append(file)
+    steps = _steps(of_step, infos)
     uses: Counter[Use] = Counter()
-    uses["steps"] = sum(one.added for one in steps)
+    uses["steps"] = sum(step.added for step in steps)
     # Files of steps count as steps, even if an export links to them.
-    seen = {one.identity for files in of_step.values() for one in files} - {None}
-    for one in held:
-        if _step_of(one.name) is None and one.identity not in seen:
-            uses[_use(one.name)] += one.size
-            seen |= {one.identity} - {None}
+    seen = {file.identity for files in of_step.values() for file in files} - {None}
+    for file in all_files:
+        if _step_of(file.name) is None and file.identity not in seen:
+            uses[_use(file.name)] += file.size
+            seen |= {file.identity} - {None}
     return RunUsage(
         nbytes=uses.total(),
-        files=len(held),
+        files=len(all_files),
         uses={name: uses[name] for name in ("steps", "exports", "records", "other")},
         steps=tuple(steps),
-        garbage=sum(one.nbytes for one in find_garbage(run)),
+        garbage=sum(entry.nbytes for entry in find_garbage(run)),
     )
 
 
 def _step_of(name: str) -> StepKey | None:
     """Return the step that a file belongs to, even if the folder has a temporary name yet."""
-    found = _STEP.match(name)
-    folder = None if found is None else parse_step_folder(found[2])
-    return None if found is None or folder is None else (folder.step, int(found[1]))
+    match = _STEP.match(name)
+    folder = None if match is None else parse_step_folder(match[2])
+    return None if match is None or folder is None else (folder.step, int(match[1]))
 
 
 def _steps(
-    of_step: dict[StepKey, list[FileUsage]], known: dict[StepKey, StepInfo]
+    of_step: dict[StepKey, list[FileUsage]], infos: dict[StepKey, StepInfo]
 ) -> list[StepUsage]:
     """Measure each step, by the time it was saved; steps without a listed record come last."""
 
     def saved(key: StepKey) -> tuple[bool, str, int, int]:
-        created = known[key].created if key in known else None
+        created = infos[key].created if key in infos else None
         return created is None, created or "", key[1], key[0]
 
     names: Counter[tuple[int, int] | None] = Counter()
     for files in of_step.values():
-        names.update({one.identity for one in files} - {None})
+        names.update({file.identity for file in files} - {None})
     seen: set[tuple[int, int] | None] = set()
-    made = []
+    usages = []
     for key in sorted(of_step, key=saved):
         files = _once(of_step[key])
-        info = known.get(key)
-        made.append(
+        info = infos.get(key)
+        usages.append(
             StepUsage(
                 step=key[0],
                 attempt=key[1],
                 state=StepState.ABANDONED if info is None else info.state,
                 created=None if info is None else info.created,
-                nbytes=sum(one.size for one in files),
-                added=sum(one.size for one in files if one.identity not in seen),
-                own=sum(one.size for one in files if names[one.identity] <= 1),
+                nbytes=sum(file.size for file in files),
+                added=sum(file.size for file in files if file.identity not in seen),
+                own=sum(file.size for file in files if names[file.identity] <= 1),
             )
         )
-        seen |= {one.identity for one in files} - {None}
-    return made
+        seen |= {file.identity for file in files} - {None}
+    return usages
 
 
 def _once(files: Iterable[FileUsage]) -> list[FileUsage]:
     """Return one of the names of each file."""
-    found = {one.identity or one.name: one for one in files}
-    return list(found.values())
+    by_identity = {file.identity or file.name: file for file in files}
+    return list(by_identity.values())
 
 
 def _use(name: str) -> Use:

@@ -81,9 +81,9 @@ _GIVING_BACK_SECONDS = 10.0
 
 def default_writer_id() -> str:
     """Return CAIRN_WRITER_ID, or else user@host, which is the same over restarts on a machine."""
-    given = os.environ.get("CAIRN_WRITER_ID")
-    if given:
-        return given
+    writer = os.environ.get("CAIRN_WRITER_ID")
+    if writer:
+        return writer
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -146,11 +146,11 @@ class Writer:
             StoreCheckError: the store does not keep the promises that runs depend on.
         """
         self.check()
-        held = self.attempt
+        attempt = self.attempt
         if self._skipped is not None:
             return self._begin(self._last_to_keep).number
-        if held is not None:
-            return held.number
+        if attempt is not None:
+            return attempt.number
         return self._begin(self._last_to_keep, seen=self._looked(listing)).number
 
     def skip_damaged(self, skipped: Collection[tuple[int, int]] = ()) -> None:
@@ -190,13 +190,13 @@ class Writer:
 
     def _attempt_for(self, step: int, overwrite: bool, listing: RunListing | None) -> int:
         skips = self._skipped is not None  # then `base_step` finds the latest step
-        held = None if skips else self.attempt
-        seen = self._looked(listing) if held is None and not skips else None
+        attempt = None if skips else self.attempt
+        seen = self._looked(listing) if attempt is None and not skips else None
         below = not skips and self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
-        if held is not None and not below and self._overwrites is None:
-            return held.number
+        if attempt is not None and not below and self._overwrites is None:
+            return attempt.number
 
         def base_step() -> Kept:
             """Keep every listed step: an overwritten one stays until its successor is published."""
@@ -432,13 +432,13 @@ class Writer:
                 self._objects.delete_if(name, generation=generation)
             self._fenced = run_removed(self._objects, attempt)
             raise self._fenced
-        held = holds_lease(self._objects, attempt)
+        has_lease = holds_lease(self._objects, attempt)
         own = attempt.number, attempt.base_step
         saved = published_steps(self._objects)
         attempts = judge_attempts(self._objects, own).known
         if find_superseded(attempts, saved)(manifest.step, manifest.attempt):
             self._fence()
-        if not held and attempts[-1].number <= attempt.number:
+        if not has_lease and attempts[-1].number <= attempt.number:
             self._fenced = FencedError(
                 "this writer is being replaced",
                 path=self._objects.uri,

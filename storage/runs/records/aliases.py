@@ -93,16 +93,16 @@ class Alias(Record):
     @classmethod
     def parse(cls, data: bytes, path: object, place: RecordLocation | None = None) -> Self:
         """Parse an alias as `Record.parse` does, and check that its name fits its place."""
-        found = super().parse(data, path, place)
-        if place is not None and place.key != alias_file(found.alias):
+        alias = super().parse(data, path, place)
+        if place is not None and place.key != alias_file(alias.alias):
             raise CorruptionError(
                 "the alias of another place",
                 path=path,
                 expected=f"the record {place.key}",
-                found=f"alias {found.alias!r}",
+                found=f"alias {alias.alias!r}",
                 next_step="Put each back in its place, or promote the step anew.",
             )
-        return found
+        return alias
 
 
 class Aliases:
@@ -118,8 +118,8 @@ class Aliases:
             InvalidURIError: `name` is not a valid alias name.
             UnsupportedFormatError, CorruptionError: the record can't be read.
         """
-        found, _ = self._read(name)
-        return None if found is None or found.deleted else found
+        alias, _ = self._read(name)
+        return None if alias is None or alias.deleted else alias
 
     def require(self, name: str) -> Alias:
         """Return the alias, or raise.
@@ -140,10 +140,10 @@ class Aliases:
         Raises:
             UnsupportedFormatError, CorruptionError: one can't be read.
         """
-        found, unreadable = self.judge()
+        aliases, unreadable = self.judge()
         for error in unreadable.values():
             raise error
-        return found
+        return aliases
 
     def judge(
         self, *, deleted: bool = False
@@ -154,8 +154,8 @@ class Aliases:
             deleted: include the tombstones of deleted aliases.
         """
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
-        found, unreadable = judge_records(self._objects, names, Alias.parse)
-        kept = [alias for _, alias in sorted(found.items()) if deleted or not alias.deleted]
+        aliases, unreadable = judge_records(self._objects, names, Alias.parse)
+        kept = [alias for _, alias in sorted(aliases.items()) if deleted or not alias.deleted]
         return kept, unreadable
 
     def history(self, name: str) -> builtins.list[AliasEvent]:
@@ -164,10 +164,10 @@ class Aliases:
         Raises:
             AliasNotFoundError: it never existed.
         """
-        found, _ = self._read(name)
-        if found is None:
+        alias, _ = self._read(name)
+        if alias is None:
             raise self._not_found(name)
-        return list(reversed(found.history))
+        return list(reversed(alias.history))
 
     def _read(self, name: str) -> tuple[Alias | None, bytes | None]:
         """Read the alias, deleted or not, and its generation."""
@@ -179,12 +179,12 @@ class Aliases:
         return parse_record(self._objects, alias_file(name), Alias, stored), stored.generation
 
     def _not_found(self, name: str) -> AliasNotFoundError:
-        known = ", ".join(alias.alias for alias in self.judge()[0]) or "none"
+        names = ", ".join(alias.alias for alias in self.judge()[0]) or "none"
         return AliasNotFoundError(
             "no such alias",
             path=self._objects.uri,
             expected=f"an alias {name!r}",
-            found=f"aliases: {known}",
+            found=f"aliases: {names}",
             next_step="Promote a step to it first, or use one of these.",
         )
 
@@ -230,8 +230,8 @@ class AliasWriter(Aliases):
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
         """
-        found, generation = self._read(name) if seen is ... else self._parsed(name, seen)
-        self._expect(name, found, expect)
+        alias, generation = self._read(name) if seen is ... else self._parsed(name, seen)
+        self._expect(name, alias, expect)
         event = AliasEvent(
             step=step,
             attempt=attempt,
@@ -239,9 +239,9 @@ class AliasWriter(Aliases):
             by=by,
             reason=reason,
             at=rfc3339(self._clock()),
-            sequence=_newest(found, lost) + 1,
+            sequence=_newest(alias, lost) + 1,
         )
-        return self._write(name, found, generation, event, expect, lost)
+        return self._write(name, alias, generation, event, expect, lost)
 
     def delete(
         self,
@@ -265,12 +265,12 @@ class AliasWriter(Aliases):
             AliasNotFoundError: it does not exist.
             PreconditionFailedError: it changed; `current` is the `Alias`.
         """
-        found, generation = self._read(name)
-        last = lost if found is None or found.deleted else found
+        alias, generation = self._read(name)
+        last = lost if alias is None or alias.deleted else alias
         if last is None or last.deleted:
             raise self._not_found(name)
         if last.sequence != expect:
-            raise self._lost(name, found, expect)
+            raise self._lost(name, alias, expect)
         event = AliasEvent(
             step=last.step,
             attempt=last.attempt,
@@ -278,23 +278,23 @@ class AliasWriter(Aliases):
             by=by,
             reason=reason,
             at=rfc3339(self._clock()),
-            sequence=_newest(found, lost) + 1,
+            sequence=_newest(alias, lost) + 1,
             deleted=True,
         )
-        return self._write(name, found, generation, event, expect, lost)
+        return self._write(name, alias, generation, event, expect, lost)
 
     def _write(
         self,
         name: str,
-        found: Alias | None,
+        before: Alias | None,
         generation: bytes | None,
         event: AliasEvent,
         expect: int | None,
         lost: AliasEvent | None,
     ) -> Alias:
-        earlier = found.history if found else ()
+        earlier = before.history if before else ()
         # The store has an older state of the alias, or none: keep the event that it lacks.
-        if lost is not None and (found is None or lost.sequence >= found.sequence):
+        if lost is not None and (before is None or lost.sequence >= before.sequence):
             earlier = (*earlier, lost)
         alias = Alias(
             alias=name,
@@ -307,13 +307,13 @@ class AliasWriter(Aliases):
         except PreconditionFailedError as exc:
             raise self._lost(name, self._read(name)[0], expect) from exc
 
-    def _expect(self, name: str, found: Alias | None, expect: int | None) -> None:
-        live = found is not None and not found.deleted
-        if (found.sequence if found is not None and live else None) != expect:
-            raise self._lost(name, found, expect)
+    def _expect(self, name: str, alias: Alias | None, expect: int | None) -> None:
+        live = alias is not None and not alias.deleted
+        if (alias.sequence if alias is not None and live else None) != expect:
+            raise self._lost(name, alias, expect)
 
-    def _lost(self, name: str, found: Alias | None, expect: int | None) -> PreconditionFailedError:
-        current = None if found is None or found.deleted else found
+    def _lost(self, name: str, alias: Alias | None, expect: int | None) -> PreconditionFailedError:
+        current = None if alias is None or alias.deleted else alias
         return PreconditionFailedError(
             "the alias has changed",
             path=self._objects.uri / alias_file(name),
@@ -327,6 +327,6 @@ class AliasWriter(Aliases):
         )
 
 
-def _newest(found: Alias | None, lost: AliasEvent | None) -> int:
+def _newest(alias: Alias | None, lost: AliasEvent | None) -> int:
     """Return the highest sequence that the alias has had."""
-    return max((one.sequence for one in (found, lost) if one is not None), default=0)
+    return max((event.sequence for event in (alias, lost) if event is not None), default=0)

@@ -125,9 +125,9 @@ class Annotation(Record):
 
     labels: Labels = Field(default_factory=dict)
     metrics: _Metrics = Field(default_factory=dict)
-    better: _Ways = Field(default_factory=dict, exclude_if=lambda one: not one)
-    verified: Moment | None = Field(default=None, exclude_if=lambda one: one is None)
-    damaged: Damage | None = Field(default=None, exclude_if=lambda one: one is None)
+    better: _Ways = Field(default_factory=dict, exclude_if=lambda field: not field)
+    verified: Moment | None = Field(default=None, exclude_if=lambda field: field is None)
+    damaged: Damage | None = Field(default=None, exclude_if=lambda field: field is None)
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -152,8 +152,8 @@ class Annotation(Record):
             UnsupportedFormatError: a label is not text, a metric is not a number, a name is too
                 long, or a direction has no metric; all such entries are listed.
         """
-        made = cls()._with(labels, metrics, better, removed=False)
-        return made if made != cls() else None
+        annotation = cls()._with(labels, metrics, better, removed=False)
+        return annotation if annotation != cls() else None
 
     def changed(
         self,
@@ -185,8 +185,8 @@ class Annotation(Record):
         text = f"text of at most {LONGEST_LABEL} characters"
         texts = entries.merged("labels", self.labels, labels, _text, text)
         numbers = entries.merged("metrics", self.metrics, metrics, _number, "one number")
-        known = {name: way for name, way in self.better.items() if name in numbers}
-        ways = entries.merged("better", known, better, _way, "'min' or 'max'")
+        directions = {name: way for name, way in self.better.items() if name in numbers}
+        ways = entries.merged("better", directions, better, _way, "'min' or 'max'")
         if not entries.problems:
             entries.problems += [
                 f"better[{name!r}] is {way!r}, expected a metric of that name"[:_SHOWN]
@@ -217,8 +217,8 @@ class _Entries:
     def merged(
         self,
         what: str,
-        known: Mapping[str, T],
-        given: object,
+        entries: Mapping[str, T],
+        changes: object,
         read: Callable[[Any], T | None],
         expected: str,
     ) -> dict[str, T]:
@@ -226,18 +226,18 @@ class _Entries:
 
         Args:
             what: name of this kind of entry, for errors.
-            known: the present entries.
-            given: the entries to set.
+            entries: the present entries.
+            changes: the entries to set.
             read: converts a given value, or returns None if it can't be kept.
             expected: description of valid values, for errors.
         """
-        merged = dict(known)
-        if given is None:
+        merged = dict(entries)
+        if changes is None:
             return merged
-        if not isinstance(given, Mapping):
-            self.problems.append(f"{what} is {given!r}, expected a mapping or None"[:_SHOWN])
+        if not isinstance(changes, Mapping):
+            self.problems.append(f"{what} is {changes!r}, expected a mapping or None"[:_SHOWN])
             return merged
-        for name, value in given.items():
+        for name, value in changes.items():
             entry = read(value)
             is_name = is_text(name) and len(name) <= LONGEST_NAME
             if is_name and entry is not None:
@@ -251,26 +251,30 @@ class _Entries:
         most = MOST_LABELS if what == "labels" else MOST_METRICS
         if len(merged) > most:
             self.problems.append(f"{what} would be {len(merged)} entries, expected {most} at most")
-        elif self._removed and len(merged) > max(MOST_ENTRIES, len(known)):
+        elif self._removed and len(merged) > max(MOST_ENTRIES, len(entries)):
             self.problems.append(
                 f"{what} would be {len(merged)} entries, expected {MOST_ENTRIES} at most"
             )
         return merged
 
 
-def _text(given: Any) -> str | None:
-    return given if is_text(given) and len(given) <= LONGEST_LABEL else None
+def _text(label: Any) -> str | None:
+    return label if is_text(label) and len(label) <= LONGEST_LABEL else None
 
 
-def _way(given: Any) -> Better | None:
-    return cast(Better, given) if isinstance(given, str) and given in get_args(Better) else None
+def _way(direction: Any) -> Better | None:
+    return (
+        cast(Better, direction)
+        if isinstance(direction, str) and direction in get_args(Better)
+        else None
+    )
 
 
-def _number(given: Any) -> float | None:
+def _number(metric: Any) -> float | None:
     """Return the number if `given` is one: of Python, of NumPy, or a JAX array without axes."""
-    if isinstance(given, str | bytes | bytearray):
+    if isinstance(metric, str | bytes | bytearray):
         return None
     try:
-        return float(given)
+        return float(metric)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None

@@ -57,15 +57,15 @@ def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
         CorruptionError: it is gone, or not what it was.
     """
     key = asset_file(asset.sha256)
-    found = objects.read(key)
-    if found is not None:
-        check_not_oversized(found.value, objects.uri / key)
-    if found is None or sha256(found.value).hexdigest() != asset.sha256:
+    stored = objects.read(key)
+    if stored is not None:
+        check_not_oversized(stored.value, objects.uri / key)
+    if stored is None or sha256(stored.value).hexdigest() != asset.sha256:
         raise CorruptionError(
             "an asset is missing or damaged",
             path=objects.uri / key,
             expected=f"the {asset.size} bytes of {asset.name}, sha256 {asset.sha256}",
-            found="nothing" if found is None else f"{len(found.value)} other bytes",
+            found="nothing" if stored is None else f"{len(stored.value)} other bytes",
             next_step="Restore it from a backup, or save the model again with its files.",
         )
-    return found.value
+    return stored.value

@@ -124,10 +124,10 @@ class AttemptRecord(Record):
     base_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
     writer: str
     at: str
-    previous: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
-    base_attempt: Number | None = Field(default=None, exclude_if=lambda one: one is None)
-    overwrites: Number | None = Field(default=None, exclude_if=lambda one: one is None)
-    token: str = Field(default="", exclude_if=lambda one: not one)
+    previous: Begun | None = Field(default=None, exclude_if=lambda field: field is None)
+    base_attempt: Number | None = Field(default=None, exclude_if=lambda field: field is None)
+    overwrites: Number | None = Field(default=None, exclude_if=lambda field: field is None)
+    token: str = Field(default="", exclude_if=lambda field: not field)
 
     def of_number(self, number: int) -> Attempt:
         """Return the attempt with this number and record."""
@@ -167,11 +167,11 @@ def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> d
     """
     saved = list(saved)
     is_superseded = find_superseded(attempts, saved)
-    held: dict[int, int] = {}
+    holders: dict[int, int] = {}
     for step, attempt in saved:
         if not is_superseded(step, attempt):
-            held[step] = max(attempt, held.get(step, attempt))
-    return dict(sorted(held.items()))
+            holders[step] = max(attempt, holders.get(step, attempt))
+    return dict(sorted(holders.items()))
 
 
 def find_superseded(
@@ -184,15 +184,17 @@ def find_superseded(
         saved: (step, attempt) of manifests and tombstones, including those of overwrites.
     """
     ordered = sorted(attempts, key=_number)
-    too_late = {one.number for one, after in pairwise(ordered) if _came_too_late(one, after)}
+    too_late = {
+        attempt.number for attempt, after in pairwise(ordered) if _came_too_late(attempt, after)
+    }
     # An attempt saves nothing before the step that it was begun to overwrite: if it has saved any
     # step, the overwrite is published.
     savers = {attempt for _, attempt in saved} - too_late
-    numbers = [one.number for one in ordered]
+    numbers = [attempt.number for attempt in ordered]
     lowest_from: list[int] = []
     # lowest_from[i] becomes the lowest step that any of the attempts from i on goes back to.
-    for one in reversed(ordered):
-        last = _last_kept(one, has_saved=one.number in savers)
+    for attempt in reversed(ordered):
+        last = _last_kept(attempt, has_saved=attempt.number in savers)
         lowest_from.append(min([last, *lowest_from[-1:]]))
     lowest_from.reverse()
 
@@ -203,42 +205,49 @@ def find_superseded(
     return is_superseded
 
 
-def _last_kept(one: Attempt, *, has_saved: bool) -> int:
+def _last_kept(attempt: Attempt, *, has_saved: bool) -> int:
     """Return the last step of earlier attempts that an attempt keeps by now."""
-    if one.overwrites is None or not has_saved:
-        return one.base_step
-    return min(one.base_step, one.overwrites)
+    if attempt.overwrites is None or not has_saved:
+        return attempt.base_step
+    return min(attempt.base_step, attempt.overwrites)
 
 
-def _came_too_late(one: Attempt, after: Attempt) -> bool:
+def _came_too_late(attempt: Attempt, after: Attempt) -> bool:
     """Return True if the next attempt, `after`, keeps a step that `one` was to overwrite."""
-    if one.overwrites is None or after.base_attempt is None:
+    if attempt.overwrites is None or after.base_attempt is None:
         return False
-    return after.base_attempt < one.number and after.base_step >= one.overwrites
+    return after.base_attempt < attempt.number and after.base_step >= attempt.overwrites
 
 
 def told_steps(
-    attempts: Iterable[Attempt], known: Iterable[tuple[int, int]]
+    attempts: Iterable[Attempt], published: Iterable[tuple[int, int]]
 ) -> set[tuple[int, int]]:
     """Return (step, attempt) of the steps that were published at some time, as attempts show.
 
     Args:
         attempts: attempts of the run, by number.
-        known: (step, attempt) of other steps that were published. If one is of an attempt that was
-            begun to overwrite a step, that overwrite was published too, since it is saved first.
+        published: (step, attempt) of other steps that were published. If one is of an attempt that
+            was begun to overwrite a step, that overwrite was published too, since it is saved
+            first.
     """
     attempts = list(attempts)
-    told = {(one.base_step, one.base_attempt) for one in attempts if one.base_attempt is not None}
+    saved = {
+        (attempt.base_step, attempt.base_attempt)
+        for attempt in attempts
+        if attempt.base_attempt is not None
+    }
     # The record of the second attempt is lost: the step it went back to is the one that the first
     # had overwritten.
-    told.update(
+    saved.update(
         (before.overwrites, before.number)
-        for before, one in pairwise(attempts)
-        if one.base_attempt is None and before.overwrites == one.base_step
+        for before, after in pairwise(attempts)
+        if after.base_attempt is None and before.overwrites == after.base_step
     )
-    first = {one.number: one.overwrites for one in attempts if one.overwrites is not None}
-    done = {number for step, number in (*told, *known) if step >= first.get(number, step + 1)}
-    return told.union((first[number], number) for number in done)
+    first = {
+        attempt.number: attempt.overwrites for attempt in attempts if attempt.overwrites is not None
+    }
+    done = {number for step, number in (*saved, *published) if step >= first.get(number, step + 1)}
+    return saved.union((first[number], number) for number in done)
 
 
 def list_attempts(
@@ -257,10 +266,10 @@ def list_attempts(
         UnsupportedFormatError, CorruptionError: an attempt's record can't be read, belongs
             elsewhere or is missing: which steps count would be a guess.
     """
-    found = judge_attempts(objects, newest, saved)
-    for error in found.problems.values():
+    judged = judge_attempts(objects, newest, saved)
+    for error in judged.problems.values():
         raise error
-    return found.known
+    return judged.known
 
 
 def judge_attempts(
@@ -283,29 +292,31 @@ def judge_attempts(
         if (number := parse_attempt_file(name)) is not None
     }
     records, problems = judge_records(objects, names, AttemptRecord.parse)
-    known = {names[name]: record.of_number(names[name]) for name, record in records.items()}
-    told = dict(one.previous for one in known.values() if one.previous is not None)
-    told.update([] if newest is None else [newest])
+    attempts = {names[name]: record.of_number(names[name]) for name, record in records.items()}
+    base_steps = dict(
+        attempt.previous for attempt in attempts.values() if attempt.previous is not None
+    )
+    base_steps.update([] if newest is None else [newest])
     steps = {number: step for step, number in saved}
-    for number in sorted({*told, *steps} - known.keys() - {0}):
+    for number in sorted({*base_steps, *steps} - attempts.keys() - {0}):
         name = attempt_file(number)
         # Read it by name before calling it lost: a store's listing may be stale.
-        found = None if name in problems else objects.read(name)
+        stored = None if name in problems else objects.read(name)
         try:
-            if found is not None:
-                record = parse_record(objects, name, AttemptRecord, found)
-                known[number] = record.of_number(number)
+            if stored is not None:
+                record = parse_record(objects, name, AttemptRecord, stored)
+                attempts[number] = record.of_number(number)
             elif name not in problems:
                 problems[name] = _lost(objects, number, steps.get(number))
         except UNREADABLE as exc:
             problems[name] = exc
         # Its base step is known from the next attempt or the lease: that is enough to judge.
-        if number in told:
-            known.setdefault(number, Attempt(number, told[number], writer="", at=""))
+        if number in base_steps:
+            attempts.setdefault(number, Attempt(number, base_steps[number], writer="", at=""))
     numbers = {number for number in steps if attempt_file(number) in problems}
     numbers.update(number for name, number in names.items() if name in problems)
-    unknown = numbers.difference(known)
-    return AttemptsFound(sorted(known.values(), key=_number), sorted(unknown), problems)
+    unknown = numbers.difference(attempts)
+    return AttemptsFound(sorted(attempts.values(), key=_number), sorted(unknown), problems)
 
 
 def _number(attempt: Attempt) -> int:

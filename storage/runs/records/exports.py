@@ -197,8 +197,8 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
     Raises:
         UnsupportedFormatError, CorruptionError: its manifest can't be read.
     """
-    found = read_record(objects, key.manifest, ExportManifest)
-    return None if found is None else found[0]
+    stored = read_record(objects, key.manifest, ExportManifest)
+    return None if stored is None else stored[0]
 
 
 def published_exports(
@@ -238,8 +238,8 @@ def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest
             break
         children = objects.children(f"{EXPORTS}{folder}")
         names += [name for name in children if parse_export_manifest(name) is not None]
-    found = read_records(objects, names[:most], ExportManifest.parse)
-    return [found[name] for name in names[:most] if name in found], len(names) > most
+    exports = read_records(objects, names[:most], ExportManifest.parse)
+    return [exports[name] for name in names[:most] if name in exports], len(names) > most
 
 
 def publish_export(
@@ -259,11 +259,11 @@ def publish_export(
 
 def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
     """Delete the export's manifest if it is still `manifest`; the files stay."""
-    found = read_record(objects, key.manifest, ExportManifest)
-    if found is None or found[0] != manifest:
+    stored = read_record(objects, key.manifest, ExportManifest)
+    if stored is None or stored[0] != manifest:
         return
     with contextlib.suppress(PreconditionFailedError):  # another was published meanwhile
-        objects.delete_if(key.manifest, generation=found[1])
+        objects.delete_if(key.manifest, generation=stored[1])
 
 
 def left_record(key: ExportKey, folder: str) -> str:
@@ -282,15 +282,15 @@ def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) 
 
 def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
     """Return the records of failed tries, by folder, latest first, without unreadable ones."""
-    found: dict[str, LeftTry] = {}
+    tries: dict[str, LeftTry] = {}
     for name in objects.children(key.folder):
         if name.endswith(".json"):
             with contextlib.suppress(*UNREADABLE):  # damaged: its files are written anew
                 read = read_record(objects, name, LeftTry)
                 if read is not None:
                     folder = name.removeprefix(f"{key.folder}/").removesuffix(".json")
-                    found[folder] = read[0]
-    return dict(sorted(found.items(), key=lambda one: from_rfc3339(one[1].at), reverse=True))
+                    tries[folder] = read[0]
+    return dict(sorted(tries.items(), key=lambda entry: from_rfc3339(entry[1].at), reverse=True))
 
 
 def delete_left(run: StoreURI, key: ExportKey) -> None:
@@ -327,9 +327,9 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
         elif entry.is_dir:
             whole = {file.name for file in left[folder].files}
             files.sweep(f"{key.folder}/{folder}")
-            for one in files.walk(f"{key.folder}/{folder}"):
-                if one.name not in whole:
-                    files.delete_tree(f"{key.folder}/{folder}/{one.name}")
+            for file in files.walk(f"{key.folder}/{folder}"):
+                if file.name not in whole:
+                    files.delete_tree(f"{key.folder}/{folder}/{file.name}")
     # A removed try may have been published since the first look.
     now = find_export(objects, key) if removed else None
     if now is not None and now.folder in removed:

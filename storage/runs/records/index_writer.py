@@ -202,9 +202,9 @@ class _Tables:
         self._values: list[Rows] = []
         self._digests: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
         for record in sorted(objects, key=operator.attrgetter("name")):
-            found = _VALUE_FILE.fullmatch(record.name)
+            match = _VALUE_FILE.fullmatch(record.name)
             content = record.content
-            if found is None or content is None:
+            if match is None or content is None:
                 self.others.append(record)
                 continue
             origin = origins.get(record.name)
@@ -214,9 +214,9 @@ class _Tables:
             self._numbers[record.name] = len(self._files)
             self._files.append(
                 (
-                    self.folders.setdefault(found[1], len(self.folders)),
+                    self.folders.setdefault(match[1], len(self.folders)),
                     number,
-                    bytes.fromhex(found[2]),
+                    bytes.fromhex(match[2]),
                     record.size,
                     int(record.crc32c, 16),
                     int(content.removeprefix(CONTENT), 16),
@@ -226,23 +226,27 @@ class _Tables:
     def add(self, leaf: LeafRecord, shards: Iterable[PlacedShard]) -> str | None:
         """Add the rows of a leaf; return the problem with its shards, or None."""
         grid, chunks = shard_grid(leaf)
-        given, per_shard, expected = list(shards), math.prod(chunks), math.prod(grid)
-        order = _in_order(given, leaf.shards or (), grid) if given else np.empty(0, np.intp)
+        all_shards, per_shard, expected = list(shards), math.prod(chunks), math.prod(grid)
+        order = (
+            _in_order(all_shards, leaf.shards or (), grid) if all_shards else np.empty(0, np.intp)
+        )
         if (problem := too_many_parts(grid, chunks)) is not None:
             return problem
-        if len(given) != expected:
-            return f"{expected} shards expected, found {len(given)}"
+        if len(all_shards) != expected:
+            return f"{expected} shards expected, found {len(all_shards)}"
         if isinstance(order, PlacedShard):
             return f"a shard at {list(order.origin)} of {order.digests.size} chunks"
         if order is None:
-            return f"{expected} shards expected, found {len({one.origin for one in given})}"
-        placed = [given[number] for number in order.tolist()]
-        for one in placed:
-            if one.digests.size != per_shard:
-                return f"a shard at {list(one.origin)} of {one.digests.size} chunks"
-            if one.ref.file not in self._numbers:
-                return f"in {one.ref.file}, which is not among the step's files"
-            self._digests.append(one.digests.reshape(-1))
+            return (
+                f"{expected} shards expected, found {len({shard.origin for shard in all_shards})}"
+            )
+        placed = [all_shards[number] for number in order.tolist()]
+        for shard in placed:
+            if shard.digests.size != per_shard:
+                return f"a shard at {list(shard.origin)} of {shard.digests.size} chunks"
+            if shard.ref.file not in self._numbers:
+                return f"in {shard.ref.file}, which is not among the step's files"
+            self._digests.append(shard.digests.reshape(-1))
         rows = [(self._numbers[file], offset, length) for _, (file, offset, length), _ in placed]
         self._values.append(np.array(rows, VALUE_ROW))
         return None
@@ -281,16 +285,16 @@ def _in_order(
         Indices into `shards`; or a shard that lies outside the grid; or None if two shards have the
         same place.
     """
-    for one in shards:
-        if len(one.origin) != len(shape):
-            return one
+    for shard in shards:
+        if len(shard.origin) != len(shape):
+            return shard
     if len(shards) == 1:
         cell = map(operator.floordiv, shards[0].origin, shape)
         return shards[0] if any(map(operator.ge, cell, grid)) else np.zeros(1, np.intp)
     # Several shards of a scalar have the same place.
     if not shape:
         return None
-    cells = np.array([one.origin for one in shards], np.int64) // np.array(shape, np.int64)
+    cells = np.array([shard.origin for shard in shards], np.int64) // np.array(shape, np.int64)
     (beyond,) = np.nonzero((cells >= np.array(grid, np.int64)).any(axis=1))
     if len(beyond):
         return shards[int(beyond[0])]

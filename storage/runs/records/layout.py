@@ -404,8 +404,8 @@ def parse_step_folder(name: str) -> StepFolder | None:
 def parse_alias_file(name: str) -> str | None:
     """Return the alias in a name that `alias_file` made."""
     alias = name.removeprefix(ALIASES).removesuffix(".json")
-    known = alias != "latest" and _ALIAS.fullmatch(alias) is not None
-    return alias if known and name == f"{ALIASES}{alias}.json" else None
+    is_alias = alias != "latest" and _ALIAS.fullmatch(alias) is not None
+    return alias if is_alias and name == f"{ALIASES}{alias}.json" else None
 
 
 def parse_asset_file(name: str) -> str | None:
@@ -466,27 +466,27 @@ def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
     Raises:
         InvalidURIError: the URI or the alias is malformed, or both an alias and a step are given.
     """
-    given = str(text) if isinstance(text, StoreURI) else os.fspath(text)
-    head, at, best = given.partition(f"@{BEST}")
+    address = str(text) if isinstance(text, StoreURI) else os.fspath(text)
+    head, at, best = address.partition(f"@{BEST}")
     if at:
-        return CheckpointRef(_run_alone(head, given), best=_metric(best, within=given))
-    head, at, alias = given.rpartition("@")
+        return CheckpointRef(_run_alone(head, address), best=_metric(best, within=address))
+    head, at, alias = address.rpartition("@")
     if at and "/" not in alias:
         return CheckpointRef(
-            _run_alone(head, given),
-            alias=None if alias == "latest" else check_alias(alias, within=given),
+            _run_alone(head, address),
+            alias=None if alias == "latest" else check_alias(alias, within=address),
         )
-    uri = parse_uri(given)
+    uri = parse_uri(address)
     step = step_of(uri)
     return CheckpointRef(uri) if step is None else CheckpointRef(uri.parent.parent, step=step)
 
 
-def _run_alone(head: str, given: str) -> StoreURI:
+def _run_alone(head: str, address: str) -> StoreURI:
     uri = parse_uri(head)
     if step_of(uri) is not None:
         raise InvalidURIError(
             "ambiguous checkpoint",
-            path=repr(given),
+            path=repr(address),
             expected="an alias or a step",
             found="both",
             next_step="Leave one of them out.",

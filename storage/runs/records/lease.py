@@ -92,7 +92,7 @@ class Lease(Record):
     released: bool = False
     instance: str = ""
     durable: tuple[Number, Number] | None = None
-    begun: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
+    begun: Begun | None = Field(default=None, exclude_if=lambda field: field is None)
 
     def is_alive(self, now: datetime) -> bool:
         """Return True until it is released or has expired, plus the clock margin."""
@@ -111,8 +111,8 @@ def read_lease(objects: ObjectStore) -> Lease | None:
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read.
     """
-    found = read_record(objects, LEASE_FILE, Lease)
-    return None if found is None else found[0]
+    stored = read_record(objects, LEASE_FILE, Lease)
+    return None if stored is None else stored[0]
 
 
 class Seen(NamedTuple):
@@ -247,14 +247,14 @@ def start_attempt(
     while True:
         if before is not None:
             ensure_newest(objects, before)
-        wanted = Attempt(number, -1, writer, rfc3339(clock()), instance)
-        held = None if seen is None else _take_as_seen(objects, wanted, clock, ttl, seen)
-        if held is None:
+        attempt = Attempt(number, -1, writer, rfc3339(clock()), instance)
+        stored_lease = None if seen is None else _take_as_seen(objects, attempt, clock, ttl, seen)
+        if stored_lease is None:
             seen = None
-            held = _take_lease(objects, wanted, clock, ttl, before, ends)
+            stored_lease = _take_lease(objects, attempt, clock, ttl, before, ends)
         # The lease never goes back to a lower attempt, so it may name a higher one than was asked
         # for.
-        lease = held.lease
+        lease = stored_lease.lease
         number = lease.attempt
         try:
             if before is not None:
@@ -277,7 +277,7 @@ def start_attempt(
             begun = create_attempt(
                 objects,
                 replace(
-                    wanted,
+                    attempt,
                     number=number,
                     base_step=keep,
                     at=rfc3339(clock()),
@@ -288,13 +288,13 @@ def start_attempt(
             )
         except BaseException:
             with contextlib.suppress(StorageError):  # else the lease expires by itself
-                release(objects, replace(wanted, number=number), clock=clock)
+                release(objects, replace(attempt, number=number), clock=clock)
             raise
         if begun is not None:
             _ensure_sound(objects, probe, begun, clock)
             # An attempt that goes back keeps no step above its base.
             goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
-            return Started(begun, held, goes_back, probe)
+            return Started(begun, stored_lease, goes_back, probe)
         number += 1  # another start was first and may have saved: ask again what to keep
         seen = None
 
@@ -352,12 +352,12 @@ def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
     own = before.writer, newest, before.instance
     if lease is None or (lease.writer, lease.attempt, lease.instance) != own:
         return before
-    begun = next(one for one in list_attempts(objects) if one.number == newest)
+    begun = next(attempt for attempt in list_attempts(objects) if attempt.number == newest)
     return replace(begun, instance=before.instance)
 
 
 def note_durable(
-    objects: ObjectStore, attempt: Attempt, step: int, held: Held | None = None
+    objects: ObjectStore, attempt: Attempt, step: int, last: Held | None = None
 ) -> Held | None:
     """Record in the lease that `step`, published in `attempt`, is about to be reported durable.
 
@@ -368,21 +368,21 @@ def note_durable(
         objects: the run's objects.
         attempt: the attempt that is held.
         step: the step that was published.
-        held: the lease as last written, if known; it saves a request.
+        last: the lease as last written, if known; it saves a request.
 
     Returns:
         The lease with the step, which the next holder will find. None: nothing was recorded.
     """
-    return _note(objects, attempt, lambda _: (step, attempt.number), held)
+    return _note(objects, attempt, lambda _: (step, attempt.number), last)
 
 
 def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
     """Remove the step from the lease, if it names it: the step's tombstone is about to go."""
 
-    def forgotten(held: Lease | None) -> Lease | None:
-        if held is None or held.durable != key:
+    def forgotten(lease: Lease | None) -> Lease | None:
+        if lease is None or lease.durable != key:
             return None
-        return held.model_copy(update={"durable": None})
+        return lease.model_copy(update={"durable": None})
 
     _change(objects, forgotten)
 
@@ -393,13 +393,13 @@ def _note(
     durable: Callable[[Lease], tuple[int, int] | None],
     last: Held | None,
 ) -> Held | None:
-    def noted(held: Lease | None) -> Lease | None:
-        if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
+    def noted(lease: Lease | None) -> Lease | None:
+        if lease is None or (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
             return None
-        if (last is None or held is not last.lease) and not is_begun(objects, attempt):
+        if (last is None or lease is not last.lease) and not is_begun(objects, attempt):
             return None  # an unchanged lease proves that the run was not replaced
         begun = attempt.number, attempt.base_step
-        return held.model_copy(update={"durable": durable(held), "begun": begun})
+        return lease.model_copy(update={"durable": durable(lease), "begun": begun})
 
     return _change(objects, noted, last)
 
@@ -417,27 +417,27 @@ def renew(
         FencedError: the lease was taken for a later attempt, or by another writer.
     """
 
-    def renewed(held: Lease | None) -> Lease:
-        if held is None:
+    def renewed(current: Lease | None) -> Lease:
+        if current is None:
             ensure_newest(objects, attempt)
         else:
-            _ensure_own(objects, attempt, held)
-        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
+            _ensure_own(objects, attempt, current)
+        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, current)
         return lease.model_copy(update={"begun": (attempt.number, attempt.base_step)})
 
-    made = _change(objects, renewed)
-    assert made is not None
-    return made
+    stored_lease = _change(objects, renewed)
+    assert stored_lease is not None
+    return stored_lease
 
 
 def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
     """Give the lease of `attempt` back, if that attempt still holds it."""
     own = attempt.writer, attempt.number, attempt.instance
 
-    def given_back(held: Lease | None) -> Lease | None:
-        if held is None or (held.writer, held.attempt, held.instance) != own:
+    def given_back(lease: Lease | None) -> Lease | None:
+        if lease is None or (lease.writer, lease.attempt, lease.instance) != own:
             return None  # another process took it over meanwhile
-        return held.model_copy(update={"expires": rfc3339(clock()), "released": True})
+        return lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
 
     _change(objects, given_back)
 
@@ -474,9 +474,9 @@ def _take_lease(
     ends: int | None,
 ) -> Held:
     """Take the lease for `attempt`, or for the later attempt that it names: it never goes back."""
-    held = _change(objects, _taking(objects, attempt, clock, ttl, before, ends))
-    assert held is not None
-    return held
+    stored_lease = _change(objects, _taking(objects, attempt, clock, ttl, before, ends))
+    assert stored_lease is not None
+    return stored_lease
 
 
 def _take_as_seen(
@@ -500,28 +500,28 @@ def _taking(
 ) -> Callable[[Lease | None], Lease]:
     writer = attempt.writer
 
-    def taken(held: Lease | None) -> Lease:
-        if held is None:
-            return _lease(writer, attempt.number, attempt.instance, clock, ttl, held)
-        if held.writer != writer and held.attempt != ends and held.is_alive(clock()):
+    def taken(lease: Lease | None) -> Lease:
+        if lease is None:
+            return _lease(writer, attempt.number, attempt.instance, clock, ttl, lease)
+        if lease.writer != writer and lease.attempt != ends and lease.is_alive(clock()):
             raise LeaseHeldError(
                 "another writer holds the run",
                 path=objects.uri,
                 expected=f"no writer, or {writer}",
-                found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
+                found=f"{lease.writer} (attempt {lease.attempt}) until {lease.expires} "
                 f"plus {CLOCK_MARGIN_SECONDS:g} s",
                 next_step="Stop that writer or wait; a restart of the same job must use the "
                 "same writer id (CAIRN_WRITER_ID). An administrator may take the run over.",
-                holder=held.writer,
+                holder=lease.writer,
             )
-        if before is not None and not held.released and held.instance != attempt.instance:
-            raise _replaced(objects, before, held)
+        if before is not None and not lease.released and lease.instance != attempt.instance:
+            raise _replaced(objects, before, lease)
         # The attempt of another instance, which gave the lease back, may exist. This process must
         # never find that number in a lease of its own: `interrupted_start` would take the attempt
         # for its own.
-        skips = before is not None and held.instance != attempt.instance
-        number = max(attempt.number, held.attempt + skips)
-        return _lease(writer, number, attempt.instance, clock, ttl, held)
+        skips = before is not None and lease.instance != attempt.instance
+        number = max(attempt.number, lease.attempt + skips)
+        return _lease(writer, number, attempt.instance, clock, ttl, lease)
 
     return taken
 
@@ -539,33 +539,33 @@ def _change(
             another process was faster.
         last: the lease as last known, tried first without reading; by default it is read.
     """
-    found: tuple[Lease, bytes] | None = last
+    stored: tuple[Lease, bytes] | None = last
     for number in range(_CAS_TRIES):
         if number > 0 or last is None:
-            found = read_record(objects, LEASE_FILE, Lease)
-        lease = decide(None if found is None else found[0])
+            stored = read_record(objects, LEASE_FILE, Lease)
+        lease = decide(None if stored is None else stored[0])
         if lease is None:
             return None
         try:
-            generation = None if found is None else found[1]
+            generation = None if stored is None else stored[1]
             return Held(*write_record(objects, LEASE_FILE, lease, generation=generation))
         except PreconditionFailedError:
             continue
     raise _contended(objects)
 
 
-def _ensure_own(objects: ObjectStore, attempt: Attempt, held: Lease) -> None:
-    if (held.writer, held.attempt) != (attempt.writer, attempt.number):
-        raise _replaced(objects, attempt, held)
+def _ensure_own(objects: ObjectStore, attempt: Attempt, lease: Lease) -> None:
+    if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
+        raise _replaced(objects, attempt, lease)
 
 
-def _replaced(objects: ObjectStore, attempt: Attempt, held: Lease) -> FencedError:
+def _replaced(objects: ObjectStore, attempt: Attempt, lease: Lease) -> FencedError:
     return FencedError(
         "this writer was replaced",
         path=objects.uri,
         expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
-        found=f"the lease of attempt {held.attempt} of {held.writer}"
-        + (", of another process" if held.attempt == attempt.number else ""),
+        found=f"the lease of attempt {lease.attempt} of {lease.writer}"
+        + (", of another process" if lease.attempt == attempt.number else ""),
         next_step="Stop this process, or begin a new attempt from the latest step.",
     )
 

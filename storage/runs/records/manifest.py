@@ -102,7 +102,7 @@ class LeafRecord(_Part):
     chunks: Shape | None = None
     shards: Shape | None = None
     digest: str | None = None
-    compression: Compression | None = Field(default=None, exclude_if=lambda one: one is None)
+    compression: Compression | None = Field(default=None, exclude_if=lambda field: field is None)
 
     @property
     def is_key(self) -> bool:
@@ -145,7 +145,7 @@ class ObjectRecord(_Part):
     size: Natural
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     content: Annotated[str, Field(pattern=r"^words-64:[0-9a-f]{16}$")] | None = None
-    modified_ns: int | None = Field(default=None, exclude_if=lambda one: one is None)
+    modified_ns: int | None = Field(default=None, exclude_if=lambda field: field is None)
 
 
 class SharedFiles(_Part):
@@ -211,7 +211,7 @@ class PlainStep(_Part):
         keys: by item and path, the implementation of leaves that are typed PRNG keys.
     """
 
-    source: str | None = Field(default=None, exclude_if=lambda one: one is None)
+    source: str | None = Field(default=None, exclude_if=lambda field: field is None)
     trees: _OfItems[str]
     json_files: _OfItems[str] = Field(default_factory=dict)
     arrays: _OfItems[_OfLeaves[str]] = Field(default_factory=dict)
@@ -247,7 +247,7 @@ class IndexRef(_Part):
     nbytes: Natural
     files: Natural
     leaves: Natural
-    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda one: one is None)
+    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda field: field is None)
 
 
 CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects", "plain"}
@@ -280,14 +280,16 @@ class Manifest(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
-    iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
-    index: IndexRef | None = Field(default=None, exclude_if=lambda one: one is None)
+    iterators: dict[str, Processes] = Field(
+        default_factory=dict, exclude_if=lambda field: not field
+    )
+    index: IndexRef | None = Field(default=None, exclude_if=lambda field: field is None)
     inline_leaves: Leaves = Field(default=(), alias="leaves")
     inline_objects: Objects = Field(default=(), alias="objects")
     assets: tuple[AssetRecord, ...] = ()
     model: ModelInfo | None = None
     environment: FreeJson = Field(default_factory=dict)
-    plain: PlainStep | None = Field(default=None, exclude_if=lambda one: one is None)
+    plain: PlainStep | None = Field(default=None, exclude_if=lambda field: field is None)
 
     @model_validator(mode="after")
     def _check_contents(self) -> "Manifest":

@@ -64,16 +64,16 @@ class _RunIds:
             anew: read it again: the run may have been removed and begun anew.
         """
         with self._lock:
-            known = self._known.get(objects)
-        if known is not None and not anew:
-            return known
-        found = objects.read(RUN_FILE)
+            run_id = self._known.get(objects)
+        if run_id is not None and not anew:
+            return run_id
+        stored = objects.read(RUN_FILE)
         with contextlib.suppress(*UNREADABLE):
-            if found is not None:
-                return self.note(objects, RunInfo.parse(found.value, objects.uri / RUN_FILE))
+            if stored is not None:
+                return self.note(objects, RunInfo.parse(stored.value, objects.uri / RUN_FILE))
         lease = objects.read(LEASE_FILE)
-        told = None if lease is None else stored_location(lease.value)
-        return None if told is None else told.run
+        location = None if lease is None else stored_location(lease.value)
+        return None if location is None else location.run
 
     def expect(self, objects: ObjectStore, run_id: str) -> None:
         """Set the id of the run that is there now."""
@@ -105,10 +105,10 @@ def read_run_info(objects: ObjectStore) -> RunInfo | None:
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read.
     """
-    found = objects.read(RUN_FILE)
-    if found is None:
+    stored = objects.read(RUN_FILE)
+    if stored is None:
         return None
-    info = RunInfo.parse(found.value, objects.uri / RUN_FILE, RecordLocation(None, RUN_FILE))
+    info = RunInfo.parse(stored.value, objects.uri / RUN_FILE, RecordLocation(None, RUN_FILE))
     _ids.note(objects, info)
     return info
 
@@ -130,8 +130,10 @@ def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, byte
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
     """
-    found = objects.read(name)
-    return None if found is None else (parse_record(objects, name, kind, found), found.generation)
+    stored = objects.read(name)
+    return (
+        None if stored is None else (parse_record(objects, name, kind, stored), stored.generation)
+    )
 
 
 def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Versioned) -> R:
@@ -161,18 +163,18 @@ def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
     Return None if the record belongs to `name`, does not exist, or does not name its place. A
     record that takes effect by its name alone is not wrong because its content is damaged.
     """
-    found = objects.read(name)
-    told = None if found is None else stored_location(found.value)
-    if told is None:
+    stored = objects.read(name)
+    location = None if stored is None else stored_location(stored.value)
+    if location is None:
         return None
     own = place_of(objects, name)
-    if told.key == name and own.run in (None, told.run):
+    if location.key == name and own.run in (None, location.run):
         return None
     return CorruptionError(
         "a record of another place",
         path=objects.uri / name,
         expected=f"the record {name}" + ("" if own.run is None else f" of run {own.run!r}"),
-        found=f"the record {told.key} of run {told.run!r}",
+        found=f"the record {location.key} of run {location.run!r}",
         next_step="Remove it if nothing of that name was written, or see what `cairn repair` can "
         "do.",
     )
@@ -193,10 +195,10 @@ def read_records(
     Raises:
         UnsupportedFormatError, CorruptionError: one can't be read, or belongs elsewhere.
     """
-    found, unreadable = judge_records(objects, names, parse)
+    records, unreadable = judge_records(objects, names, parse)
     for error in unreadable.values():
         raise error.with_traceback(None)
-    return found
+    return records
 
 
 def judge_records(
@@ -207,13 +209,17 @@ def judge_records(
     """Read records as `read_records` does, but return the errors of unreadable ones, by name."""
     names = list(names)
     run = _ids.get(objects)
-    found = objects.parse_many(names, _parser(parse, objects.uri, run))
-    if any(isinstance(one, CorruptionError) for one in found.values()):
+    parsed = objects.parse_many(names, _parser(parse, objects.uri, run))
+    if any(isinstance(record, CorruptionError) for record in parsed.values()):
         now = _ids.get(objects, anew=True)
         if now != run:
-            found = objects.parse_many(names, _parser(parse, objects.uri, now))
-    readable = {name: one for name, one in found.items() if not isinstance(one, StorageError)}
-    unreadable = {name: one for name, one in found.items() if isinstance(one, StorageError)}
+            parsed = objects.parse_many(names, _parser(parse, objects.uri, now))
+    readable = {
+        name: record for name, record in parsed.items() if not isinstance(record, StorageError)
+    }
+    unreadable = {
+        name: record for name, record in parsed.items() if isinstance(record, StorageError)
+    }
     return readable, unreadable
 
 

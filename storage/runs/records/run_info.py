@@ -53,7 +53,7 @@ class RunInfo(Record):
     config_digest: str | None = None
     lineage: Lineage | None = None
     environment: FreeJson = Field(default_factory=dict)
-    adopts: str | None = Field(default=None, exclude_if=lambda one: one is None)
+    adopts: str | None = Field(default=None, exclude_if=lambda field: field is None)
 
     @property
     def id(self) -> str:

@@ -100,8 +100,8 @@ def listed_problems(
 
 def told_problem(record: ObjectRecord, size: int, crc32c: str | None) -> str | None:
     """Compare a file as `file_problem` does, by what the store reports; None counts as equal."""
-    found = FileChecksum(record.name, size, crc32c or record.crc32c, record.content or "")
-    return file_problem(record, found)
+    checksum = FileChecksum(record.name, size, crc32c or record.crc32c, record.content or "")
+    return file_problem(record, checksum)
 
 
 def missing_problem(record: ObjectRecord) -> str:
@@ -109,12 +109,12 @@ def missing_problem(record: ObjectRecord) -> str:
     return f"{record.name}: missing, {record.size} bytes expected"
 
 
-def file_problem(record: ObjectRecord, found: FileChecksum) -> str | None:
+def file_problem(record: ObjectRecord, checksum: FileChecksum) -> str | None:
     """Return the problem with a file of a step, in one line; None if it is what was saved."""
-    if found.size != record.size:
-        return f"{record.name}: {found.size} bytes, {record.size} expected"
-    if found.crc32c is not None and record.crc32c != found.crc32c:
-        return f"{record.name}: crc32c {found.crc32c}, {record.crc32c} expected"
-    if record.content not in (None, found.content):
-        return f"{record.name}: {found.content}, {record.content} expected"
+    if checksum.size != record.size:
+        return f"{record.name}: {checksum.size} bytes, {record.size} expected"
+    if checksum.crc32c is not None and record.crc32c != checksum.crc32c:
+        return f"{record.name}: crc32c {checksum.crc32c}, {record.crc32c} expected"
+    if record.content not in (None, checksum.content):
+        return f"{record.name}: {checksum.content}, {record.content} expected"
     return None

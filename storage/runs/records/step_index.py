@@ -148,12 +148,14 @@ class IndexDirectory(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
-    iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
+    iterators: dict[str, Processes] = Field(
+        default_factory=dict, exclude_if=lambda field: not field
+    )
     assets: tuple[AssetRecord, ...]
     model: ModelInfo | None
     environment: FreeJson
     leaves: Leaves
-    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda one: one is None)
+    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda field: field is None)
     forms: dict[str, dict[str, StoredForm]] = Field(default_factory=dict)
     meta_digest: str | None
     objects: Objects
@@ -252,15 +254,15 @@ def parse_index(
     if offset + length + END.size != len(data):
         raise damaged_index(path, f"{offset + length + END.size} bytes", f"{len(data)} bytes")
     stored = data[offset : offset + length]
-    found = hashlib.sha256(stored).digest()
-    if found != digest:
-        raise damaged_index(path, f"a directory with SHA-256 {digest.hex()}", found.hex())
+    actual = hashlib.sha256(stored).digest()
+    if actual != digest:
+        raise damaged_index(path, f"a directory with SHA-256 {digest.hex()}", actual.hex())
     directory = _directory(stored, path, place, MOST_DIRECTORY_BYTES)
     whole = memoryview(data)
     index = StepIndex(directory, lambda start, stop: whole[start:stop], offset, path)
     index.check()
-    known = {name: getattr(directory, name) for name in {*Manifest.model_fields} - CONTENT_FIELDS}
-    manifest = Manifest(**known, index=index_ref(data, directory, offset))
+    entries = {name: getattr(directory, name) for name in {*Manifest.model_fields} - CONTENT_FIELDS}
+    manifest = Manifest(**entries, index=index_ref(data, directory, offset))
     return manifest, index
 
 
@@ -277,38 +279,38 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
         UnsupportedFormatError: the index is of a newer release.
         StoreUnavailableError: the store gives no answer.
     """
-    known = manifest.index
-    if known is None:
+    ref = manifest.index
+    if ref is None:
         return InlineContents(manifest)
     files, path = open_files(step), step / INDEX_FILE
     bound = bound_of(INDEX_FILE)
-    if known.size > bound.max_bytes:
-        raise Oversized(known.size, bound).error(path)
+    if ref.size > bound.max_bytes:
+        raise Oversized(ref.size, bound).error(path)
 
     def fetch(start: int, stop: int) -> memoryview:
         try:
             return memoryview(files.read_range(INDEX_FILE, start, stop))
         except NotFoundError as exc:
-            raise damaged_index(path, f"the step's index of {known.size} bytes", "none") from exc
+            raise damaged_index(path, f"the step's index of {ref.size} bytes", "none") from exc
 
-    offset, length = known.directory
-    most = directory_bytes(known.leaves, known.files, known.size)
-    if offset + length + END.size != known.size or length > most:
-        expected = f"a directory of at most {most} bytes that ends {END.size} before {known.size}"
+    offset, length = ref.directory
+    most = directory_bytes(ref.leaves, ref.files, ref.size)
+    if offset + length + END.size != ref.size or length > most:
+        expected = f"a directory of at most {most} bytes that ends {END.size} before {ref.size}"
         raise damaged_index(path, expected, f"{length} bytes at {offset}")
     read = fetch
-    if known.size <= (_LOADED_BYTES if whole else _WHOLE_BYTES):
+    if ref.size <= (_LOADED_BYTES if whole else _WHOLE_BYTES):
         # One byte more than recorded: an index that has grown is then refused by its SHA-256.
-        data = fetch(0, known.size + 1)
-        _check_whole(data, known, path)
+        data = fetch(0, ref.size + 1)
+        _check_whole(data, ref, path)
 
         def read(start: int, stop: int) -> memoryview:
             return data[start:stop]
 
     stored = read(offset, offset + length)
-    found = hashlib.sha256(stored).hexdigest()
-    if found != known.directory_sha256:
-        raise damaged_index(path, f"a directory with SHA-256 {known.directory_sha256}", found)
+    actual = hashlib.sha256(stored).hexdigest()
+    if actual != ref.directory_sha256:
+        raise damaged_index(path, f"a directory with SHA-256 {ref.directory_sha256}", actual)
     directory = _directory(stored, path, None, most)
     if (directory.step, directory.attempt) != (manifest.step, manifest.attempt):
         raise damaged_index(
@@ -317,10 +319,10 @@ def open_contents(step: StoreURI, manifest: Manifest, *, whole: bool = False) ->
             f"that of step {directory.step} in attempt {directory.attempt}",
         )
     index = StepIndex(directory, read, offset, path)
-    if (known.leaves, known.files) != (len(directory.leaves), index.file_count):
+    if (ref.leaves, ref.files) != (len(directory.leaves), index.file_count):
         raise damaged_index(
             path,
-            f"{known.leaves} leaves and {known.files} files, as in the manifest",
+            f"{ref.leaves} leaves and {ref.files} files, as in the manifest",
             f"{len(directory.leaves)} and {index.file_count}",
         )
     return index
@@ -333,26 +335,26 @@ def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
         objects: the run's objects.
         manifest: manifest of one of the run's steps.
     """
-    known, folder = manifest.index, step_dir(manifest.attempt, manifest.step)
-    if known is None:
+    ref, folder = manifest.index, step_dir(manifest.attempt, manifest.step)
+    if ref is None:
         return InlineContents(manifest)
     name = f"{folder}/{INDEX_FILE}"
-    path, found = objects.uri / name, objects.read(name)
-    if found is None:
-        raise damaged_index(path, f"the step's index of {known.size} bytes", "none")
-    check_not_oversized(found.value, path)
-    _check_whole(found.value, known, path)
-    return parse_index(found.value, path, place_of(objects, name))[1]
+    path, stored = objects.uri / name, objects.read(name)
+    if stored is None:
+        raise damaged_index(path, f"the step's index of {ref.size} bytes", "none")
+    check_not_oversized(stored.value, path)
+    _check_whole(stored.value, ref, path)
+    return parse_index(stored.value, path, place_of(objects, name))[1]
 
 
-def _check_whole(data: bytes | memoryview, known: IndexRef, path: object) -> None:
+def _check_whole(data: bytes | memoryview, ref: IndexRef, path: object) -> None:
     """Raise if an index is not the one that its manifest refers to."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != known.sha256:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != ref.sha256:
         raise damaged_index(
             path,
-            f"{known.size} bytes with SHA-256 {known.sha256}",
-            f"{len(data)} with {found}",
+            f"{ref.size} bytes with SHA-256 {ref.sha256}",
+            f"{len(data)} with {actual}",
         )
 
 
@@ -468,13 +470,13 @@ class StepIndex(StepContents):
     @override
     def shared_files(self) -> tuple[SharedFiles, ...]:
         rows = self._files.rows(0, len(self._files))
-        found: dict[int, list[str]] = {}
+        names_by_origin: dict[int, list[str]] = {}
         for number in np.flatnonzero(rows["origin"]).tolist():
             row = rows[number]
-            found.setdefault(int(row["origin"]), []).append(
+            names_by_origin.setdefault(int(row["origin"]), []).append(
                 self._named(int(row["folder"]), row["name"].tobytes())
             )
-        shared = [(self._origin(number), names) for number, names in found.items()]
+        shared = [(self._origin(number), names) for number, names in names_by_origin.items()]
         return tuple(
             SharedFiles(step=step, attempt=attempt, files=tuple(sorted(names)))
             for (step, attempt), names in sorted(shared)
@@ -497,9 +499,11 @@ class StepIndex(StepContents):
             places = self.item(item)
             for path in leaves:
                 places.refs(path)
-        told = self.directory.leaves_digest
-        if told is not None and told != digest_of_leaves(self.leaves):
-            raise self.damaged(f"leaves whose digest is {told}", f"{digest_of_leaves(self.leaves)}")
+        digest = self.directory.leaves_digest
+        if digest is not None and digest != digest_of_leaves(self.leaves):
+            raise self.damaged(
+                f"leaves whose digest is {digest}", f"{digest_of_leaves(self.leaves)}"
+            )
 
     def tables(self) -> tuple[Rows, Rows, Rows]:
         """Return all rows of files, of values and of digests.
@@ -512,21 +516,21 @@ class StepIndex(StepContents):
 
     def prefetch(self, rows: Iterable["_LeafRows"]) -> None:
         """Read the rows of these leaves in few requests."""
-        wanted = list(rows)
-        self._values.prefetch([(one.value, one.end[0]) for one in wanted])
-        self._digests.prefetch([(one.digest, one.end[1]) for one in wanted])
+        leaf_rows = list(rows)
+        self._values.prefetch([(leaf.value, leaf.end[0]) for leaf in leaf_rows])
+        self._digests.prefetch([(leaf.digest, leaf.end[1]) for leaf in leaf_rows])
 
     def small(self, rows: Iterable["_LeafRows"]) -> Iterable[tuple[ValueRef, int]]:
         """Return where leaves of one chunk each lie, and their digests, in the given order."""
-        wanted = list(rows)
+        leaf_rows = list(rows)
         # In the table's order, so that each page is taken once.
-        order = sorted(range(len(wanted)), key=lambda number: wanted[number].value)
-        values = self._values.take([wanted[number].value for number in order])
-        digests = self._digests.take([wanted[number].digest for number in order])
-        found: list[tuple[ValueRef, int] | None] = [None] * len(wanted)
+        order = sorted(range(len(leaf_rows)), key=lambda number: leaf_rows[number].value)
+        values = self._values.take([leaf_rows[number].value for number in order])
+        digests = self._digests.take([leaf_rows[number].digest for number in order])
+        places: list[tuple[ValueRef, int] | None] = [None] * len(leaf_rows)
         for number, (file, offset, length), digest in zip(order, values, digests, strict=True):
-            found[number] = ValueRef(self._file(file), offset, length), digest
-        return [one for one in found if one is not None]
+            places[number] = ValueRef(self._file(file), offset, length), digest
+        return [place for place in places if place is not None]
 
     def refs(self, start: int, stop: int) -> list[ValueRef]:
         """Return where the values of some rows lie, with files named from the step's folder."""
@@ -622,10 +626,10 @@ class ItemPlaces:
             CorruptionError: they are not what was written.
             StoreUnavailableError: the store gives no answer.
         """
-        wanted = {path: self._rows[path] for path in paths if path in self._rows}
-        self._index.prefetch(wanted.values())
+        rows_by_path = {path: self._rows[path] for path in paths if path in self._rows}
+        self._index.prefetch(rows_by_path.values())
         # Leaves of one chunk are looked up together: one by one, a table of many would take long.
-        small = {path: rows for path, rows in wanted.items() if rows.size == (1, 1)}
+        small = {path: rows for path, rows in rows_by_path.items() if rows.size == (1, 1)}
         for path, (ref, digest) in zip(small, self._index.small(small.values()), strict=True):
             self._small[path] = _SmallLeaf(self._within(ref), digest)
 
@@ -678,10 +682,10 @@ class ItemPlaces:
 
     def _grid(self, path: str) -> Rows | None:
         """Return the digests of a leaf's chunks, as an array with the chunks' grid as its shape."""
-        found = self._grids.get(path)
+        cached = self._grids.get(path)
         rows = self._rows.get(path)
-        if found is not None or rows is None:
-            return found
+        if cached is not None or rows is None:
+            return cached
         flat = self._index.digest_rows(rows.digest, rows.end[1])
         rank = len(rows.grid)
         # (shards …, chunks of each …) -> shards and chunks of each axis side by side.
