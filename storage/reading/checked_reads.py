@@ -58,7 +58,7 @@ class CheckedReads:
         )
 
     def check(self, values: np.ndarray, box: Box) -> None:
-        """Raise an error if a chunk's digest is not the saved one; `box` consists of whole chunks."""
+        """Raise an error if a chunk's digest is not the saved one; `box` has whole chunks."""
         digest = digest_chunks(values, [part.start for part in box], self.chunks)
         first = [part.start // chunk for part, chunk in zip(box, self.chunks, strict=True)]
         for index in itertools.product(*map(range, digest.shape)):

@@ -4,8 +4,8 @@ First a plan, which changes nothing; then its removal, which judges each entry a
 beside a live writer: files of an attempt that may still publish are never touched. An attempt may
 publish until a later one exists or its lease was given back. So before anything of a dead writer's
 attempt is removed, that attempt is ended by beginning the next one, long after its lease has
-expired. Superseded steps stay, because a rollback can be undone. A step that overwrote another keeps its
-tombstone until the other step is gone too.
+expired. Superseded steps stay, because a rollback can be undone. A step that overwrote another
+keeps its tombstone until the other step is gone too.
 """
 
 import contextlib

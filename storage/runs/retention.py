@@ -253,7 +253,7 @@ def evaluate_retention(
     *,
     now: datetime,
     aliases: Mapping[str, StepKey],
-    held: Collection[StepKey] = (),
+    in_use: Collection[StepKey] = (),
 ) -> list[Decision]:
     """Decide for each step if it stays; all do if no step has a metric or label of the policy.
 
@@ -262,15 +262,15 @@ def evaluate_retention(
         policy: the steps to keep.
         now: the present moment.
         aliases: (step, attempt) that each alias names.
-        held: steps in use now.
+        in_use: steps in use now.
 
     Returns:
         One decision per step, by step.
 
     Raises:
-        PolicyError: an entry of `held` is not (step, attempt): it would protect nothing.
+        PolicyError: an entry of `in_use` is not (step, attempt): it would protect nothing.
     """
-    _check_held(held)
+    _check_in_use(in_use)
     facts = sorted(steps, key=lambda step: step.key)
     reasons: dict[StepKey, list[str]] = {step.key: [] for step in facts}
 
@@ -284,7 +284,7 @@ def evaluate_retention(
     keep([step.key for step in facts if step.damaged], "damaged")
     for alias, key in sorted(aliases.items()):
         keep([key], f"alias {alias}")
-    keep(sorted(set(held)), "in use")
+    keep(sorted(set(in_use)), "in use")
     for key, reason in _by_rules(sound, policy, now):
         keep([key], reason)
     if not policy.deletes:
@@ -296,12 +296,14 @@ def evaluate_retention(
     return [Decision(*key, tuple(texts)) for key, texts in reasons.items()]
 
 
-def _check_held(held: Any) -> None:
-    odd = [key for key in held if not _is_key(key)] if isinstance(held, Collection) else [held]
+def _check_in_use(in_use: Any) -> None:
+    odd = (
+        [key for key in in_use if not _is_key(key)] if isinstance(in_use, Collection) else [in_use]
+    )
     if odd:
         raise PolicyError(
-            "the steps that are held can't be told",
-            path="held",
+            "not a collection of steps",
+            path="in_use",
             expected="pairs (step, attempt) of whole numbers",
             found=", ".join(map(repr, odd)),
             next_step="Take the attempt of each from Run.step(), or from Run.step_attempts().",
@@ -560,7 +562,7 @@ def plan_retention(
     policy: RetentionPolicy,
     *,
     now: datetime,
-    held: Collection[StepKey] = (),
+    in_use: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> list[tuple[StepInfo, Decision]]:
     """Apply a policy to a run without deleting: one decision for each listed step, lowest first.
@@ -569,16 +571,16 @@ def plan_retention(
         run: the run.
         policy: the steps to keep.
         now: the present moment.
-        held: steps in use now, as (step, attempt).
+        in_use: steps in use now, as (step, attempt).
         undeleted: deleted steps to judge as if they were not deleted.
 
     Raises:
-        PolicyError: no step has a metric or a label of the policy, or an entry of `held` is not
+        PolicyError: no step has a metric or a label of the policy, or an entry of `in_use` is not
             (step, attempt).
         UnsupportedFormatError, CorruptionError: a manifest, an annotation, an alias or a record
             that decides about steps can't be read, or is lost: it might have said to keep a step.
     """
-    facts, judged = _judged(run, policy, now=now, held=held, undeleted=undeleted)
+    facts, judged = _judged(run, policy, now=now, in_use=in_use, undeleted=undeleted)
     _refuse(run, _unmet(facts, policy))
     return judged
 
@@ -588,7 +590,7 @@ def _judged(
     policy: RetentionPolicy,
     *,
     now: datetime,
-    held: Collection[StepKey] = (),
+    in_use: Collection[StepKey] = (),
     undeleted: Collection[StepKey] = (),
 ) -> tuple[list[StepFacts], list[tuple[StepInfo, Decision]]]:
     """Judge as `plan_retention` does, and return the facts too.
@@ -606,7 +608,7 @@ def _judged(
     # Aliases after facts: an alias that moves meanwhile is seen here, or in the look after the
     # tombstones are laid.
     aliases = {alias.alias: (alias.step, alias.attempt) for alias in run.aliases.list()}
-    decisions = evaluate_retention(facts, policy, now=now, aliases=aliases, held=held)
+    decisions = evaluate_retention(facts, policy, now=now, aliases=aliases, in_use=in_use)
     return facts, [(infos[decision.step, decision.attempt], decision) for decision in decisions]
 
 
@@ -636,7 +638,7 @@ def apply_retention(
     *,
     by: str,
     reason: str = "retention policy",
-    held: Collection[StepKey] = (),
+    in_use: Collection[StepKey] = (),
     grace: float = GRACE_SECONDS,
     progress: Callable[[Sequence[StepInfo], int], None] | None = None,
     clock: Clock = utc_now,
@@ -651,7 +653,7 @@ def apply_retention(
         policy: the steps to keep.
         by: who asks.
         reason: why; the tombstones keep it.
-        held: steps in use now, as (step, attempt).
+        in_use: steps in use now, as (step, attempt).
         grace: seconds during which a deleted step can be undeleted.
         progress: called before steps are deleted, and once more at the end, with the steps that
             were finished since, and with the number of bytes to delete in all. If it raises, the
@@ -659,11 +661,11 @@ def apply_retention(
         clock: tells the time.
 
     Raises:
-        PolicyError: no step has a metric or a label of the policy, or an entry of `held` is not
+        PolicyError: no step has a metric or a label of the policy, or an entry of `in_use` is not
             (step, attempt); nothing was deleted.
         StorageError: the facts could not be read; every deletion so far is still right.
     """
-    deletion = _Pass(run, policy, by, reason, held, grace, clock)
+    deletion = _Pass(run, policy, by, reason, in_use, grace, clock)
     _refuse(run, _unmet(deletion.judge(), policy))
     while batch := deletion.next_batch():
         deletion.report(progress)
@@ -682,7 +684,7 @@ class _Pass:
         policy: RetentionPolicy,
         by: str,
         reason: str,
-        held: Collection[StepKey],
+        in_use: Collection[StepKey],
         grace: float,
         clock: Clock,
     ) -> None:
@@ -690,7 +692,7 @@ class _Pass:
         self._policy = policy
         self._by = by
         self._reason = reason
-        self._held = held
+        self._protected = in_use
         self._grace = grace
         self._clock = clock
         self._judged: list[tuple[StepInfo, Decision]] = []
@@ -708,7 +710,7 @@ class _Pass:
         """
         self._attempts = self._run.attempts()  # read first: `_changed` sees later ones
         facts, self._judged = _judged(
-            self._run, self._policy, now=self._clock(), held=self._held, undeleted=self._laid
+            self._run, self._policy, now=self._clock(), in_use=self._protected, undeleted=self._laid
         )
         return facts
 

@@ -63,7 +63,8 @@ def write_adapter(
 
     Raises:
         ArgumentError: the model has no adapters.
-        ConversionError: the model has no family, or its family has no name for an adapted module; all are listed.
+        ConversionError: the model has no family, or its family has no name for an adapted module;
+            all are listed.
         StorageError: the store refuses.
     """
     settings = model.lora

@@ -3,8 +3,9 @@
 Every start, takeover, rollback or overwrite creates the next numbered attempt. Its number is the
 fencing token; its `base_step` is the last step that it keeps. A step (s, n) counts only if no later
 attempt has base_step < s, and no later attempt overwrote an earlier step s' < s (overwriting a
-step supersedes the steps after it). Readers judge this from the store alone. A writer that was paused and wakes up after a
-takeover therefore writes steps that nobody lists, and an overwrite is one event: its manifest.
+step supersedes the steps after it). Readers judge this from the store alone. A writer that was
+paused and wakes up after a takeover therefore writes steps that nobody lists, and an overwrite is
+one event: its manifest.
 
 An overwrite keeps all steps until it is published. The overwrite of a writer that was paused could
 therefore appear between steps that others saved meanwhile. It does not count if the next attempt

@@ -17,8 +17,8 @@ def facts(step, *, age=0.0, attempt=1, needs=(), labels=None, **metrics):
     return StepFacts(step, attempt, created, metrics, labels or {}, frozenset(needs))
 
 
-def kept(steps, policy, *, aliases=None, held=()):
-    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases or {}, held=held)
+def kept(steps, policy, *, aliases=None, in_use=()):
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases or {}, in_use=in_use)
     return [one.step for one in decisions if one.keep]
 
 
@@ -70,7 +70,7 @@ def test_labelled_steps_stay_by_name_or_by_value():
 
 def test_aliased_and_held_steps_stay_whatever_the_policy_says():
     policy = RetentionPolicy(keep_last=1)
-    assert kept(TEN, policy, aliases={"production": (2, 1)}, held={(5, 1)}) == [2, 5, 10]
+    assert kept(TEN, policy, aliases={"production": (2, 1)}, in_use={(5, 1)}) == [2, 5, 10]
     assert kept(TEN, policy, aliases={"production": (2, 7)}) == [10]  # of another attempt
 
 
@@ -96,11 +96,11 @@ def test_damaged_steps_stay_and_stand_for_none_of_those_that_a_rule_keeps(policy
         replace(facts(step, age=100.0 - step, **told), damaged=step in broken)
         for step in range(1, 11)
     ]
-    decisions = evaluate_retention(steps, policy, now=NOW, aliases={}, held=())
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases={}, in_use=())
     for one in decisions:
         assert (one.reasons == ("damaged",)) == (one.step in broken)
     assert [one for one in decisions if one.step not in broken] == evaluate_retention(
-        [one for one in steps if not one.damaged], policy, now=NOW, aliases={}, held=()
+        [one for one in steps if not one.damaged], policy, now=NOW, aliases={}, in_use=()
     )
 
 
@@ -166,10 +166,10 @@ def test_a_rule_of_another_type_is_refused_and_named(rule):
     assert "expected" in str(caught.value)
 
 
-@pytest.mark.parametrize("held", [[2], ["2.1"], [(2,)], [("2", 1)], [[2, 1]], 2, "21"])
-def test_held_steps_that_are_no_pairs_are_refused_for_they_would_protect_nothing(held):
-    with pytest.raises(PolicyError, match="held"):
-        kept(TEN, RetentionPolicy(keep_last=1), held=held)
+@pytest.mark.parametrize("in_use", [[2], ["2.1"], [(2,)], [("2", 1)], [[2, 1]], 2, "21"])
+def test_steps_in_use_that_are_no_pairs_are_refused_for_they_would_protect_nothing(in_use):
+    with pytest.raises(PolicyError, match="in_use"):
+        kept(TEN, RetentionPolicy(keep_last=1), in_use=in_use)
 
 
 numbers = st.integers(1, 12)
@@ -210,18 +210,18 @@ alias_maps = st.dictionaries(st.sampled_from(["production", "best"]), keys)
 
 
 @given(step_sets, policies, alias_maps, st.frozensets(keys, max_size=3), st.randoms())
-def test_no_policy_deletes_what_must_stay(steps, policy, aliases, held, random):
-    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases, held=held)
+def test_no_policy_deletes_what_must_stay(steps, policy, aliases, in_use, random):
+    decisions = evaluate_retention(steps, policy, now=NOW, aliases=aliases, in_use=in_use)
     by_key = {(one.step, one.attempt): one for one in decisions}
     assert sorted(by_key) == sorted(one.key for one in steps)
     if steps:
         assert by_key[max(one.key for one in steps)].keep
-    assert all(by_key[key].keep for key in [*aliases.values(), *held] if key in by_key)
+    assert all(by_key[key].keep for key in [*aliases.values(), *in_use] if key in by_key)
     for one in steps:
         if by_key[one.key].keep:
             assert all(by_key[key].keep for key in one.needs if key in by_key)
     random.shuffle(steps)
-    again = evaluate_retention(steps, policy, now=NOW, aliases=aliases, held=held)
+    again = evaluate_retention(steps, policy, now=NOW, aliases=aliases, in_use=in_use)
     assert again == decisions
 
 
