@@ -142,7 +142,7 @@ def prune(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete the steps that a policy does not keep; without --apply, list them.
+    """List the steps that a policy deletes; --apply deletes them.
 
     A step stays if any rule keeps it. The latest step and steps that aliases name always stay.
     Refused if no step has a metric or a label that you name.

@@ -44,7 +44,7 @@ def take_over(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a run from its writer, so that another writer begins at once.
+    """Take a run from its writer: another can begin at once.
 
     Listed steps stay. A job that still runs under that writer can list no more steps. A job that
     restarts with its writer's id takes the run over by itself, and any job can once the lease has

@@ -159,13 +159,13 @@ def test_any_kind_of_parameters_trains_is_saved_and_restored(make, tmp_path):
 
 def test_easydel_state_and_train_state_share_one_saving_path(state, tmp_path, monkeypatch):
     stored = []
-    save = Checkpointer.save
+    save = Checkpointer.save_with
 
-    def watched(self, step, items, **kwargs):
+    def watched(self, step, items, options):
         stored.append(sorted(items))
-        return save(self, step, items, **kwargs)
+        return save(self, step, items, options)
 
-    monkeypatch.setattr(Checkpointer, "save", watched)
+    monkeypatch.setattr(Checkpointer, "save_with", watched)
     easydel = make_state()
     assert isinstance(easydel, EasyDeLState)
     easydel.save_state(tmp_path / "a", wait=True, verbose=False)

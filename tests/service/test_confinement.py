@@ -69,7 +69,7 @@ def forge(folder):
                 "inline_objects": (record,),
             }
         )
-        assert manifest.place is not None
+        assert manifest.location is not None
         path.write_bytes(other.with_location(manifest.location).to_bytes())
         return run.name
 

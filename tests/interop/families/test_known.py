@@ -31,7 +31,7 @@ def test_the_table_has_every_family_and_how_long_its_file_is():
     lines = {file.stem: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert {name: int(count) for name, count in ROWS.items()} == lines
     assert sorted(lines) == registry.known_families()
-    assert max(lines.values()) < MOST_LINES
+    assert max(lines.values()) <= MOST_LINES
 
 
 def test_the_table_of_what_llama_cpp_was_asked_has_every_family_that_has_gguf_files():

@@ -28,7 +28,7 @@ def listen(monkeypatch):
             "entry_points",
             lambda *, group: entries if group == "cairn.durable_steps" else [],
         )
-        monkeypatch.setattr(listeners, "_telling", {})
+        monkeypatch.setattr(listeners, "_publishers", {})
 
     return install
 
@@ -100,5 +100,5 @@ def test_a_failed_save_is_told_to_nobody(listen, tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path / "run")
     with pytest.raises(Exception, match="division by zero"):
         checkpointer.save(1, TREE).wait()
-    assert listeners._telling.get(os.getpid()) is None
+    assert listeners._publishers.get(os.getpid()) is None
     assert told == []
