@@ -1,1 +1,1 @@
-"""Cairn's control plane: HTTP, catalog, jobs, dashboard and the `cairn` command. Loads no JAX."""
+"""Cairn's control plane: HTTP, catalog, jobs, dashboard and the `cairn` command."""

@@ -1,4 +1,4 @@
-"""Retention in the background of a training job, after each durable save. No JAX."""
+"""Retention in the background of a training job, after each durable save."""
 
 import threading
 from collections.abc import Callable

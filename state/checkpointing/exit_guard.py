@@ -1,4 +1,4 @@
-"""Exit hooks: a process ends once its saves are durable, and fails if one failed. No JAX.
+"""Exit hooks: a process ends once its saves are durable, and fails if one failed.
 
 The interpreter stops its worker threads before it runs `atexit` callbacks, and Orbax needs those
 threads. So the wait happens in `threading`'s own exit hook, which runs last in, first out and so

@@ -1,4 +1,4 @@
-"""Lossless JSON encoding of an iterator's state. Imports no JAX.
+"""Lossless JSON encoding of an iterator's state.
 
 JSON types are written as they are, so that the file of a Grain iterator is Grain's own. Other types
 become an object with one key that begins with "$": bytes, tuples, non-finite floats, mappings with

@@ -1,4 +1,4 @@
-"""Notice that this process will be ended soon (preemption). No JAX.
+"""Notice that this process will be ended soon (preemption).
 
 The signal handler only sets a flag: the training loop does the rest, between two steps.
 """

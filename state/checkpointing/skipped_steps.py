@@ -1,7 +1,7 @@
 """Damaged steps that loads in this process skipped: the next save continues below them.
 
 A load only reads. The next save's attempt continues from the newest other sound step and thereby
-supersedes the skipped steps, even if they are found sound meanwhile. No JAX.
+supersedes the skipped steps, even if they are found sound meanwhile.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Boxes of an array that are filled from its stored chunks. Pure geometry, no JAX."""
+"""Boxes of an array that are filled from its stored chunks. Pure geometry."""
 
 import itertools
 import math

@@ -1,7 +1,7 @@
 """Digests of an item's chunks, in a file per process that wrote some of them.
 
 A file covers the boxes of chunks that its process wrote; all of an item's files together cover the
-item. The step's manifest lists them with their checksums. Imports no JAX.
+item. The step's manifest lists them with their checksums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shapes of the shards and chunks of stored arrays. Pure, no JAX. See ADR 0003.
+"""Shapes of the shards and chunks of stored arrays. Pure. See ADR 0003.
 
 An array is stored as outer shards (a device's box, at most 64 MiB) that are divided into inner
 chunks of about 4 MiB. Reading any element costs its whole inner chunk, checksum included.

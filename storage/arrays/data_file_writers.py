@@ -1,4 +1,4 @@
-"""Sinks for data files: a local disk, by direct I/O, or an object store. Imports no JAX."""
+"""Sinks for data files: a local disk, by direct I/O, or an object store."""
 
 import contextlib
 import os

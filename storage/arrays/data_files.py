@@ -3,7 +3,7 @@
 Each outer shard of an array becomes one value: its inner chunks in order, each followed by a
 crc32c, and an index (zarr's `sharding_indexed`, index at the end). The bytes are the arrays' own,
 unless compression is on. The same pass computes a digest of every chunk and a crc32c of every file.
-Imports no JAX. See ADR 0009.
+See ADR 0009.
 
 Source: zarr v3 specification, codecs `sharding_indexed` 1.0, `bytes` 1.0, `zstd` and `crc32c` 1.0.
 """

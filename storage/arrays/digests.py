@@ -1,4 +1,4 @@
-"""Digests of arrays that do not depend on their chunking: "keyed-sum-64". Imports no JAX.
+"""Digests of arrays that do not depend on their chunking: "keyed-sum-64".
 
 The digest is the sum of (bits of an element) x (key of its position), modulo 2**64. A position is
 an element's index in the whole leaf, so the digests of disjoint boxes add up to that of the leaf.

@@ -1,4 +1,4 @@
-"""Fingerprints of chunks, by which a save detects unchanged ones. Imports no JAX.
+"""Fingerprints of chunks, by which a save detects unchanged ones.
 
 The 128 bits of XXH3 (https://github.com/Cyan4973/xxHash) over the stored bytes of a chunk. Each
 process draws the seed at random and never reveals it: a fingerprint means nothing to another

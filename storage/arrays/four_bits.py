@@ -1,4 +1,4 @@
-"""Four-bit integers, two per byte: packing, unpacking, and partial reads. Imports no JAX.
+"""Four-bit integers, two per byte: packing, unpacking, and partial reads.
 
 Packed along one axis of even size: elements 2i and 2i+1 are the low and the high half of byte i;
 negative numbers are in two's complement. See ADR 0007.

@@ -3,7 +3,7 @@
 OCDBT is TensorStore's key-value format. A B+tree leaf node maps keys to small values or to ranges
 of data files, and the manifest points at the tree's root. The format lets data files have any
 name and origin; we write them straight from the saved arrays (see `data_files`), and this module
-writes the node and the manifest that make them a database. Pure, no JAX.
+writes the node and the manifest that make them a database. Pure.
 
 Source: TensorStore, "ocdbt Key-Value Store driver", section "Storage format"
 (tensorstore/kvstore/ocdbt/index.rst), and manifests written by TensorStore 0.1.86.

@@ -1,4 +1,4 @@
-"""Orbax's JSON metadata of a step: its items, and an item's leaves. Pure parsing, no JAX.
+"""Orbax's JSON metadata of a step: its items, and an item's leaves. Pure parsing.
 
 Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (the items, and the commit time)
 and, in each item that is a tree, `_METADATA` (key path and array format of every leaf). The name of

@@ -1,7 +1,6 @@
 """Table of fixed-size rows in pages, each of which is checked when it is read.
 
 A reader loads only the pages it needs of a table of any length, and never uses unchecked bytes.
-Imports no JAX.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Statistics of an array in one pass over its blocks. Imports no JAX.
+"""Statistics of an array in one pass over its blocks.
 
 Tiles are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
 computing sample variances" (1979), with sums as fractions: nothing overflows, and sums of integers

@@ -1,4 +1,4 @@
-"""List the checkpoints of a folder of plain Orbax in a run, where they lie. Imports no JAX.
+"""List the checkpoints of a folder of plain Orbax in a run, where they lie.
 
 Nothing is written, renamed or locked in the folder. Each step is read once; what it holds, and the
 checksums and digests of that, go into the run, which lies beside the folder or wherever the caller
@@ -92,7 +92,7 @@ class Adoption:
 
     @property
     def ok(self) -> bool:
-        """Whether all that lies in the folder is listed, as it is."""
+        """True if all that lies in the folder is listed, unchanged."""
         return not self.problems
 
 
@@ -176,7 +176,7 @@ def adopt(
 def check_adoption(
     folder: StoreURI | str, run: StoreURI | str, *, step: SupportsIndex | None = None
 ) -> tuple[int, ...]:
-    """Which steps an adoption would look at; nothing of them is read, and nothing is made.
+    """Return the steps that an import would read; nothing is read or written.
 
     Args:
         folder: as `adopt` takes it.
@@ -194,7 +194,7 @@ def check_adoption(
 def _looked(
     source: StoreURI, target: StoreURI, step: SupportsIndex | None, clock: Clock
 ) -> tuple[FolderContents, Run | None]:
-    """What lies in the folder, and the run that lists it if there is one; if both can be."""
+    """Return the content of the folder and the run that lists it, if any; refuse what cannot be."""
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
     contents = _checkpoints(source, target, None if step is None else check_step(step))
@@ -202,7 +202,7 @@ def _looked(
 
 
 def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
-    """What lies in the folder; nothing, if it has been adopted and its owner has removed all."""
+    """Return the content of the folder; empty if its owner removed all that was imported."""
     try:
         return find_checkpoints(source, step)
     except (NotFoundError, NotACheckpointError):
@@ -215,7 +215,7 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
 def _sorted_out(
     run: Run, listed: list[StepInfo], contents: FolderContents
 ) -> tuple[dict[int, StoreURI], list[str], list[str]]:
-    """Steps that are new, those that the run can't take, and what is left, a line for each."""
+    """Return new steps, steps that the run can't take, and a line for each other entry."""
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
@@ -245,7 +245,7 @@ def _sorted_out(
 
 
 def _otherwise(listed: list[StepInfo], folder: StoreURI, step: int) -> list[str]:
-    """That the one checkpoint is listed as another step, if it is."""
+    """Return a note if the one checkpoint is listed as another step."""
     others = (info.step for info in listed if info.source == str(folder) and info.step != step)
     return [
         f"{folder.name}: adopted as step {other}, not {step}; adopt it into another run"
@@ -303,7 +303,7 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
 def _there(
     source: StoreURI, target: StoreURI, contents: FolderContents, clock: Clock
 ) -> Run | None:
-    """The run that lists the folder's steps; None if it is to be made, and can be there."""
+    """Return the run that lists the folder's steps; None if it must be created, and can be."""
     try:
         run = Run.open(target, clock=clock)
     except RunNotFoundError:
@@ -321,7 +321,7 @@ def _there(
 
 
 def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
-    """The run, made now, or by another adoption meanwhile."""
+    """Create the run, or return the one that another import created meanwhile."""
     try:
         created = Run.create(target, adopts=str(source), clock=clock)
     except StoreUnavailableError as exc:
@@ -338,7 +338,7 @@ def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock)
 
 
 def _refuse_another(run: Run, source: StoreURI) -> Run:
-    """The run, if it adopts the folder."""
+    """Return the run if it imports the folder."""
     if not _adopts(run, source):
         info = run.info()
         what = "nothing" if info.adopts is None else info.adopts
@@ -354,7 +354,7 @@ def _refuse_another(run: Run, source: StoreURI) -> Run:
 
 
 def _adopts(run: Run, folder: StoreURI) -> bool:
-    """Whether a run adopts the folder; by its steps, if its record was lost and begun anew."""
+    """Return True if a run imports the folder; its steps tell if its record was lost."""
     imported_from = run.info().adopts
     if imported_from is not None:
         return imported_from == str(folder)
@@ -409,7 +409,7 @@ def _record(name: str, data: bytes) -> ObjectRecord:
 
 
 def _annotation(metrics: object) -> Annotation | None:
-    """The numbers among what Orbax kept as metrics."""
+    """Return the numbers among the metrics that Orbax stored."""
     if not isinstance(metrics, dict):
         return None
     numbers = {

@@ -1,4 +1,4 @@
-"""What has become of steps that were adopted earlier. Imports no JAX."""
+"""Check of imported steps: their owner may have changed or removed them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
 
 
 def _problems(place: FilePlace, entries: dict[str, FileEntry]) -> dict[str, str]:
-    """What is not as it was in a step's folder, by file."""
+    """Return what has changed in a step's folder, by file."""
     problems = listed_problems(entries, place.records)
     records = {
         record.name: record

@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a folder of plain Orbax, and what each is made of. Imports no JAX.
+"""Checkpoints in a folder of plain Orbax: where they lie and what each consists of.
 
 Orbax has laid out its steps in many ways: `<n>`, `<prefix>_<n>` and padded with zeros; a folder for
 each item, or the tree right in the step's; committed by a rename, on a bucket by a marker. The

@@ -1,4 +1,4 @@
-"""Symbolic links in somebody's folder, which no listing here follows out of it. Imports no JAX."""
+"""Symbolic links in somebody's folder, which no listing here follows out of it."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _NAMED_IN_ERRORS = 5
 
 
 def links_in(folder: StoreURI) -> dict[str, str]:
-    """The links right in a folder of a disk: what each leads to, as it is written there."""
+    """Return the links directly in a folder of a disk: name -> target as written."""
     if folder.scheme != "file":
         return {}
     with os.scandir(folder.local_path) as entries:

@@ -90,7 +90,7 @@ class ModelMap:
         self.match(self.rules, [])
 
     def places(self, stored: Mapping[str, Mapping[str, LeafInfo]]) -> dict[str, ModelLeaf]:
-        """Where every leaf of the model lies, by the model's path.
+        """Return the stored leaf of every leaf of the model, by the model's path.
 
         Args:
             stored: the leaves of each item, by path.
@@ -132,7 +132,7 @@ class ModelMap:
         return leaves_by_name
 
     def names(self, leaves: Iterable[ModelLeaf]) -> dict[ModelLeaf, str | None]:
-        """What the model calls leaves; None: a leaf is not the model's."""
+        """Return the model's names of leaves; None: a leaf is not the model's."""
         paths = list(leaves)
         matches = self.match(self.rules, ["/".join(leaf) for leaf in paths])
         return dict(zip(paths, matches, strict=True))

@@ -1,7 +1,7 @@
 """Read a checkpoint of plain Orbax once: every file's checksums, every chunk's digest.
 
 Memory is bounded: a few pieces of whole chunks are held at a time, whatever the size of the step. A
-chunk is as large as whoever saved the step has made it. Imports no JAX.
+chunk is as large as whoever saved the step has made it.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Reading and verification of stored steps without JAX."""
+"""Reading and verification of stored steps."""

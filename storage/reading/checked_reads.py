@@ -1,4 +1,4 @@
-"""Reads of a stored array that compare the digest of each chunk they touch. Imports no JAX.
+"""Reads of a stored array that compare the digest of each chunk they touch.
 
 Chunks are read whole, and no part of a chunk is returned before its digest was compared.
 """

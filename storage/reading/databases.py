@@ -1,4 +1,4 @@
-"""Entries of an item's OCDBT database, read from its root through the whole tree. No JAX."""
+"""Entries of an item's OCDBT database, read from its root through the whole tree."""
 
 from typing import Any
 

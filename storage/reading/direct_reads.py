@@ -1,4 +1,4 @@
-"""Reads of parts of an array on a local disk into new memory, without TensorStore. No JAX.
+"""Reads of parts of an array on a local disk into new memory, without TensorStore.
 
 For arrays that `LocalShards` can read this takes half of the processor time.
 """

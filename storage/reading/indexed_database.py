@@ -1,4 +1,4 @@
-"""OCDBT database for TensorStore with one leaf, built from the step's index. Imports no JAX.
+"""OCDBT database for TensorStore with one leaf, built from the step's index.
 
 Values are read from the store; the tree that leads to them is built in memory. So nothing but
 values is read of what Orbax wrote, and every place comes from the index.

@@ -1,4 +1,4 @@
-"""Parallel filling of parts of leaves from a stored item, each stored byte read once. No JAX."""
+"""Parallel filling of parts of leaves from a stored item, each stored byte read once."""
 
 import operator
 import os

@@ -1,4 +1,4 @@
-"""TensorStore arrays whose reads time out instead of waiting for ever. No JAX."""
+"""TensorStore arrays whose reads time out instead of waiting for ever."""
 
 from __future__ import annotations
 

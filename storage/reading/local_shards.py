@@ -2,7 +2,7 @@
 
 A chunk that goes to one piece of memory is not copied. Chunks are checked against their crc32c and
 their digest, the index of a shard against the one that such a shard must have. Other arrays (in
-object stores, or of plain Orbax) are read by TensorStore. Imports no JAX. See ADR 0011.
+object stores, or of plain Orbax) are read by TensorStore. See ADR 0011.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Reader of any leaf of a stored step: whole, by slice or in bounded blocks. Imports no JAX.
+"""Reader of any leaf of a stored step: whole, by slice or in bounded blocks.
 
 It reads what Orbax writes: zarr arrays (version 3, and version 2 of older checkpoints) in an OCDBT
 database or in plain folders. TensorStore checks the crc32c of chunks that have one as it decodes

@@ -6,7 +6,7 @@ have. Other arrays (compressed, packed, or of plain Orbax) are read by TensorSto
 
 A range is streamed directly into its destination. If the stream fails, TensorStore reads the rest,
 with its retries. Many requests run at the same time, each for several neighbouring chunks. A budget
-of bytes bounds them: many requests run if values are small, few if they are large. Imports no JAX.
+of bytes bounds them: many requests run if values are small, few if they are large.
 See ADR 41 and 46.
 """
 

@@ -1,4 +1,4 @@
-"""Differences of two steps: leaves by their digests, and values where those differ. No JAX.
+"""Differences of two steps: leaves by their digests, and values where those differ.
 
 Values are compared as numbers: a NaN equals a NaN, and -0.0 equals 0.0, though their digests
 differ.

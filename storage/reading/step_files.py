@@ -2,7 +2,7 @@
 
 The values of the arrays lie in a few large files, whose chunks are checked as they are read. The
 files that lead to them (metadata, the OCDBT manifests and trees, digests, the commit marker) are
-checked here, before any of them is used. Imports no JAX.
+checked here, before any of them is used.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Part of a leaf for other tools: as an npy or safetensors file, as JSON, or its statistics.
 
-No JAX. All values come from `CheckpointReader`, which compares them with their digests.
+All values come from `CheckpointReader`, which compares them with their digests.
 """
 
 from __future__ import annotations

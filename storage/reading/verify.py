@@ -1,4 +1,4 @@
-"""Verification of a stored step: is it still what was saved? Reads every byte once; no JAX.
+"""Verification of a stored step: is it still what was saved? Reads every byte once.
 
 Every file is compared with the size and the two checksums that were recorded when it was written:
 crc32c finds changes within a file, the content sum finds that it is another file. The step's index

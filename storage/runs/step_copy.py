@@ -3,7 +3,7 @@
 Several files are copied at once, in bounded memory. The system or the store copies a file, and the
 copy is checked where it then lies. On a disk its bytes are read back, while they are still in the
 page cache. A bucket reports the crc32c of what it holds. Small files whose contents a crc32c does
-not tell apart (see `ContentSum`) are read back there, too. Imports no JAX.
+not tell apart (see `ContentSum`) are read back there, too.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Checksums of files, read in parallel in bounded memory. Imports no JAX.
+"""Checksums of files, read in parallel in bounded memory.
 
 Memory: `direct_io.BUFFER_BYTES` per thread on a local disk, some `files.BLOCK_BYTES` per thread on
 other stores, for any number and size of files.

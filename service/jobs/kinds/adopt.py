@@ -1,4 +1,4 @@
-"""Adopt job: imports the checkpoints in a folder of plain Orbax as steps of a run. No JAX."""
+"""Adopt job: imports the checkpoints in a folder of plain Orbax as steps of a run."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Convert job: exports a stored model as a Hugging Face folder or a GGUF file. No JAX."""
+"""Convert job: exports a stored model as a Hugging Face folder or a GGUF file."""
 
 import json
 from collections.abc import Iterator, Mapping

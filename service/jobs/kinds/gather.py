@@ -1,4 +1,4 @@
-"""Gather job: exports chosen items of any checkpoint as one safetensors file. No JAX.
+"""Gather job: exports chosen items of any checkpoint as one safetensors file.
 
 Tensors are named by item and path, such as "model/layers/0/mlp/kernel". The model's family may be
 unknown.

@@ -1,4 +1,4 @@
-"""Verify job: compares a step, or the listed steps of a run, with what was saved. No JAX."""
+"""Verify job: compares a step, or the listed steps of a run, with what was saved."""
 
 import functools
 import logging

@@ -1,4 +1,4 @@
-"""Log messages of a process that waits for others. Imports no JAX."""
+"""Log messages of a process that waits for others."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Plan for reading each stored byte once, of arrays that several processes hold. Pure, no JAX.
+"""Plan for reading each stored byte once, of arrays that several processes hold. Pure.
 
 Every process computes the same plan from the same shardings, so they need not exchange it.
 """

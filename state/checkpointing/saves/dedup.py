@@ -2,7 +2,7 @@
 
 A data file of the previous step also becomes a file of this one: by a hard link on a disk, by the
 store's own copy in an object store. Each step is complete by itself: plain Orbax reads it, and it
-does not depend on the other step's fate. Imports no JAX. See ADR 12 and 17.
+does not depend on the other step's fate. See ADR 12 and 17.
 """
 
 import weakref

@@ -3,7 +3,7 @@
 A file is linked first and checked then, under its new name, which nobody else uses. On a disk the
 size must match, and the file is read if it was modified or replaced, or was not read for long. In
 an object store size and checksum of the copy must match. A damaged link is removed, and the caller
-writes the values anew, from memory. Imports no JAX. See ADR 12.
+writes the values anew, from memory. See ADR 12.
 """
 
 import contextlib

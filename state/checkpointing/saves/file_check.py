@@ -1,7 +1,7 @@
 """Check that a step's files arrived as intended; checksums come from memory, not from the store.
 
 The recorded checksums are those of the bytes to be written. If a stored file differs, the save
-fails: damage on the way never passes as what was saved. Imports no JAX.
+fails: damage on the way never passes as what was saved.
 """
 
 from collections.abc import Iterator, Mapping

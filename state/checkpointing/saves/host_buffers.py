@@ -1,4 +1,4 @@
-"""Host memory for copies of arrays, kept from one save to the next. No JAX. See ADR 0039."""
+"""Host memory for copies of arrays, kept from one save to the next. See ADR 0039."""
 
 import mmap
 import os

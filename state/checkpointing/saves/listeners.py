@@ -1,4 +1,4 @@
-"""Listeners for durable steps: functions that installed packages register. No JAX.
+"""Listeners for durable steps: functions that installed packages register.
 
 A package names them in the entry point group `cairn.durable_steps`. A thread of their own calls
 them one after the other; no save or training step waits for it. They are hints: the store has all.

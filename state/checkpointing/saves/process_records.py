@@ -1,7 +1,7 @@
 """Records of what each process wrote of a step, from which process 0 makes one index.
 
 With several processes, each leaves a record in the step's folder. Process 0 reads and removes them
-before the step is committed. With one process there are none. Imports no JAX.
+before the step is committed. With one process there are none.
 """
 
 import base64

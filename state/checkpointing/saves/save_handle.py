@@ -1,4 +1,4 @@
-"""Handle of a save: its state, error and duration. No JAX."""
+"""Handle of a save: its state, error and duration."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Log lines and Prometheus metrics for the outcome of every save. No JAX.
+"""Log lines and Prometheus metrics for the outcome of every save.
 
 The logger "cairn.save" gets one line for each outcome, as key=value. The metrics are in
 prometheus_client's default registry; nothing here serves them.

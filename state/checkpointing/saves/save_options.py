@@ -1,4 +1,4 @@
-"""Options of a save, which its layers pass on whole. Imports no JAX."""
+"""Options of a save, which its layers pass on whole."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
