@@ -103,7 +103,7 @@ def test_a_note_that_cannot_be_read_keeps_no_job_from_starting_and_the_log_tells
         assert annotation_file(40, 1) in caplog.text
     with Checkpointer(run.uri) as checkpointer:
         checkpointer.save(41, state(41)).wait()
-    assert listed(run) == [10, 20, 30, 40, 41]  # what was loaded is not set aside
+    assert listed(run) == [10, 20, 30, 40, 41]  # what was loaded is not superseded
 
 
 def test_labels_of_a_damaged_latest_step_can_be_set(run):

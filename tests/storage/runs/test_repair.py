@@ -48,7 +48,7 @@ DIGEST = "0" * 32
 
 @pytest.fixture
 def run(root_uri, copies):
-    """One record of every kind; steps 10 (deleted), 20, 30, the last set aside, then 40."""
+    """One record of every kind; steps 10 (deleted), 20, 30, the last superseded, then 40."""
     copies.put(make_run, root_uri / "my-run")
     return Run.open(root_uri / "my-run")
 
